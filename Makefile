@@ -1,0 +1,61 @@
+# make run: sets up what it needs and trains on real data. make test: the tests. make help: the rest.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run ui test test-slow lint format lock wheel benchmark clean
+
+help: ## these lines
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: $(READY) ## .venv from requirements.lock; the others call it when it is missing or stale
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "Expected Python 3.11, 3.12 or 3.13, received $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.11"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "Expected Python's venv module to work. On Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
+	@echo "Installing the locked dependencies into $(VENV); TensorFlow is large, this takes a minute or two."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+run: setup ## train the default model on real digits, on every core of this machine
+	@$(BIN)/python -m pipeline $(ARGS)
+
+ui: setup ## the MLflow UI on 127.0.0.1 over what was logged; PORT=5000
+	@mkdir -p outputs
+	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(or $(PORT),5000) \
+	  --backend-store-uri sqlite:///outputs/mlflow.db
+
+test: setup ## the tests, without the slow ones
+	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: setup ## the slow tests: whole runs, kills, sweeps
+	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+lint: setup ## formatting, lint, types, and who imports whom
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup ## format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: setup ## resolve the dependencies anew into requirements.lock
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --quiet -o requirements.lock
+
+wheel: setup ## build dist/*.whl, which holds conf/ and works outside the checkout
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+
+benchmark: setup ## ours beside bare tf.distribute, Keras and the machine's limit, in turn
+	@$(BIN)/python benchmarks/side_by_side.py $(ARGS)
+
+clean: ## remove the environment and caches; outputs/ stays
+	@rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
