@@ -1,0 +1,90 @@
+"""What a run tells: one JSON object a line, in `events.jsonl`. The log is the record; all else is a view of it.
+
+Every event has `time` (seconds since 1970), `event` (its kind) and, where a process sent it, `group` ("point" for the
+run's own processes, "baseline" for the one-device comparison) and `rank`. The kinds, and what else they carry:
+
+    run         conductor: `key` (unique for ever), `name`, `folder`, `experiment`, `params` {}, `tags` {}
+    started     conductor: `pid`, `role`, `host` of a process
+    joined      process: has its devices and strategy; `devices`, `versions` {}
+    loaded      process: has its data; `sharded`, `train_examples`, `validation_examples`
+    built       process: has its model; `parameters`, `input_shape`, `num_classes`, `train_examples`,
+                `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
+    calibrated  process: `step_seconds`, after tracing
+    measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,
+                `calls` [[steps, seconds], ...]
+    steps       chief: one call of the training loop; `epoch`, `step` (optimizer steps done), `losses` [] (one a
+                step, the last at `step`), `metrics` {} (running, over the epoch), `examples`, `seconds`,
+                `learning_rate`
+    epoch       chief: `epoch` (from 1), `step`, `loss`, `metrics` {}, `val_loss`, `val_metrics` {}, `seconds`
+    system      first process of each host: `host`, `values` {} (percent, GiB)
+    warning     anyone: `text`, something that a person should know
+    saved       chief: `path` of the trained model, relative to the folder
+    failed      process: `error` (one line for a person), `peer` (true where it only lost its peers)
+    finished    process: training is over; `weights` [] (a hash of the trained weights of each of its replicas); chief
+                adds `epochs`, `loss`, `metrics`, `val_loss`, `val_metrics`
+    result      conductor: `values`, the whole of result.json
+    ended       conductor: `status` (FINISHED, FAILED or KILLED), `error`; always the last line
+
+`beat`, `exited` and `silent` reach the conductor and are not logged.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends events to a file, one line each, written whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def append(self, event: Event) -> None:
+        """Writes `event` with one system call, so that a reader or a crash sees a whole line or none of it."""
+        os.write(self._file, to_line(event))
+
+    def close(self) -> None:
+        """Ends the log."""
+        os.close(self._file)
+
+
+def to_line(event: Event) -> bytes:
+    """The event as a line of JSON; numbers that JSON lacks (NaN, infinity) become null.
+
+    >>> to_line({"event": "steps", "loss": float("nan")})
+    b'{"event": "steps", "loss": null}\\n'
+    """
+    return json.dumps(_finite(event), default=str).encode() + b"\n"
+
+
+def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
+    """Yields (event, offset after it) for each whole line from byte `start`; a line cut short is left for later."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        lines.seek(start)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            start += len(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event, start
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,192 @@
+"""What a person can say: the typed shape of a config, as plain dataclasses.
+
+One class for each group of keys. `config.py` fills them from YAML and the command line, `plan.py` reads them.
+What each key means is written beside its default in `conf/`. `None` means "found or chosen when the run is
+planned". The classes are mutable because Hydra composes into them; what comes out of the plan is frozen.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Mode(Enum):
+    """What to do with a composed config."""
+
+    run = "run"
+    plan = "plan"
+
+
+class Kind(Enum):
+    """The kind of a hardware's devices; `auto` takes GPUs where the machine has any."""
+
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+class Scaling(Enum):
+    """Which batch is held fixed as workers are added: the replica's (weak) or the global one (strong)."""
+
+    weak = "weak"
+    strong = "strong"
+
+
+class Baseline(Enum):
+    """Where the one-device throughput comes from: `auto` reuses an equal one, `fresh` measures, `none` does without."""
+
+    auto = "auto"
+    fresh = "fresh"
+    none = "none"
+
+
+class Precision(Enum):
+    """Keras's dtype policies that train."""
+
+    float32 = "float32"
+    mixed_bfloat16 = "mixed_bfloat16"
+    mixed_float16 = "mixed_float16"
+
+
+class Store(Enum):
+    """Where runs are tracked."""
+
+    sqlite = "sqlite"
+    server = "server"
+    none = "none"
+
+
+class StartMethod(Enum):
+    """How a process starts: forked from a server that holds the imports, or from nothing."""
+
+    forkserver = "forkserver"
+    spawn = "spawn"
+
+
+@dataclass
+class StrategyConfig:
+    """One way to lay workers over devices, and the function that makes it."""
+
+    name: str = "???"
+    spans_devices: bool = False
+    spans_processes: bool = False
+    devices_per_process: int | None = None
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class HardwareConfig:
+    """Facts about the devices: counts, threads, memory in GiB, link speed in Gbit/s."""
+
+    name: str = "???"
+    hosts: int = 1
+    devices_per_host: int | None = None
+    kind: Kind = Kind.auto
+    threads_per_device: int | None = None
+    memory_gib: float | None = None
+    link_gbps: float | None = None
+    rehearse: bool = False
+
+
+@dataclass
+class ModelConfig:
+    """A model's name and the function that makes it."""
+
+    name: str = "???"
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataConfig:
+    """A data set's name, its facts where known, and the function that makes it."""
+
+    name: str = "???"
+    num_classes: int | None = None
+    input_shape: list[int] | None = None
+    train_examples: int | None = None
+    validation_examples: int | None = None
+    shuffle: bool = True
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TrainConfig:
+    """How long, on which batches and with which optimizer."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    replica_batch: int | None = None
+    global_batch: int | None = None
+    optimizer: Any = None
+    learning_rate: float | None = None
+    loss: Any = None
+    metrics: list[Any] | None = None
+    callbacks: list[Any] = field(default_factory=list)
+    seed: int = 0
+    deterministic: bool = False
+    precision: Precision = Precision.float32
+    steps_per_call: int | None = None
+    gradient_bits: int = 32
+    save: bool = True
+
+
+@dataclass
+class MeasureConfig:
+    """How throughput is measured and what it is compared with."""
+
+    warmup_steps: int = 5
+    steps: int | None = None
+    repeats: int = 5
+    scaling: Scaling | None = None
+    baseline: Baseline = Baseline.fresh
+
+
+@dataclass
+class TrackingConfig:
+    """Where runs are tracked and how often a machine's load is sampled."""
+
+    name: str = "???"
+    store: Store = Store.sqlite
+    uri: str | None = None
+    experiment: str = "pipeline"
+    system_metrics_seconds: float = 5.0
+    drain_timeout: float = 10.0
+    log_model: bool = True
+
+
+@dataclass
+class ClusterConfig:
+    """Where processes are started."""
+
+    name: str = "???"
+    host: str = "127.0.0.1"
+    base_port: int | None = None
+    start_method: StartMethod = StartMethod.forkserver
+
+
+@dataclass
+class LaunchConfig:
+    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, and to stop."""
+
+    startup_timeout: float = 60.0
+    heartbeat_timeout: float = 30.0
+    progress_timeout: float = 50.0
+    stop_timeout: float = 4.0
+
+
+@dataclass
+class Config:
+    """Everything a run is made from."""
+
+    mode: Mode = Mode.run
+    workers: int | None = None
+    output_dir: str = "outputs"
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)

@@ -1,0 +1,214 @@
+"""What a `_target_` names: checked without importing it, and called with what a config and the program give it.
+
+The check reads source files, so that a wrong name or argument is refused in milliseconds, before TensorFlow or a
+person's own code is imported.
+"""
+
+import ast
+import builtins
+import difflib
+import importlib
+import importlib.machinery
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+KEY = "_target_"
+
+
+class TargetError(ValueError):
+    """A `_target_` that cannot be called: the message says what was expected, received, and what to type instead."""
+
+
+def check(node: Any, key: str, given: Sequence[str] = (), search: Sequence[str] = ()) -> None:
+    """Refuses a `_target_` in `node`, nested ones included, that does not exist or does not take its arguments.
+
+    `key` is where the node stands in the config, `given` are the arguments that the program adds where the
+    signature asks for them, `search` the folders to look for modules in. What cannot be told from source files is
+    left to the call. Raises `TargetError`.
+    """
+    if isinstance(node, dict):
+        if KEY in node:
+            _check_one(node, key, given, tuple(search))
+        for name, inner in node.items():
+            check(inner, f"{key}.{name}", (), search)
+    elif isinstance(node, list | tuple):
+        for index, inner in enumerate(node):
+            check(inner, f"{key}[{index}]", (), search)
+
+
+def call(node: dict[str, Any], key: str, **given: Any) -> Any:
+    """Calls what `node` names with its arguments, and with those of `given` that its signature asks for by name.
+
+    >>> call({"_target_": "fractions.Fraction", "numerator": 3}, "example", denominator=4, colour="red")
+    Fraction(3, 4)
+    """
+    function = _import(str(node.get(KEY)), key)
+    arguments = {name: value(inner, f"{key}.{name}") for name, inner in node.items() if name != KEY}
+    asked = _asked(function)
+    return function(**{name: each for name, each in given.items() if name in asked}, **arguments)
+
+
+def value(node: Any, key: str) -> Any:
+    """A config value with every `_target_` in it called."""
+    if isinstance(node, dict):
+        return call(node, key) if KEY in node else {name: value(inner, f"{key}.{name}") for name, inner in node.items()}
+    if isinstance(node, list | tuple):
+        return [value(inner, f"{key}[{index}]") for index, inner in enumerate(node)]
+    return node
+
+
+def asks_for(node: dict[str, Any], key: str, name: str) -> bool:
+    """Does the signature of what `node` names have an argument `name`?"""
+    return name in _asked(_import(str(node.get(KEY)), key))
+
+
+def _asked(function: Callable[..., Any]) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except ValueError:
+        return set()
+
+
+def _import(target: str, key: str) -> Callable[..., Any]:
+    module, _, name = target.rpartition(".")
+    parts = [name]
+    while True:
+        try:
+            found: Any = importlib.import_module(module)
+            break
+        except ModuleNotFoundError as error:
+            # A class's method: look for the module further up. A module missing inside theirs is their error.
+            if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+                raise
+            module, _, name = module.rpartition(".")
+            parts.insert(0, name)
+            if not module:
+                raise TargetError(f"Expected {key}._target_ to name a function, received {target}.") from error
+    for part in parts:
+        if not hasattr(found, part):
+            raise TargetError(f"Expected {key}._target_ to name a function, received {target}: no {part} there.")
+        found = getattr(found, part)
+    if not callable(found):
+        raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _check_one(node: dict[str, Any], key: str, given: Sequence[str], search: tuple[str, ...]) -> None:
+    target = node[KEY]
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
+        raise TargetError(f"Expected {key}._target_ to be like package.function, received {target!r}.")
+    top = target.split(".")[0]
+    if top in sys.stdlib_module_names or hasattr(builtins, top):
+        raise TargetError(
+            f"Expected {key}._target_ to name a function of yours or of a library, received {target} of Python "
+            f"itself, which a config may not call."
+        )
+    path, rest = _module(target, search)
+    if path is None:
+        raise TargetError(
+            f"Expected {key}._target_ to name a function that exists, received {target}: there is no module "
+            f"{'.'.join(target.split('.')[: -len(rest)] or [top])!r}. Run from the folder that holds it, or install it."
+        )
+    if path.suffix != ".py" or not rest:
+        return
+    found = _definition(path, rest[0], search)
+    if isinstance(found, list):
+        near = difflib.get_close_matches(rest[0], found, 1)
+        instead = f" Try {key}.{KEY}={target.rsplit('.', 1)[0]}.{near[0]}." if near else ""
+        raise TargetError(
+            f"Expected {key}._target_ to name a function that exists, received {target}: no {rest[0]} in {path.name}."
+            + instead
+        )
+    if len(rest) == 1 and isinstance(found, ast.FunctionDef):
+        _check_arguments(found, node, key, given)
+
+
+def _check_arguments(function: ast.FunctionDef, node: dict[str, Any], key: str, given: Sequence[str]) -> None:
+    signature = function.args
+    names = [each.arg for each in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)]
+    required = names[: len(signature.posonlyargs) + len(signature.args) - len(signature.defaults)] + [
+        each.arg for each, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if default is None
+    ]
+    if function.decorator_list:
+        return
+    for name in node:
+        if name != KEY and name not in names and signature.kwarg is None:
+            near = difflib.get_close_matches(name, names, 1)
+            raise TargetError(
+                f"Expected an argument of {node[KEY]} ({', '.join(names) or 'it takes none'}), received {key}.{name}."
+                + (f" Try {key}.{near[0]}." if near else "")
+            )
+    missing = [name for name in required if name not in node and name not in given]
+    if missing:
+        raise TargetError(
+            f"Expected every argument of {node[KEY]} that has no default, received none for {', '.join(missing)}. "
+            f"Try +{key}.{missing[0]}=..."
+        )
+    for name in node:
+        if name != KEY and name in given:
+            raise TargetError(f"Expected {key}.{name} to be left to the program, which gives it, received a value.")
+
+
+def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str]]:
+    """(file of the longest leading part of `target` that is a module, the names after it), without importing."""
+    parts, folders, found = target.split("."), list(search), None
+    for index, part in enumerate(parts):
+        spec = importlib.machinery.PathFinder.find_spec(part, folders)
+        if spec is None or (spec.origin is None and not spec.submodule_search_locations):
+            return found, parts[index:]
+        if index == len(parts) - 1:
+            return found, parts[index:] if found else []
+        found = Path(spec.origin) if spec.origin else Path(next(iter(spec.submodule_search_locations or [])))
+        folders = list(spec.submodule_search_locations or [])
+        if not folders:
+            return found, parts[index + 1 :]
+    return found, []
+
+
+def _definition(path: Path, name: str, search: tuple[str, ...], depth: int = 5) -> ast.AST | list[str] | None:
+    """What `name` is in a module's source: its definition, None if that cannot be told, or the names it has instead."""
+    names: list[str] = []
+    for statement in _statements(path):
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            if statement.name == name:
+                return statement
+            names.append(statement.name)
+        elif isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if alias.name == "*":
+                    return None
+                if (alias.asname or alias.name) == name:
+                    return _imported(path, statement, alias.name, search, depth)
+                names.append(alias.asname or alias.name)
+        elif not isinstance(statement, ast.Expr | ast.Import):
+            # Assignments, conditions and the like may make any name.
+            bound = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
+            if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):
+                return None
+    return None if "__getattr__" in names else names
+
+
+def _imported(path: Path, statement: ast.ImportFrom, name: str, search: tuple[str, ...], depth: int) -> Any:
+    if depth == 0 or statement.module is None:
+        return None
+    folders = (str(path.parents[statement.level - 1]),) if statement.level else search
+    module, rest = _module(f"{statement.module}.{name}", folders)
+    if module is None or module.suffix != ".py" or rest != [name]:
+        return None
+    found = _definition(module, name, search, depth - 1)
+    return None if isinstance(found, list) else found
+
+
+@cache
+def _statements(path: Path) -> list[ast.stmt]:
+    try:
+        return ast.parse(path.read_text()).body
+    except SyntaxError as error:
+        raise TargetError(f"Expected Python in {path}, received a syntax error in line {error.lineno}: {error.msg}.") from error
+    except (OSError, UnicodeDecodeError):
+        return [ast.ImportFrom(module=None, names=[ast.alias("*")], level=0)]
