@@ -1,0 +1,113 @@
+"""Turns timings into throughput, step-time quantiles, intervals and speedups. Seconds come in as arguments."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
+CALL_SECONDS = 0.25
+# One timed repeat is made to last about this long where its steps are not given.
+REPEAT_SECONDS = 1.0
+MOST_STEPS_PER_CALL = 200
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One timed stretch of training: seconds of the slowest process, and the step time of each call in it."""
+
+    examples: float
+    seconds: float
+    step_seconds: tuple[float, ...]
+
+    @property
+    def examples_per_second(self) -> float:
+        """Training examples per second over all replicas."""
+        return throughput(self.examples, self.seconds)
+
+
+def throughput(examples: float, seconds: float) -> float:
+    """Training examples per second, summed over all replicas.
+
+    >>> throughput(examples=6_400, seconds=2.0)
+    3200.0
+    """
+    return examples / seconds
+
+
+def slowest(measured: Mapping[int, Mapping[str, Any]]) -> Repeat:
+    """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
+
+    >>> slowest({0: {"examples": 64, "seconds": 1.0, "calls": [[2, 1.0]]},
+    ...          1: {"examples": 64, "seconds": 2.0, "calls": [[2, 2.0]]}})
+    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,))
+    """
+    everyone = list(measured.values())
+    calls = zip(*(each["calls"] for each in everyone), strict=True)
+    return Repeat(
+        examples=float(everyone[0]["examples"]),
+        seconds=max(float(each["seconds"]) for each in everyone),
+        step_seconds=tuple(max(seconds / count for count, seconds in call) for call in calls),
+    )
+
+
+def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:
+    """The 50th, 95th and 99th percentile of step time in milliseconds; a call's steps share its mean."""
+    times = 1_000 * np.concatenate([np.asarray(repeat.step_seconds) for repeat in repeats])
+    return {f"step_ms_p{percent}": float(np.percentile(times, percent)) for percent in (50, 95, 99)}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, lowest, highest) of repeats.
+
+    >>> interval([3.0, 1.0, 2.0])
+    (2.0, 1.0, 3.0)
+    """
+    return float(np.median(values)), float(min(values)), float(max(values))
+
+
+def confidence(repeats: int) -> float:
+    """The probability that the range of so many independent repeats holds the true median.
+
+    It misses only when all fall on one side: 1 - 2 (1/2)^n, whatever the distribution (David & Nagaraja, Order
+    Statistics, 2003, section 7.1).
+
+    >>> confidence(5)
+    0.9375
+    """
+    return float(1 - 0.5 ** (repeats - 1))
+
+
+def speedup(point: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
+    """(speedup, low, high): the ratio of the medians, and the range of the ratios of repeats taken in turn.
+
+    Where the baseline comes from another run its repeats pair with nothing, and the range is the widest possible.
+
+    >>> speedup([190.0, 200.0, 180.0], [100.0, 100.0, 100.0])
+    (1.9, 1.8, 2.0)
+    """
+    ratio = float(np.median(point) / np.median(baseline))
+    if len(point) == len(baseline):
+        pairs = [ours / one for ours, one in zip(point, baseline, strict=True)]
+        return ratio, min(*pairs, ratio), max(*pairs, ratio)
+    return ratio, min(point) / max(baseline), max(point) / min(baseline)
+
+
+def steps_per_call(step_seconds: float) -> int:
+    """Steps that fill a call.
+
+    >>> steps_per_call(0.05)
+    5
+    """
+    return int(np.clip(round(CALL_SECONDS / max(step_seconds, 1e-9)), 1, MOST_STEPS_PER_CALL))
+
+
+def steps_per_repeat(step_seconds: float, per_call: int) -> int:
+    """Steps that fill a repeat, in whole calls, four or more.
+
+    >>> steps_per_repeat(step_seconds=0.05, per_call=5)
+    20
+    """
+    calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
+    return per_call * int(np.clip(calls, 4, 1_000))

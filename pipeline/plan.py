@@ -1,0 +1,500 @@
+"""Turns a config into a plan: the numbers every process agrees on.
+
+Arithmetic only. It refuses a bad config before any device is touched, saying what was expected, what was received
+and what to type instead. Free ports and the machine's facts come in as arguments.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.machine import Machine
+from pipeline.schema import Config, Kind, Scaling, Store
+
+DEFAULT_EPOCHS = 3
+DEFAULT_BATCH = 64
+OPTIMIZERS = (
+    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
+    "rmsprop", "sgd",
+)  # fmt: skip
+
+
+class PlanError(ValueError):
+    """A config that cannot be planned: the message says what was expected, received, and what to type instead."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One operating-system process: its rank, role and host, and the devices and cores it computes on.
+
+    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, one for each device.
+    """
+
+    rank: int
+    role: str
+    host: int
+    address: str | None
+    devices: tuple[str, ...]
+    replicas: tuple[int, ...]
+    cores: tuple[int, ...]
+    intra_op_threads: int
+    inter_op_threads: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Frozen numbers that conductor and processes agree on. Plain values only: it is written as plan.json."""
+
+    strategy: str
+    strategy_build: dict[str, Any]
+    hardware: str
+    kind: str
+    hosts: int
+    model: str
+    model_build: dict[str, Any]
+    data: str
+    data_build: dict[str, Any]
+    num_classes: int | None
+    input_shape: tuple[int, ...] | None
+    train_examples: int | None
+    shuffle: bool
+    processes: tuple[Process, ...]
+    workers: int
+    replica_batch: int
+    global_batch: int
+    scaling: str
+    epochs: int | None
+    steps: int | None
+    optimizer: Any
+    learning_rate: float | None
+    loss: Any
+    metrics: Any
+    callbacks: tuple[Any, ...]
+    seed: int
+    deterministic: bool
+    precision: str
+    gradient_bits: int
+    steps_per_call: int | None
+    save: bool
+    warmup_steps: int
+    measure_steps: int | None
+    repeats: int
+    baseline: str
+    threads_per_device: int | None
+    startup_timeout: float
+    heartbeat_timeout: float
+    progress_timeout: float
+    stop_timeout: float
+    system_metrics_seconds: float
+    rehearsal: bool
+    oversubscribed: bool
+    machine: str
+    notes: tuple[str, ...] = field(default=())
+
+    def steps_per_epoch(self, examples: int) -> int:
+        """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch."""
+        return math.ceil(examples / self.global_batch)
+
+    def to_json(self) -> str:
+        """The plan as JSON text, keys in the order above."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+
+def from_json(text: str) -> Plan:
+    """The plan that `Plan.to_json` wrote."""
+    values = _tuples(json.loads(text), keep=("strategy_build", "model_build", "data_build", "loss", "optimizer"))
+    values["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
+    return Plan(**values)
+
+
+def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present: bool = True) -> Plan:
+    """The plan of `config` on `machine`.
+
+    `ports` has a port for each process, or is empty where they are not chosen yet. With `present` true, devices
+    that the machine lacks are refused; otherwise a note says so. Raises `PlanError`.
+    """
+    check_ranges(config)
+    kind, per_host, notes = _devices(config, machine, present)
+    workers = _workers(config, kind, per_host)
+    per_process, per_worker_host = _layout(config, workers)
+    scaling, replica_batch, global_batch = split_batch(config, workers)
+    on_cpu = kind == "cpu"
+    local_hosts = 1 if config.cluster.name == "local" else config.hardware.hosts
+    here = workers if local_hosts == 1 else per_worker_host
+    threads = config.hardware.threads_per_device or max(1, len(machine.cores) // max(per_host, here))
+    oversubscribed = on_cpu and here * threads > len(machine.cores)
+    if oversubscribed:
+        notes.append(
+            f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {len(machine.cores)} "
+            f"core{'s' * (len(machine.cores) > 1)}: the speedup says nothing about {here} separate devices."
+        )
+    stands_for_hosts = config.hardware.hosts > 1 and local_hosts == 1 and workers > per_worker_host and not notes
+    if stands_for_hosts:
+        notes.append(f"This machine stands for {config.hardware.hosts} hosts: a rehearsal.")
+    if config.hardware.rehearse:
+        notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
+    processes = tuple(
+        _process(rank, config, kind, workers, per_process, per_worker_host, threads, machine, ports)
+        for rank in range(workers // per_process)
+    )
+    train, measure, launch = config.train, config.measure, config.launch
+    return Plan(
+        strategy=config.strategy.name,
+        strategy_build=config.strategy.build,
+        hardware=config.hardware.name,
+        kind=kind,
+        hosts=max(process.host for process in processes) + 1,
+        model=config.model.name,
+        model_build=config.model.build,
+        data=config.data.name,
+        data_build=config.data.build,
+        num_classes=config.data.num_classes,
+        input_shape=None if config.data.input_shape is None else tuple(config.data.input_shape),
+        train_examples=config.data.train_examples,
+        shuffle=config.data.shuffle,
+        processes=processes,
+        workers=workers,
+        replica_batch=replica_batch,
+        global_batch=global_batch,
+        scaling=scaling,
+        epochs=train.epochs if train.epochs or train.steps else DEFAULT_EPOCHS,
+        steps=train.steps,
+        optimizer=train.optimizer,
+        learning_rate=train.learning_rate,
+        loss=train.loss,
+        metrics=train.metrics,
+        callbacks=tuple(train.callbacks),
+        seed=train.seed,
+        deterministic=train.deterministic,
+        precision=train.precision.value,
+        gradient_bits=train.gradient_bits,
+        steps_per_call=train.steps_per_call,
+        save=train.save,
+        warmup_steps=measure.warmup_steps,
+        measure_steps=measure.steps,
+        repeats=measure.repeats,
+        baseline=measure.baseline.value,
+        threads_per_device=threads if on_cpu else config.hardware.threads_per_device,
+        startup_timeout=launch.startup_timeout,
+        heartbeat_timeout=launch.heartbeat_timeout,
+        progress_timeout=launch.progress_timeout,
+        stop_timeout=launch.stop_timeout,
+        system_metrics_seconds=config.tracking.system_metrics_seconds,
+        rehearsal=config.hardware.rehearse or stands_for_hosts,
+        oversubscribed=oversubscribed,
+        machine=_machine_name(machine),
+        notes=tuple(notes),
+    )
+
+
+def baseline_of(plan: Plan, machine: Machine) -> Plan:
+    """The same model, data, precision and threads per device on one device, with no strategy.
+
+    Weak scaling keeps the replica batch, so the one device trains `replica_batch` examples a step; strong scaling
+    keeps the global batch.
+    """
+    first = plan.processes[0]
+    threads = plan.threads_per_device or 0
+    one = dataclasses.replace(
+        first,
+        role="chief",
+        host=0,
+        address=None,
+        devices=first.devices[:1],
+        replicas=(0,),
+        cores=machine.cores[:threads] if plan.kind == "cpu" else (),
+        intra_op_threads=threads if plan.kind == "cpu" else first.intra_op_threads,
+        inter_op_threads=first.inter_op_threads,
+    )
+    batch = plan.replica_batch if plan.scaling == "weak" else plan.global_batch
+    return dataclasses.replace(
+        plan,
+        strategy="default",
+        strategy_build={"_target_": "pipeline.strategies.default"},
+        processes=(one,),
+        workers=1,
+        hosts=1,
+        replica_batch=batch,
+        global_batch=batch,
+        callbacks=(),
+        save=False,
+        rehearsal=False,
+        oversubscribed=False,
+        notes=(),
+    )
+
+
+def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
+    """Names what a baseline's throughput depends on: two plans with the same one may share a measurement.
+
+    Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
+    """
+    decides = (
+        "model_build", "data_build", "shuffle", "kind", "replica_batch", "scaling", "optimizer", "learning_rate",
+        "loss", "metrics", "deterministic", "precision", "steps_per_call", "warmup_steps", "threads_per_device",
+        "machine",
+    )  # fmt: skip
+    facts = {name: getattr(plan, name) for name in decides} | {"versions": versions}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def check_ranges(config: Config) -> None:
+    """Refuses values that are out of range or contradict each other, whatever the hardware."""
+    train, measure, launch = config.train, config.measure, config.launch
+    at_least = {
+        "workers": (config.workers, 1),
+        "strategy.devices_per_process": (config.strategy.devices_per_process, 1),
+        "hardware.hosts": (config.hardware.hosts, 1),
+        "hardware.devices_per_host": (config.hardware.devices_per_host, 1),
+        "hardware.threads_per_device": (config.hardware.threads_per_device, 1),
+        "train.epochs": (train.epochs, 1),
+        "train.steps": (train.steps, 1),
+        "train.replica_batch": (train.replica_batch, 1),
+        "train.global_batch": (train.global_batch, 1),
+        "train.steps_per_call": (train.steps_per_call, 1),
+        "train.seed": (train.seed, 0),
+        "data.num_classes": (config.data.num_classes, 1),
+        "measure.warmup_steps": (measure.warmup_steps, 0),
+        "measure.steps": (measure.steps, 0),
+        "measure.repeats": (measure.repeats, 1),
+        "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
+        "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
+    }
+    for key, (value, least) in at_least.items():
+        if value is not None and not value >= least:
+            raise PlanError(f"Expected {key} to be {least} or more, received {value}. Try {key}={least}.")
+    above_zero = {
+        "train.learning_rate": (train.learning_rate, 0.001),
+        "hardware.memory_gib": (config.hardware.memory_gib, 16),
+        "hardware.link_gbps": (config.hardware.link_gbps, 10),
+        "launch.startup_timeout": (launch.startup_timeout, 60),
+        "launch.heartbeat_timeout": (launch.heartbeat_timeout, 30),
+        "launch.progress_timeout": (launch.progress_timeout, 50),
+        "launch.stop_timeout": (launch.stop_timeout, 4),
+    }
+    for key, (number, usual) in above_zero.items():
+        if number is not None and not 0 < number < math.inf:
+            raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
+    if train.seed >= 2**31:
+        raise PlanError(f"Expected train.seed to be below 2147483648, received {train.seed}. Try train.seed=0.")
+    if train.gradient_bits not in (16, 32):
+        raise PlanError(
+            f"Expected train.gradient_bits to be 16 or 32, received {train.gradient_bits}. Try train.gradient_bits=32."
+        )
+    if train.epochs and train.steps:
+        raise PlanError(
+            f"Expected train.epochs or train.steps, received both ({train.epochs} and {train.steps}). "
+            f"Try train.epochs=null or train.steps=null."
+        )
+    shape = config.data.input_shape
+    if shape is not None and any(size < 1 for size in shape):
+        raise PlanError(f"Expected data.input_shape of sizes above 0, received {shape}. Try data.input_shape=null.")
+    _check_optimizer(train.optimizer)
+    base_port = config.cluster.base_port
+    if base_port is not None and not 1 <= base_port <= 65535:
+        raise PlanError(
+            f"Expected cluster.base_port between 1 and 65535, received {base_port}. Try cluster.base_port=null."
+        )
+    if config.tracking.store is Store.server and not str(config.tracking.uri or "").startswith(("http://", "https://")):
+        raise PlanError(
+            f"Expected tracking.uri to be an MLflow server's address, received {config.tracking.uri!r}. "
+            f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
+        )
+
+
+def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
+    """(scaling, replica batch, global batch) for `replicas` replicas.
+
+    Weak scaling holds the replica batch fixed, strong scaling the global one; which of the two `train` names
+    decides where `measure.scaling` is null.
+    """
+    train, declared = config.train, config.measure.scaling
+    if train.replica_batch and train.global_batch:
+        raise PlanError(
+            f"Expected train.replica_batch or train.global_batch, received both ({train.replica_batch} and "
+            f"{train.global_batch}). Try train.replica_batch=null or train.global_batch=null."
+        )
+    scaling = declared or (Scaling.strong if train.global_batch else Scaling.weak)
+    if scaling is Scaling.weak and train.global_batch:
+        raise PlanError(
+            f"Expected train.replica_batch with measure.scaling=weak, which holds it fixed, received "
+            f"train.global_batch={train.global_batch}. Try train.replica_batch={max(1, train.global_batch // replicas)} "
+            f"train.global_batch=null, or measure.scaling=strong."
+        )
+    if scaling is Scaling.strong and train.replica_batch:
+        raise PlanError(
+            f"Expected train.global_batch with measure.scaling=strong, which holds it fixed, received "
+            f"train.replica_batch={train.replica_batch}. Try train.global_batch={train.replica_batch * replicas} "
+            f"train.replica_batch=null, or measure.scaling=weak."
+        )
+    if scaling is Scaling.weak:
+        replica_batch = train.replica_batch or DEFAULT_BATCH
+        return scaling.value, replica_batch, replica_batch * replicas
+    global_batch = train.global_batch or DEFAULT_BATCH
+    if global_batch % replicas:
+        nearest = max(replicas, round(global_batch / replicas) * replicas)
+        raise PlanError(
+            f"Expected a global batch that divides evenly over {replicas} replicas, received {global_batch}. "
+            f"Try train.global_batch={nearest}."
+        )
+    return scaling.value, global_batch // replicas, global_batch
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
+        return
+    if not isinstance(optimizer, str):
+        raise PlanError(
+            f"Expected train.optimizer to be a Keras optimizer's name or {{_target_: ...}}, received {optimizer!r}. "
+            f"Try train.optimizer=adam."
+        )
+    if optimizer.lower() not in OPTIMIZERS:
+        near = difflib.get_close_matches(optimizer.lower(), OPTIMIZERS, 1) or ["adam"]
+        raise PlanError(
+            f"Expected train.optimizer to be one of {', '.join(OPTIMIZERS)}, received {optimizer}. "
+            f"Try train.optimizer={near[0]}."
+        )
+
+
+def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int, list[str]]:
+    """(kind that computes, devices per host, notes)."""
+    hardware = config.hardware
+    notes: list[str] = []
+    kind = hardware.kind
+    if kind is Kind.auto:
+        kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
+    there = len(machine.gpus) if kind is Kind.gpu else len(machine.cores)
+    per_host = hardware.devices_per_host or max(1, there)
+    if hardware.rehearse:
+        return "cpu", per_host, notes
+    here = per_host * hardware.hosts if config.cluster.name == "local" else per_host
+    if kind is Kind.gpu and here > len(machine.gpus):
+        gpus, cores = len(machine.gpus), len(machine.cores)
+        lacks = f"hardware={hardware.name} has {here} GPUs, this machine has {gpus} and {cores} CPU cores"
+        if present:
+            instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
+            raise PlanError(
+                f"Expected the devices that the hardware names, received a machine without them: {lacks}. "
+                f"Try {instead}, or hardware.rehearse=true to run the same layout on logical CPU devices."
+            )
+        notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
+    return kind.value, per_host, notes
+
+
+def _workers(config: Config, kind: str, per_host: int) -> int:
+    strategy, hardware = config.strategy, config.hardware
+    hosts = hardware.hosts
+    devices = per_host * hosts
+    if not (strategy.spans_devices or strategy.spans_processes):
+        if config.workers not in (None, 1):
+            raise PlanError(
+                f"Expected workers=1, since {strategy.name} trains on one device, received workers={config.workers}. "
+                f"Try workers=1, or strategy=mirrored workers={config.workers}."
+            )
+        return 1
+    workers = config.workers or devices
+    if hosts > 1 and not strategy.spans_processes and workers > per_host:
+        raise PlanError(
+            f"Expected one host, since {strategy.name} holds all its devices in one process, received "
+            f"hardware={hardware.name} with {hosts} hosts. "
+            f"Try strategy=multi_worker, or workers={per_host} for one host."
+        )
+    if workers > devices and (kind == "gpu" or hardware.rehearse):
+        raise PlanError(
+            f"Expected no more workers than devices, received workers={workers} on hardware={hardware.name} "
+            f"with {devices}. Try workers={devices}."
+        )
+    if workers > per_host and workers % hosts:
+        raise PlanError(
+            f"Expected workers that divide evenly over {hosts} hosts, received workers={workers}. "
+            f"Try workers={max(hosts, workers // hosts * hosts)}."
+        )
+    return workers
+
+
+def _layout(config: Config, workers: int) -> tuple[int, int]:
+    """(devices per process, workers per host)."""
+    strategy, hosts = config.strategy, config.hardware.hosts
+    per_host = math.ceil(workers / hosts) if workers > 1 else 1
+    used = strategy.devices_per_process
+    if not strategy.spans_processes:
+        if used not in (None, workers):
+            raise PlanError(
+                f"Expected strategy.devices_per_process={workers}, since {strategy.name} is one process with every "
+                f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
+            )
+        return workers, workers
+    per_process = used or (1 if hosts == 1 else per_host)
+    if per_process > 1 and not strategy.spans_devices:
+        raise PlanError(
+            f"Expected strategy.devices_per_process=1 under {strategy.name}, received {per_process}. "
+            f"Try strategy.devices_per_process=1."
+        )
+    if per_host % per_process:
+        fitting = max(count for count in range(1, min(per_process, per_host) + 1) if per_host % count == 0)
+        raise PlanError(
+            f"Expected strategy.devices_per_process to divide the {per_host} workers of a host, received "
+            f"{per_process}. Try strategy.devices_per_process={fitting}."
+        )
+    return per_process, per_host
+
+
+def _process(
+    rank: int,
+    config: Config,
+    kind: str,
+    workers: int,
+    per_process: int,
+    per_host: int,
+    threads: int,
+    machine: Machine,
+    ports: tuple[int, ...],
+) -> Process:
+    count = workers // per_process
+    replicas = tuple(range(rank * per_process, (rank + 1) * per_process))
+    host = replicas[0] // per_host
+    local = config.cluster.name == "local"
+    first = replicas[0] if local else replicas[0] % per_host
+    cores: tuple[int, ...] = ()
+    intra, inter = 0, 0
+    if kind == "cpu":
+        here = workers if local else per_host
+        mine = machine.cores[first * threads : (first + per_process) * threads]
+        cores = mine if here * threads <= len(machine.cores) else ()
+        # The devices of a process share one Eigen pool. With one thread a device its work runs on the inter-op
+        # threads, and a larger pool only adds hand-overs; two inter-op threads keep communication beside compute.
+        intra = threads if threads == 1 else threads * per_process
+        inter = max(2, per_process)
+    # Each host numbers its GPUs from 0; several processes of one host take consecutive ones.
+    devices = tuple(f"{kind.upper()}:{index}" for index in range(per_process))
+    if kind == "gpu":
+        devices = tuple(f"GPU:{first + index}" for index in range(per_process))
+    address = None
+    if count > 1:
+        address = f"{config.cluster.host}:{ports[rank] if ports else 0}"
+    return Process(
+        rank=rank,
+        role="chief" if rank == 0 else "worker",
+        host=host,
+        address=address,
+        devices=devices,
+        replicas=replicas,
+        cores=cores,
+        intra_op_threads=intra,
+        inter_op_threads=inter,
+    )
+
+
+def _machine_name(machine: Machine) -> str:
+    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {', '.join(machine.gpus) or 'none'}"
+
+
+def _tuples(values: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """JSON's lists back as the tuples they were, except inside the keys in `keep`."""
+    return {
+        key: tuple(value) if isinstance(value, list) and key not in keep else value for key, value in values.items()
+    }

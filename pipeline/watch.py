@@ -1,0 +1,197 @@
+"""Decides from what processes tell, and from the time, whether one is dead, stopped or stuck, and which.
+
+Pure: the time is an argument. A process that only lost its peers is not to blame; who is shows within moments.
+"""
+
+import signal
+from dataclasses import dataclass, field
+
+from pipeline.events import Event
+from pipeline.plan import Plan
+
+# A process that uses this share of a core between beats is computing, though it reports no step.
+BUSY_SHARE = 0.1
+# Computing without a step counts as progress for this many times the limit.
+BUSY_PATIENCE = 10
+# How long to look for who is to blame once a process has lost its peers.
+BLAME_SECONDS = 12.0
+SILENT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Which process failed and why; `rank` is None where it is the whole run. `stuck`: it may still tell where."""
+
+    error: str
+    rank: int | None
+    stuck: bool = False
+
+
+@dataclass
+class _Seen:
+    """What is known of one process."""
+
+    started: float
+    joined: bool = False
+    beat: float | None = None
+    counter: int = -1
+    cpu_seconds: float = 0.0
+    moved: float = 0.0
+    worked: float = 0.0
+    answered: bool = False
+    exited: int | None = None
+    error: str | None = None
+    lost_peer: float | None = None
+
+
+@dataclass
+class Watch:
+    """Watches the processes of one job."""
+
+    plan: Plan
+    seen: dict[int, _Seen] = field(default_factory=dict)
+    leaving: bool = False
+
+    def asked(self, now: float) -> None:
+        """The processes were given a command: from here on they owe progress."""
+        for each in self.seen.values():
+            each.answered = False
+            each.moved = each.worked = now
+
+    def answer(self, rank: int) -> None:
+        """The process has done what it was asked, and owes nothing."""
+        self.seen[rank].answered = True
+
+    def note(self, event: Event, now: float) -> None:
+        """Takes in an event."""
+        kind = event["event"]
+        seen = self.seen.setdefault(event["rank"], _Seen(started=now, moved=now, worked=now))
+        if kind == "exited":
+            seen.exited = event["code"]
+            return
+        if kind == "started":
+            return
+        seen.beat = now
+        if kind == "joined":
+            seen.joined = True
+        if kind == "failed":
+            if event.get("peer"):
+                seen.lost_peer = now
+            else:
+                seen.error = event["error"]
+        if "cpu_seconds" in event:
+            self._beat(seen, event, now)
+        elif kind != "system":
+            seen.moved = seen.worked = now
+
+    def failure(self, now: float) -> Failure | None:
+        """The failure that has become certain by `now`, if any."""
+        return self._own_error(now) or self._death() or self._silence(now) or self._peers(now) or self._stuck(now)
+
+    def _beat(self, seen: _Seen, event: Event, now: float) -> None:
+        if event["progress"] != seen.counter:
+            seen.counter = event["progress"]
+            seen.moved = seen.worked = now
+            seen.cpu_seconds = event["cpu_seconds"]
+        elif event["cpu_seconds"] - seen.cpu_seconds > BUSY_SHARE * (now - seen.worked):
+            seen.cpu_seconds = event["cpu_seconds"]
+            seen.worked = now
+
+    def _own_error(self, now: float) -> Failure | None:
+        for rank, seen in self.seen.items():
+            if seen.error is not None:
+                # TensorFlow has many words for a peer that is gone; one that is gone is the better explanation.
+                return self._death() or self._gone_quiet(now) or Failure(seen.error, rank)
+        return None
+
+    def _gone_quiet(self, now: float) -> Failure | None:
+        for rank, seen in self.seen.items():
+            alive = seen.exited is None and seen.lost_peer is None and seen.error is None
+            if alive and now - (seen.beat or seen.started) > SILENT_SECONDS:
+                return self._silent(rank, now)
+        return None
+
+    def _death(self) -> Failure | None:
+        died = {
+            rank: seen.exited
+            for rank, seen in self.seen.items()
+            if seen.exited is not None and seen.lost_peer is None and seen.error is None and not (self.leaving and seen.exited == 0)
+        }
+        if not died:
+            return None
+        # A process that aborts has often only lost another.
+        rank = next((rank for rank, code in died.items() if code == -signal.SIGKILL), min(died))
+        return Failure(f"{self._name(rank)} {_ending(died[rank])}.", rank)
+
+    def _silence(self, now: float) -> Failure | None:
+        for rank, seen in self.seen.items():
+            if seen.exited is not None:
+                continue
+            if not seen.joined and now - seen.started > self.plan.startup_timeout:
+                others = [other for other, each in self.seen.items() if each.beat is None or now - each.beat > SILENT_SECONDS]
+                late = others[0] if others and rank not in others else rank
+                return Failure(
+                    f"{self._name(late)} did not join within {self.plan.startup_timeout:g} s. "
+                    f"If it needs longer, try launch.startup_timeout={2 * self.plan.startup_timeout:g}.",
+                    late,
+                    stuck=True,
+                )
+            if seen.beat is not None and now - seen.beat > self.plan.heartbeat_timeout:
+                return self._silent(rank, now)
+        return None
+
+    def _peers(self, now: float) -> Failure | None:
+        lost = [seen.lost_peer for seen in self.seen.values() if seen.lost_peer is not None]
+        if not lost:
+            return None
+        quiet = self._gone_quiet(now)
+        if quiet:
+            return quiet
+        if now - min(lost) > BLAME_SECONDS or all(seen.lost_peer is not None for seen in self.seen.values()):
+            rank = next(rank for rank, seen in self.seen.items() if seen.lost_peer is not None)
+            return Failure(f"{self._name(rank)} lost the connection to the other processes.", rank)
+        return None
+
+    def _stuck(self, now: float) -> Failure | None:
+        limit = self.plan.progress_timeout
+        waiting = {rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered}
+        stuck = [
+            rank
+            for rank, seen in waiting.items()
+            if now - seen.worked > limit or now - seen.moved > BUSY_PATIENCE * limit
+        ]
+        if not stuck or len(stuck) < len(waiting):
+            return None
+        # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
+        rank = min(stuck, key=lambda each: waiting[each].moved)
+        names = " and ".join(self._name(each) for each in stuck[:4])
+        return Failure(
+            f"{names} made no progress for {limit:g} s; where each stands is in its log. "
+            f"If a step takes that long, try launch.progress_timeout={4 * limit:g}.",
+            rank,
+            stuck=True,
+        )
+
+    def _silent(self, rank: int, now: float) -> Failure:
+        seen = self.seen[rank]
+        quiet = now - (seen.beat or seen.started)
+        return Failure(
+            f"{self._name(rank)} gave no sign of life for {quiet:.0f} s: it is stopped, or its host is gone.", rank
+        )
+
+    def _name(self, rank: int) -> str:
+        return f"{self.plan.processes[rank].role} {rank}"
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended.
+
+    >>> _ending(-9)
+    'was killed by SIGKILL'
+    """
+    if code is not None and code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
