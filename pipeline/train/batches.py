@@ -1,0 +1,141 @@
+"""Lays the examples of each global batch over the replicas, so that each is seen once an epoch.
+
+Step s of an epoch trains examples s*B to (s+1)*B of the epoch's order, whatever the number of processes; replica r
+gets its even share of them, also of a smaller last batch. The order is drawn from the seed and the epoch alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# A data set that cannot be indexed is shuffled through a window of this many examples.
+SHUFFLE_WINDOW = 10_000
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where this process stands: it feeds `local` replicas, from number `first` on, of `replicas`.
+
+    `counts` holds the examples of each process where the data set's function has already taken this process's
+    shard, and the one total where every process reads everything.
+    """
+
+    global_batch: int
+    replicas: int
+    first: int
+    local: int
+    counts: tuple[int, ...]
+    process: int = 0
+
+    @property
+    def sharded(self) -> bool:
+        """Does each process read a shard of its own?"""
+        return len(self.counts) > 1
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch, over all processes."""
+        return sum(self.counts)
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        share = self.global_batch // len(self.counts)
+        return max(-(-count // share) for count in self.counts)
+
+
+def count(part: Any) -> int:
+    """Examples in a part: (x, y) arrays, or a `tf.data.Dataset` of single examples, counted by reading if need be."""
+    if not isinstance(part, tf.data.Dataset):
+        return len(tf.nest.flatten(part)[0])
+    known = int(part.cardinality())
+    if known == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "Expected a data set of single examples that ends, received one without end. Try dataset.take(examples)."
+        )
+    return known if known >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
+
+
+def stream(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
+    """Batches for this process's replicas in turn, epoch after epoch without end.
+
+    Yields (examples, batch): float32 scalar, the size of the whole global batch, and the part's own structure with
+    a leading batch axis of a size that may differ from step to step and may be 0.
+    """
+    if isinstance(part, tf.data.Dataset):
+        batches = _from_dataset(part, layout, shuffle, seed)
+    else:
+        batches = _from_arrays(part, layout, shuffle, seed)
+    options = tf.data.Options()
+    options.deterministic = True
+    if not isinstance(part, tf.data.Dataset):
+        # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
+        options.autotune.enabled = False
+    # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
+    endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return endless.with_options(options).prefetch(2 * layout.local)
+
+
+def spec(part: Any) -> Any:
+    """The structure of a batch of two examples: a tensor of zeros for each leaf of the part."""
+    if isinstance(part, tf.data.Dataset):
+        return tf.nest.map_structure(lambda leaf: tf.zeros((2, *leaf.shape), leaf.dtype), part.element_spec)
+    return tf.nest.map_structure(lambda leaf: tf.zeros((2, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), part)
+
+
+def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
+    arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
+    mine = layout.counts[layout.process] if layout.sharded else layout.examples
+
+    def epoch(number: Any) -> tf.data.Dataset:
+        order = tf.range(mine, dtype=tf.int64)
+        if shuffle:
+            order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number])
+
+        def batch(turn: Any) -> Any:
+            step, local = turn // layout.local, turn % layout.local
+            start, stop, total = _share(layout, step, local)
+            chosen = order[start:stop]
+            return total, tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays)
+
+        return tf.data.Dataset.range(layout.steps * layout.local).map(batch)
+
+    return tf.data.Dataset.counter().flat_map(epoch)
+
+
+def _from_dataset(part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
+    if shuffle:
+        window = min(max(1, layout.examples), SHUFFLE_WINDOW)
+        part = part.shuffle(window, seed=seed, reshuffle_each_iteration=True)
+    share = layout.global_batch // len(layout.counts)
+    empty = tf.data.Dataset.from_tensors(
+        tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), part.element_spec)
+    )
+    whole = part.batch(share, num_parallel_calls=tf.data.AUTOTUNE)
+    # A shard that is shorter than the others feeds empty batches while they go on.
+    whole = whole.concatenate(empty.repeat()).take(layout.steps)
+
+    def shares(step: Any, batch: Any) -> tf.data.Dataset:
+        def of(local: Any) -> Any:
+            start, stop, total = _share(layout, step, local)
+            base = step * share
+            return total, tf.nest.map_structure(lambda leaf: leaf[start - base : stop - base], batch)
+
+        return tf.data.Dataset.range(layout.local).map(of)
+
+    return whole.enumerate().flat_map(shares).repeat()
+
+
+def _share(layout: Layout, step: Any, local: Any) -> tuple[Any, Any, Any]:
+    """(start, stop, examples in the global batch) of a local replica's share of a step, as tensors."""
+    counts = tf.constant(layout.counts, tf.int64)
+    share = layout.global_batch // len(layout.counts)
+    sizes = tf.clip_by_value(counts - step * share, 0, share)
+    size = sizes[layout.process] if layout.sharded else sizes[0]
+    parts = layout.local if layout.sharded else layout.replicas
+    number = local if layout.sharded else local + layout.first
+    start = step * share + size * number // parts
+    stop = step * share + size * (number + 1) // parts
+    return start, stop, tf.cast(tf.reduce_sum(sizes), tf.float32)

@@ -1,0 +1,71 @@
+"""Makes what a plan names: the model, compiled and built under the strategy, from a function and its arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.train import loss as losses
+
+
+class ModelError(ValueError):
+    """A model that cannot be trained here: the message says what was expected and received."""
+
+
+def model(
+    make: Callable[[], Any],
+    strategy: tf.distribute.Strategy,
+    batch: Any,
+    optimizer: Any = None,
+    learning_rate: float | None = None,
+    loss: Any = None,
+    metrics: Any = None,
+) -> tuple[keras.Model, list[str]]:
+    """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
+
+    `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
+    not compiled Adam, sparse categorical cross-entropy and accuracy. Raises `ModelError`.
+    """
+    with strategy.scope():
+        made = make()
+        if not isinstance(made, keras.Model):
+            raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+        if type(made).train_step is not keras.Model.train_step:
+            raise ModelError(
+                f"Expected a model without a train_step of its own, received {type(made).__name__}, which has one. "
+                f"Put the loss into compute_loss or add_loss, which are honoured."
+            )
+        _compile(made, optimizer, learning_rate, loss, metrics)
+        made._symbolic_build(data_batch=batch)
+        if not made.trainable_variables:
+            raise ModelError("Expected a model with weights to train, received one without.")
+        if strategy.num_replicas_in_sync > 1:
+            _synchronize(made)
+        return made, losses.make_exact(made)
+
+
+def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any) -> None:
+    if made.compiled:
+        # What compile is not given, it keeps.
+        chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
+    else:
+        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
+        loss = "sparse_categorical_crossentropy" if loss is None else loss
+        metrics = ["accuracy"] if metrics is None else metrics
+    if learning_rate is not None:
+        chosen = _with_learning_rate(chosen, learning_rate)
+    made.compile(optimizer=chosen, loss=loss, metrics=metrics)
+
+
+def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
+    """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
+
+
+def _synchronize(made: keras.Model) -> None:
+    """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
+    for layer in made._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True

@@ -1,0 +1,92 @@
+"""Runs Keras callbacks once, in the first process, and lets every process obey what they decide.
+
+A callback may end training, set the learning rate or change weights. After each hook those three are sent from the
+first process to the others in one reduction; with one process nothing is sent.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Callbacks:
+    """The hooks of a training, called on every process at the same moments and run on the first."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        chief: bool,
+        alone: bool,
+        epochs: int,
+        steps: int,
+    ) -> None:
+        """`steps` is the number of steps in an epoch; `alone` says that there is no other process."""
+        self.model, self.strategy, self.chief = model, strategy, chief
+        self._shares = bool(callbacks) and not alone
+        self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
+        self._send = tf.function(self._from_first_replica, reduce_retracing=True)
+        model.stop_training = False
+        self._list = keras.callbacks.CallbackList(
+            list(callbacks) if chief else [],
+            add_history=True,
+            model=model,
+            verbose=0,
+            epochs=epochs,
+            steps=steps,
+        )
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
+        watched = self._shares and (self._batches_matter or "batch" not in hook)
+        before = self._weights() if watched and self.chief else []
+        if self.chief:
+            getattr(self._list, hook)(*arguments)
+        if self._shares:
+            after = self._weights() if before else []
+            changed = any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+            self._obey(changed)
+
+    def _obey(self, changed: bool) -> None:
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        rate = optimizer._learning_rate
+        fixed = isinstance(rate, keras.Variable)
+        mine = [float(self.model.stop_training), float(changed), float(_value(rate)) if fixed else 0.0]
+        (decided,) = self._send([tf.constant(mine, tf.float64)])
+        stop, changed_there, learning_rate = decided.numpy()
+        self.model.stop_training = bool(stop)
+        if fixed and np.float32(learning_rate) != np.float32(_value(rate)):
+            rate.assign(learning_rate)
+        if changed_there:
+            variables = self.model.weights
+            for variable, value in zip(variables, self._send([_value(v) for v in variables]), strict=True):
+                variable.assign(value)
+
+    def _from_first_replica(self, values: list[Any]) -> list[Any]:
+        def on_replica(values: list[Any]) -> Any:
+            context = tf.distribute.get_replica_context()
+            first = tf.equal(context.replica_id_in_sync_group, 0)
+            chosen = [tf.where(first, value, tf.zeros_like(value)) for value in values]
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, chosen)
+
+        sent = self.strategy.run(on_replica, args=(values,))
+        return [self.strategy.experimental_local_results(value)[0] for value in sent]
+
+    def _weights(self) -> list[np.ndarray]:
+        return [_value(variable) for variable in self.model.weights]
+
+
+def _value(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def _may_change_weights_at_batches(callback: keras.callbacks.Callback) -> bool:
+    """A person's own hook between batches may do anything; Keras's own leave weights alone there."""
+    own = not type(callback).__module__.startswith("keras.") or isinstance(callback, keras.callbacks.LambdaCallback)
+    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    base = keras.callbacks.Callback
+    return own and any(getattr(callback, hook).__func__ is not getattr(base, hook) for hook in hooks if hasattr(getattr(callback, hook), "__func__"))

@@ -1,0 +1,103 @@
+"""Makes the sum of every replica's loss equal to one device's loss on the whole global batch.
+
+Keras takes the mean over a replica's own examples and then over replicas, which weighs an example of a short batch
+more than another. Here a replica's loss is weighted by its share of the global batch's examples, which is exact for
+every mean over examples and for penalties on weights alike, the shares adding up to one. Losses that are no such mean
+(sums, means by sample weight, masked means) are brought to that rule one by one.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.masking import get_keras_mask
+from keras.src.losses import loss as keras_loss
+
+
+@contextlib.contextmanager
+def without_keras_scaling() -> Iterator[None]:
+    """Inside, Keras does not divide a loss by the number of replicas: its share of the examples is used instead."""
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    kept = {name: getattr(keras_loss, name) for name in names}
+    try:
+        for name in names:
+            setattr(keras_loss, name, lambda value: value)
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(keras_loss, name, function)
+
+
+def make_exact(model: keras.Model) -> list[str]:
+    """Wraps the compiled losses of a built model; returns the names of its losses per output.
+
+    There are none for a model with a single loss, as in Keras.
+    """
+    compiled = model._compile_loss
+    if compiled is None or not compiled._flat_losses:
+        return []
+    compiled._flat_losses = [
+        entry if isinstance(entry.loss, _ExactLoss) else entry._replace(loss=_ExactLoss(entry.loss))
+        for entry in compiled._flat_losses
+    ]
+    many = len(compiled._flat_losses) > 1
+    return [f"{entry.name}_loss" for entry in compiled._flat_losses] if many else []
+
+
+def weighted(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: Any, share: Any, training: bool) -> Any:
+    """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
+
+    Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
+    replicas it is the loss of the global batch.
+    """
+    _tracing.share, _tracing.values = share, []
+    total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
+    values = _tracing.values if len(_tracing.values) > 1 else []
+    parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
+    # The mean over an empty share is not a number, and none of the examples is in it.
+    return tf.where(share > 0, tf.stack(parts), 0.0)
+
+
+class _Tracing(threading.local):
+    """What the losses of the step being traced need to know; each replica is traced in a thread of its own."""
+
+    share: Any = None
+    values: list[Any]
+
+
+_tracing = _Tracing()
+
+
+class _ExactLoss:
+    """A Keras loss brought to the rule that its value times the replica's share adds up to the global value."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+        self.name = loss.name
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value = self.loss(y_true, y_pred, sample_weight)
+        part = self._part(y_pred, sample_weight)
+        if part is not None:
+            value = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
+        _tracing.values.append(value)
+        return value
+
+    def _part(self, y_pred: Any, sample_weight: Any) -> Any:
+        """What this replica's value counts for in the global one; None where that is its share of the examples."""
+        reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
+        if reduction in ("sum", "none", None):
+            return tf.constant(1.0)
+        mask = get_keras_mask(y_pred)
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            here = tf.cast(sample_weight, tf.float32)
+            here = tf.reduce_sum(here if mask is None else here * tf.cast(mask, tf.float32))
+        elif mask is not None:
+            here = tf.reduce_sum(tf.cast(mask, tf.float32))
+        else:
+            return None
+        context = tf.distribute.get_replica_context()
+        return tf.math.divide_no_nan(here, context.all_reduce(tf.distribute.ReduceOp.SUM, here))

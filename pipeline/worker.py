@@ -1,0 +1,326 @@
+"""One process's life: its devices, strategy, data and model, then what the conductor asks of it, told as events.
+
+Commands, each a dictionary with `do`:
+
+    build      {"counts": null}       make data and model; answered by `built`
+    calibrate  {}                     trace, time a few steps; `calibrated`
+    measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
+    train      {"steps_per_call", "folder"}   train, validate, save; `steps`, `epoch`, `saved`, `finished`
+    exit       {}                     end with 0
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline import loopback, targets
+from pipeline.plan import Plan, Process, from_json
+from pipeline.train import batches, build
+from pipeline.train.loop import Data, Loop, Tell, TrainingError
+
+CALIBRATION_STEPS = 3
+
+
+def main(
+    plan_text: str, rank: int, tell: Tell, take: Callable[[], dict[str, Any]], leave: Callable[[int], NoReturn]
+) -> NoReturn:
+    """Lives process `rank` of a plan: tells events, takes commands, and on `exit` leaves at once with 0.
+
+    It does not return, because letting go of TensorFlow's iterators and servers can take a minute.
+    """
+    plan = from_json(plan_text)
+    process = plan.processes[rank]
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    prepare_devices(plan, process)
+    strategy = make_strategy(plan, process, tell)
+    # TensorFlow swallows SIGTERM once the strategy exists; put the default back so that a scheduler can stop us.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    tell("joined", devices=list(process.devices), versions=versions())
+    if process.rank == min(each.rank for each in plan.processes if each.host == process.host):
+        _sample_system(plan.system_metrics_seconds, process.host, tell)
+    work = Work(plan, process, strategy, tell)
+    while (command := take())["do"] != "exit":
+        getattr(work, command.pop("do"))(**command)
+    leave(0)
+
+
+def prepare_devices(plan: Plan, process: Process) -> None:
+    """Cores, threads, devices, precision and seeds, as planned; before anything lists devices."""
+    if process.cores:
+        os.sched_setaffinity(0, process.cores)
+    tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
+    gpus = tf.config.list_physical_devices("GPU")
+    if plan.kind == "gpu":
+        wanted = [int(name.split(":")[1]) for name in process.devices]
+        if max(wanted) >= len(gpus):
+            raise TrainingError(
+                f"Expected {plan.hardware} to have {', '.join(process.devices)}, received {len(gpus)} GPUs from "
+                f"TensorFlow. Try installing tensorflow[and-cuda], or hardware.rehearse=true."
+            )
+        tf.config.set_visible_devices([gpus[index] for index in wanted], "GPU")
+        for index in wanted:
+            # The baseline has its turn on the same GPU.
+            tf.config.experimental.set_memory_growth(gpus[index], True)
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(process.devices))
+    keras.utils.set_random_seed(plan.seed)
+    keras.config.set_dtype_policy(plan.precision)
+    if plan.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
+    """The plan's strategy over this process's devices; returns once every process has joined."""
+    kind = plan.kind.upper()
+    addresses = [each.address for each in plan.processes if each.address]
+    if addresses and all(str(address).startswith("127.") for address in addresses) and not loopback.listen_on_loopback_only():
+        tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
+    return targets.call(
+        plan.strategy_build,
+        "strategy.build",
+        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
+        addresses=tuple(addresses),
+        rank=process.rank,
+    )
+
+
+class Work:
+    """What a process has made so far, and the commands that go on from it."""
+
+    def __init__(self, plan: Plan, process: Process, strategy: tf.distribute.Strategy, tell: Tell) -> None:
+        self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
+        self._parts: tuple[Any, Any] = (None, None)
+        self._loop: Loop | None = None
+        self._timing: Any = None
+        self._put_back = contextlib.ExitStack()
+
+    def load(self) -> None:
+        """Makes the data, and tells how many examples this process has of them."""
+        plan, processes = self._plan, len(self._plan.processes)
+        sharded = processes > 1 and targets.asks_for(plan.data_build, "data.build", "shard")
+        with tf.device("CPU:0"):
+            made = targets.call(plan.data_build, "data.build", shard=self._process.rank, shards=processes)
+        try:
+            train, validation = made
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"Expected data.build to return (train, validation), received {type(made).__name__}."
+            ) from error
+        self._parts = (train, validation)
+        self._tell(
+            "loaded",
+            sharded=sharded,
+            train_examples=batches.count(train),
+            validation_examples=0 if validation is None else batches.count(validation),
+        )
+
+    def build(self, train_counts: list[int], validation_counts: list[int]) -> None:
+        """Makes the model, on data of which each shard has the given number of examples."""
+        plan, strategy = self._plan, self._strategy
+        train, validation = self._parts
+        if sum(train_counts) == 0:
+            raise TrainingError("Expected training data with examples, received none.")
+        data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
+        held_out = Data(validation, self._layout(validation_counts), False, plan.seed) if validation is not None else None
+        sample = batches.spec(train)
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
+        classes = plan.num_classes or _num_classes(train, y)
+        shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
+        model, outputs = build.model(
+            lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
+            strategy,
+            sample,
+            targets.value(plan.optimizer, "train.optimizer"),
+            plan.learning_rate,
+            targets.value(plan.loss, "train.loss"),
+            targets.value(plan.metrics, "train.metrics"),
+        )
+        chief = self._process.rank == 0
+        alone = len(plan.processes) == 1
+        self._loop = Loop(model, strategy, data, held_out, outputs, plan.gradient_bits, chief, alone)
+        self._tell(
+            "built",
+            parameters=model.count_params(),
+            input_shape=shape,
+            num_classes=classes,
+            train_examples=data.layout.examples,
+            validation_examples=held_out.layout.examples if held_out else 0,
+            steps_per_epoch=data.layout.steps,
+            epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
+            data_digest=_digest(train),
+        )
+
+    def calibrate(self) -> None:
+        """Traces the step and times a few, on data and weights that training will not see changed."""
+        loop = self._ready()
+        self._put_back.enter_context(loop.put_back())
+        self._timing = loop.iterator()
+        loop.call(self._timing, 1)
+        started = time.perf_counter()
+        loop.call(self._timing, CALIBRATION_STEPS)
+        self._tell("calibrated", step_seconds=(time.perf_counter() - started) / CALIBRATION_STEPS)
+
+    def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
+        """Times `steps` steps after `warmup_steps`."""
+        loop = self._ready()
+        for count in _calls(warmup_steps, steps_per_call):
+            loop.call(self._timing, count)
+        calls, examples = [], 0.0
+        began = time.perf_counter()
+        for count in _calls(steps, steps_per_call):
+            started = time.perf_counter()
+            _, sizes = loop.call(self._timing, count)
+            calls.append([count, time.perf_counter() - started])
+            examples += float(sizes.sum())
+        seconds = time.perf_counter() - began
+        self._tell("measured", repeat=repeat, steps=steps, examples=examples, seconds=seconds, calls=calls)
+
+    def train(self, steps_per_call: int, folder: str) -> None:
+        """Trains as planned; the chief saves the model into `folder`."""
+        plan, loop = self._plan, self._ready()
+        self._timing = None
+        self._put_back.close()
+        keras.utils.set_random_seed(plan.seed)
+        callbacks = [targets.value(each, f"train.callbacks[{index}]") for index, each in enumerate(plan.callbacks)]
+        wrong = [each for each in callbacks if not isinstance(each, keras.callbacks.Callback)]
+        if wrong:
+            raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
+        result = loop.run(plan.epochs, plan.steps, steps_per_call, callbacks, self._tell)
+        if loop.chief and plan.save:
+            save(loop.model, Path(folder) / "model.keras")
+            self._tell("saved", path="model.keras")
+        self._tell("finished", weights=replica_digests(loop.model), **(result if loop.chief else {}))
+
+    def _ready(self) -> Loop:
+        assert self._loop is not None, "build comes first"
+        return self._loop
+
+    def _layout(self, counts: list[int]) -> batches.Layout:
+        process = self._process
+        return batches.Layout(
+            self._plan.global_batch,
+            self._plan.workers,
+            process.replicas[0],
+            len(process.replicas),
+            tuple(counts),
+            process.rank,
+        )
+
+
+def replica_digests(model: keras.Model) -> list[str]:
+    """A hash of the trained weights for each replica that this process holds: all of them must agree."""
+    copies = [[np.asarray(copy) for copy in _copies(variable.value)] for variable in model.trainable_variables]
+    return [
+        hashlib.sha256(b"".join(np.ascontiguousarray(copy).tobytes() for copy in replica)).hexdigest()[:16]
+        for replica in zip(*copies, strict=True)
+    ]
+
+
+def _copies(variable: Any) -> tuple[Any, ...]:
+    return tuple(getattr(variable, "values", (variable,)))
+
+
+def save(model: keras.Model, path: Path) -> None:
+    """Writes the model whole or not at all. It loads on one device as it does here."""
+    partial = path.with_name(f".{path.name}")
+    model.save(partial.with_suffix(".partial.keras"))
+    partial.with_suffix(".partial.keras").rename(path)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a measurement depends on."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")
+    }
+
+
+def explain(error: BaseException) -> str:
+    """An error in one line for a person: our own messages as they stand, others with their type."""
+    text = str(error).strip().splitlines()
+    own = isinstance(error, TrainingError | build.ModelError | targets.TargetError)
+    first = next((line for line in text if line.strip()), "")
+    if "Could not start gRPC server" in first:
+        return "Expected the process's port to be free, received one that another program listens on. Try cluster.base_port=null."
+    if isinstance(error, tf.errors.OpError):
+        first = error.message.strip().splitlines()[0] if error.message.strip() else first
+    return first if own else f"{type(error).__name__}: {first}"
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Is this what TensorFlow raises in a process whose peers have gone?"""
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+    return isinstance(error, kinds)
+
+
+def _calls(steps: int, steps_per_call: int) -> list[int]:
+    """How `steps` divide into calls.
+
+    >>> _calls(25, 10)
+    [10, 10, 5]
+    """
+    whole, rest = divmod(steps, steps_per_call)
+    return [steps_per_call] * whole + [rest] * bool(rest)
+
+
+def _num_classes(part: Any, y: Any) -> int | None:
+    """Classes counted from integer labels; None where labels are something else or cannot be looked through."""
+    if isinstance(part, tf.data.Dataset) or tf.nest.is_nested(y) or not y.dtype.is_integer or y.shape.rank != 1:
+        return None
+    labels = np.asarray(part[1])
+    return int(labels.max()) + 1
+
+
+def _digest(part: Any) -> str:
+    """Names the data: a hash of the arrays, or of a data set's structure and size."""
+    digest = hashlib.sha256()
+    if isinstance(part, tf.data.Dataset):
+        digest.update(repr((part.element_spec, int(part.cardinality()))).encode())
+    else:
+        for leaf in tf.nest.flatten(part):
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+    return digest.hexdigest()[:16]
+
+
+def _sample_system(seconds: float, host: int, tell: Tell) -> None:
+    """Tells this host's load every so many seconds, from a thread of its own."""
+    if seconds <= 0:
+        return
+    import psutil
+
+    psutil.cpu_percent()
+    name = f"host{host}"
+
+    def sample() -> None:
+        while True:
+            time.sleep(seconds)
+            memory, disk = psutil.virtual_memory(), psutil.net_io_counters()
+            values = {
+                "cpu_utilization_percentage": psutil.cpu_percent(),
+                "system_memory_usage_gib": memory.used / 2**30,
+                "system_memory_usage_percentage": memory.percent,
+                "network_receive_gib": disk.bytes_recv / 2**30,
+                "network_transmit_gib": disk.bytes_sent / 2**30,
+            }
+            with contextlib.suppress(OSError):
+                tell("system", host=name, values=values)
+
+    threading.Thread(target=sample, daemon=True).start()
+
+

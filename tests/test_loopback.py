@@ -1,0 +1,147 @@
+"""Starts TensorFlow's servers in processes of their own and asks the kernel what they listen on."""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.loopback import on_loopback
+
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
+PROCESS = """
+import json, signal, sys, threading
+signal.alarm(120)  # The kernel ends a process that hangs, also one that waits for its interpreter lock.
+import tensorflow as tf
+from pipeline import loopback
+kind, cluster, rank = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+held = loopback.listen_on_loopback_only() and loopback.listen_on_loopback_only()
+if kind == "interrupted":
+    loopback.on_loopback = lambda address: signal.raise_signal(signal.SIGINT)
+started = False
+def compete_for_the_interpreter_lock():
+    while not started:
+        pass
+threading.Thread(target=compete_for_the_interpreter_lock, daemon=True).start()
+value = None
+if kind == "workers":
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), task_type="worker", task_id=rank, rpc_layer="grpc"
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+    def total():
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce("SUM", tf.cast(replica.replica_id_in_sync_group, tf.float32) + 1.0)
+    value = float(strategy.run(tf.function(total)))
+else:
+    try:
+        server = tf.distribute.Server(cluster, job_name="worker", task_index=rank)
+        value = server.target
+    except tf.errors.UnknownError as error:
+        value = error.message
+started = True
+print(json.dumps([held, value]), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Ports that nobody else is given. SO_REUSEADDR, which gRPC sets too, lets a server listen beside these sockets."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for held in sockets:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+        yield [held.getsockname()[1] for held in sockets]
+
+
+@contextmanager
+def processes(kind: str, ports: list[int]) -> Iterator[list[subprocess.Popen[str]]]:
+    cluster = json.dumps({"worker": [f"127.0.0.1:{port}" for port in ports]})
+    root = Path(__file__).parents[1]
+    with ExitStack() as stack:
+        started = []
+        for rank in range(len(ports)):
+            command = [sys.executable, "-c", PROCESS, kind, cluster, str(rank)]
+            process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        yield started
+
+
+def answer(process: subprocess.Popen[str]) -> list[object]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"ended with {process.wait()} before it had a server (-14: it hung)"
+    return list(json.loads(line))
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """(host, port) of every listening TCP socket of a process, from the kernel's tables: proc(5)."""
+    open_files = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in open_files:  # 0A: TCP_LISTEN
+                address, port = local.split(":")
+                words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                found.append((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "given", "expected", "after"),
+    [
+        (socket.AF_INET, "1f90", "0.0.0.0", "127.0.0.1", "00" * 8),
+        (socket.AF_INET, "1f90", "10.0.0.7", "10.0.0.7", "00" * 8),
+        (socket.AF_INET6, "1f9000000001", "::", "::ffff:127.0.0.1", "00000002"),
+        (socket.AF_INET6, "1f9000000001", "::ffff:0.0.0.0", "::ffff:127.0.0.1", "00000002"),
+        (socket.AF_INET6, "1f9000000001", "::1", "::1", "00000002"),
+    ],
+)
+def test_only_a_wildcard_address_changes(
+    family: socket.AddressFamily, before: str, given: str, expected: str, after: str
+) -> None:
+    def sockaddr(host: str) -> bytes:
+        start = family.to_bytes(2, sys.byteorder) + bytes.fromhex(before)
+        return start + socket.inet_pton(family, host) + bytes.fromhex(after)
+
+    assert on_loopback(sockaddr(given)) == sockaddr(expected)
+
+
+def test_a_process_without_tensorflow_is_promised_nothing() -> None:
+    code = "from pipeline.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_server_listens_on_loopback_only() -> None:
+    with reserved_ports(1) as ports, processes("server", ports) as (server,):
+        assert answer(server) == [True, f"grpc://127.0.0.1:{ports[0]}"]
+        hosts = listening(server.pid)
+        assert {port for _, port in hosts} == set(ports)
+        assert {host for host, _ in hosts} <= LOOPBACK
+
+
+def test_two_workers_sum_over_loopback_and_listen_nowhere_else() -> None:
+    with reserved_ports(2) as ports, processes("workers", ports) as workers:
+        assert [answer(worker) for worker in workers] == [[True, 3.0], [True, 3.0]]
+        hosts = [listening(worker.pid) for worker in workers]
+        assert [{port for _, port in each} for each in hosts] == [{port} for port in ports]
+        assert {host for each in hosts for host, _ in each} <= LOOPBACK
+
+
+def test_a_ctrl_c_amid_the_bind_leaves_no_server_rather_than_an_open_one() -> None:
+    with reserved_ports(1) as ports, processes("interrupted", ports) as (server,):
+        assert answer(server) == [True, "Could not start gRPC server"]
+        assert listening(server.pid) == []
