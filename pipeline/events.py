@@ -25,7 +25,7 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     result      conductor: `values`, the whole of result.json
     ended       conductor: `status` (FINISHED, FAILED or KILLED), `error`; always the last line
 
-`beat`, `exited` and `silent` reach the conductor and are not logged.
+`beat`, `stopped` and `exited` reach the conductor and are not logged.
 """
 
 import json
@@ -36,6 +36,9 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+
+# Kinds that only the conductor needs.
+PASSING = ("beat", "stopped", "exited")
 
 
 class EventLog:

@@ -177,7 +177,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         warmup_steps=measure.warmup_steps,
         measure_steps=measure.steps,
         repeats=measure.repeats,
-        baseline=measure.baseline.value,
+        baseline=measure.baseline.value if measure.baseline else "once",
         threads_per_device=threads if on_cpu else config.hardware.threads_per_device,
         startup_timeout=launch.startup_timeout,
         heartbeat_timeout=launch.heartbeat_timeout,
@@ -322,8 +322,9 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     if scaling is Scaling.weak and train.global_batch:
         raise PlanError(
             f"Expected train.replica_batch with measure.scaling=weak, which holds it fixed, received "
-            f"train.global_batch={train.global_batch}. Try train.replica_batch={max(1, train.global_batch // replicas)} "
-            f"train.global_batch=null, or measure.scaling=strong."
+            f"train.global_batch={train.global_batch}. "
+            f"Try train.replica_batch={max(1, train.global_batch // replicas)} train.global_batch=null, "
+            f"or measure.scaling=strong."
         )
     if scaling is Scaling.strong and train.replica_batch:
         raise PlanError(

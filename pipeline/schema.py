@@ -33,7 +33,8 @@ class Scaling(Enum):
 
 
 class Baseline(Enum):
-    """Where the one-device throughput comes from: `auto` reuses an equal one, `fresh` measures, `none` does without."""
+    """Where the one-device throughput comes from: `auto` reuses an equal one of an earlier command, `fresh` measures it
+    for every point, `none` does without."""
 
     auto = "auto"
     fresh = "fresh"
@@ -138,7 +139,7 @@ class MeasureConfig:
     steps: int | None = None
     repeats: int = 5
     scaling: Scaling | None = None
-    baseline: Baseline = Baseline.fresh
+    baseline: Baseline | None = None
 
 
 @dataclass

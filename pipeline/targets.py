@@ -193,7 +193,7 @@ def _definition(path: Path, name: str, search: tuple[str, ...], depth: int = 5) 
     return None if "__getattr__" in names else names
 
 
-def _imported(path: Path, statement: ast.ImportFrom, name: str, search: tuple[str, ...], depth: int) -> Any:
+def _imported(path: Path, statement: ast.ImportFrom, name: str, search: tuple[str, ...], depth: int) -> ast.AST | None:
     if depth == 0 or statement.module is None:
         return None
     folders = (str(path.parents[statement.level - 1]),) if statement.level else search
@@ -209,6 +209,8 @@ def _statements(path: Path) -> list[ast.stmt]:
     try:
         return ast.parse(path.read_text()).body
     except SyntaxError as error:
-        raise TargetError(f"Expected Python in {path}, received a syntax error in line {error.lineno}: {error.msg}.") from error
+        raise TargetError(
+            f"Expected Python in {path}, received a syntax error in line {error.lineno}: {error.msg}."
+        ) from error
     except (OSError, UnicodeDecodeError):
         return [ast.ImportFrom(module=None, names=[ast.alias("*")], level=0)]

@@ -42,6 +42,7 @@ class _Seen:
     exited: int | None = None
     error: str | None = None
     lost_peer: float | None = None
+    stopped: bool = False
 
 
 @dataclass
@@ -70,6 +71,9 @@ class Watch:
             seen.exited = event["code"]
             return
         if kind == "started":
+            return
+        seen.stopped = kind == "stopped"
+        if seen.stopped:
             return
         seen.beat = now
         if kind == "joined":
@@ -106,7 +110,7 @@ class Watch:
 
     def _gone_quiet(self, now: float) -> Failure | None:
         for rank, seen in self.seen.items():
-            alive = seen.exited is None and seen.lost_peer is None and seen.error is None
+            alive = seen.exited is None and seen.joined and seen.lost_peer is None and seen.error is None
             if alive and now - (seen.beat or seen.started) > SILENT_SECONDS:
                 return self._silent(rank, now)
         return None
@@ -115,7 +119,10 @@ class Watch:
         died = {
             rank: seen.exited
             for rank, seen in self.seen.items()
-            if seen.exited is not None and seen.lost_peer is None and seen.error is None and not (self.leaving and seen.exited == 0)
+            if seen.exited is not None
+            and seen.lost_peer is None
+            and seen.error is None
+            and not (self.leaving and seen.exited == 0)
         }
         if not died:
             return None
@@ -124,19 +131,23 @@ class Watch:
         return Failure(f"{self._name(rank)} {_ending(died[rank])}.", rank)
 
     def _silence(self, now: float) -> Failure | None:
+        late = {
+            rank: seen
+            for rank, seen in self.seen.items()
+            if not seen.joined and seen.exited is None and now - seen.started > self.plan.startup_timeout
+        }
+        if late:
+            # Those that wait for the others are silent too, once TensorFlow has them; blame one that never spoke.
+            rank = min(late, key=lambda each: (not late[each].stopped, late[each].beat or 0.0))
+            return Failure(
+                f"{self._name(rank)} did not join within {self.plan.startup_timeout:g} s"
+                f"{': it is stopped' if late[rank].stopped else ''}. "
+                f"If it needs longer, try launch.startup_timeout={2 * self.plan.startup_timeout:g}.",
+                rank,
+                stuck=True,
+            )
         for rank, seen in self.seen.items():
-            if seen.exited is not None:
-                continue
-            if not seen.joined and now - seen.started > self.plan.startup_timeout:
-                others = [other for other, each in self.seen.items() if each.beat is None or now - each.beat > SILENT_SECONDS]
-                late = others[0] if others and rank not in others else rank
-                return Failure(
-                    f"{self._name(late)} did not join within {self.plan.startup_timeout:g} s. "
-                    f"If it needs longer, try launch.startup_timeout={2 * self.plan.startup_timeout:g}.",
-                    late,
-                    stuck=True,
-                )
-            if seen.beat is not None and now - seen.beat > self.plan.heartbeat_timeout:
+            if seen.exited is None and seen.joined and now - (seen.beat or now) > self.plan.heartbeat_timeout:
                 return self._silent(rank, now)
         return None
 
@@ -176,7 +187,9 @@ class Watch:
         seen = self.seen[rank]
         quiet = now - (seen.beat or seen.started)
         return Failure(
-            f"{self._name(rank)} gave no sign of life for {quiet:.0f} s: it is stopped, or its host is gone.", rank
+            f"{self._name(rank)} gave no sign of life for {quiet:.0f} s: "
+            f"{'it is stopped' if seen.stopped else 'it is stopped, or its host is gone'}.",
+            rank,
         )
 
     def _name(self, rank: int) -> str:

@@ -90,7 +90,11 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
     """The plan's strategy over this process's devices; returns once every process has joined."""
     kind = plan.kind.upper()
     addresses = [each.address for each in plan.processes if each.address]
-    if addresses and all(str(address).startswith("127.") for address in addresses) and not loopback.listen_on_loopback_only():
+    if (
+        addresses
+        and all(str(address).startswith("127.") for address in addresses)
+        and not loopback.listen_on_loopback_only()
+    ):
         tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
     return targets.call(
         plan.strategy_build,
@@ -138,10 +142,17 @@ class Work:
         if sum(train_counts) == 0:
             raise TrainingError("Expected training data with examples, received none.")
         data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
-        held_out = Data(validation, self._layout(validation_counts), False, plan.seed) if validation is not None else None
+        held_out = (
+            Data(validation, self._layout(validation_counts), False, plan.seed) if validation is not None else None
+        )
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
         classes = plan.num_classes or _num_classes(train, y)
+        if classes is None and targets.asks_for(plan.model_build, "model.build", "num_classes"):
+            raise TrainingError(
+                "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
+                "Try data.num_classes=10, or whatever it is."
+            )
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
         model, outputs = build.model(
             lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
@@ -257,7 +268,7 @@ def explain(error: BaseException) -> str:
     own = isinstance(error, TrainingError | build.ModelError | targets.TargetError)
     first = next((line for line in text if line.strip()), "")
     if "Could not start gRPC server" in first:
-        return "Expected the process's port to be free, received one that another program listens on. Try cluster.base_port=null."
+        return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
     if isinstance(error, tf.errors.OpError):
         first = error.message.strip().splitlines()[0] if error.message.strip() else first
     return first if own else f"{type(error).__name__}: {first}"
@@ -265,7 +276,12 @@ def explain(error: BaseException) -> str:
 
 def lost_a_peer(error: BaseException) -> bool:
     """Is this what TensorFlow raises in a process whose peers have gone?"""
-    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+    )
     return isinstance(error, kinds)
 
 
@@ -322,5 +338,3 @@ def _sample_system(seconds: float, host: int, tell: Tell) -> None:
                 tell("system", host=name, values=values)
 
     threading.Thread(target=sample, daemon=True).start()
-
-

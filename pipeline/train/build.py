@@ -37,6 +37,8 @@ def model(
                 f"Put the loss into compute_loss or add_loss, which are honoured."
             )
         _compile(made, optimizer, learning_rate, loss, metrics)
+        if strategy.num_replicas_in_sync > 1:
+            _check_optimizer(made.optimizer)
         made._symbolic_build(data_batch=batch)
         if not made.trainable_variables:
             raise ModelError("Expected a model with weights to train, received one without.")
@@ -56,6 +58,16 @@ def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, los
     if learning_rate is not None:
         chosen = _with_learning_rate(chosen, learning_rate)
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
+    if accumulated:
+        raise ModelError(
+            f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
+            f"several replicas, received gradient_accumulation_steps={accumulated}. "
+            f"Try train.replica_batch {accumulated} times as large, or strategy=one_device."
+        )
 
 
 def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:

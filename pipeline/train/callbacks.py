@@ -89,4 +89,8 @@ def _may_change_weights_at_batches(callback: keras.callbacks.Callback) -> bool:
     own = not type(callback).__module__.startswith("keras.") or isinstance(callback, keras.callbacks.LambdaCallback)
     hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
     base = keras.callbacks.Callback
-    return own and any(getattr(callback, hook).__func__ is not getattr(base, hook) for hook in hooks if hasattr(getattr(callback, hook), "__func__"))
+    return own and any(
+        getattr(callback, hook).__func__ is not getattr(base, hook)
+        for hook in hooks
+        if hasattr(getattr(callback, hook), "__func__")
+    )

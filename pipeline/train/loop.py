@@ -94,7 +94,9 @@ class Loop:
             began = clock()
             hooks.call("on_epoch_begin", epoch)
             first = epoch * per_epoch
-            logs = self._epoch(iterator, epoch, first, min(first + per_epoch, last_step), steps_per_call, hooks, tell, clock)
+            logs = self._epoch(
+                iterator, epoch, first, min(first + per_epoch, last_step), steps_per_call, hooks, tell, clock
+            )
             logs |= {f"val_{name}": value for name, value in self.evaluate(steps_per_call, tell).items()}
             epoch += 1
             result = {"epochs": epoch, **_split(logs)}

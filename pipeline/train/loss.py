@@ -36,6 +36,8 @@ def make_exact(model: keras.Model) -> list[str]:
 
     There are none for a model with a single loss, as in Keras.
     """
+    for layer in model._flatten_layers():
+        layer._losses = _LossesOfThread()
     compiled = model._compile_loss
     if compiled is None or not compiled._flat_losses:
         return []
@@ -69,6 +71,26 @@ class _Tracing(threading.local):
 
 
 _tracing = _Tracing()
+
+
+class _LossesOfThread(threading.local):
+    """What a layer's `add_loss` collects, for each replica apart.
+
+    Replicas are traced in turns, changing at every sum over replicas. Keras keeps one list a layer, in which one
+    replica would find what another added, or nothing.
+    """
+
+    def __init__(self) -> None:
+        self._losses: list[Any] = []
+
+    def extend(self, losses: list[Any]) -> None:
+        self._losses.extend(losses)
+
+    def clear(self) -> None:
+        self._losses.clear()
+
+    def __getitem__(self, index: slice) -> list[Any]:
+        return self._losses[index]
 
 
 class _ExactLoss:

@@ -59,7 +59,6 @@ def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy) -> St
 
 
 def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:
-    @tf.function(reduce_retracing=True)
     def steps(iterator: Any, count: Any) -> Any:
         values = tf.TensorArray(tf.float32, size=count)
         sizes = tf.TensorArray(tf.float32, size=count)
@@ -71,19 +70,24 @@ def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) ->
             sizes = sizes.write(index, strategy.experimental_local_results(examples)[0])
         return values.stack(), sizes.stack()
 
-    return steps
+    return tf.function(steps, reduce_retracing=True)  # type: ignore[no-any-return]
 
 
 def _sum(gradients: list[Any], values: Any, gradient_bits: int) -> tuple[list[Any], Any]:
-    """Gradients and loss values summed over replicas, in one reduction."""
+    """Gradients and loss values summed over replicas."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return gradients, values
+    add = tf.distribute.ReduceOp.SUM
     present = [gradient for gradient in gradients if gradient is not None]
-    narrow = [_narrow(gradient) for gradient in present] if gradient_bits == 16 else present
-    *summed, values = context.all_reduce(tf.distribute.ReduceOp.SUM, [*narrow, values])
-    wide = iter([_widen(total, gradient.dtype) for total, gradient in zip(summed, present, strict=True)])
-    return [None if gradient is None else next(wide) for gradient in gradients], values
+    if gradient_bits == 16:
+        narrow = context.all_reduce(add, [_narrow(gradient) for gradient in present])
+        summed = [_widen(total, gradient.dtype) for total, gradient in zip(narrow, present, strict=True)]
+        values = context.all_reduce(add, values)
+    else:
+        *summed, values = context.all_reduce(add, [*present, values])
+    each = iter(summed)
+    return [None if gradient is None else next(each) for gradient in gradients], values
 
 
 def _narrow(gradient: Any) -> Any:

@@ -1,0 +1,143 @@
+"""The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
+
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 128 + n: ended by signal n.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from rich.console import Console
+
+from pipeline import config as configs
+from pipeline import run, show
+
+# Lines shown of a failed process's log.
+LOG_LINES = 8
+# Hydra's options that take their value as a word of its own.
+VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
+
+
+def main() -> None:
+    """Runs the command and exits with its code."""
+    sys.argv[1:] = options_first(sys.argv[1:])
+    sys.exit(command())
+
+
+def command() -> int:
+    """Composes the config, runs each point, shows what came of it; returns the exit code."""
+    console = show.console_on(sys.stdout)
+    session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
+    configs.register()
+
+    def point(composed: DictConfig) -> run.Result:
+        where = HydraConfig.get()
+        many = where.mode is RunMode.MULTIRUN
+        if many:
+            console.print(f"\n-- {' '.join(where.overrides.task) or 'defaults'}", markup=False, highlight=False)
+        folder, overrides = Path(where.runtime.output_dir), list(where.overrides.task)
+        try:
+            config = configs.typed(composed, overrides)
+        except configs.ConfigError as error:
+            result = run.refused(str(error), folder, {}) | {"overrides": overrides}
+        else:
+            result = run.run(config, session, folder, overrides, Path(where.sweep.dir).name if many else None)
+        session.results.append(result)
+        _tell(result, many, console)
+        return result
+
+    many = bool({"-m", "--multirun"} & set(sys.argv[1:]))
+    try:
+        with _errors_as_they_are(), run.signals_interrupt():
+            hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(point)()
+    except run.Interrupted as interrupted:
+        print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
+        return 128 + interrupted.number
+    except Exception as error:
+        if configs.is_ours(error):
+            return _refuse(configs.explain(error))
+        if isinstance(error, OSError):
+            return _refuse(
+                f"Expected to be able to write {error.filename or 'the output folder'}, received: "
+                f"{error.strerror or error}. Try output_dir=..."
+            )
+        raise
+    finally:
+        session.close()
+    if many and session.results:
+        console.print(show.sweep_table(session.results))
+    return _code(session.results)
+
+
+def options_first(arguments: list[str]) -> list[str]:
+    """The arguments with Hydra's options before the overrides, as its parser wants them.
+
+    >>> options_first(["workers=2", "--config-dir", "mine", "model=own", "-m"])
+    ['--config-dir', 'mine', '-m', 'workers=2', 'model=own']
+    """
+    options: list[str] = []
+    overrides: list[str] = []
+    takes_value = False
+    for argument in arguments:
+        if takes_value or argument.startswith("-"):
+            takes_value = not takes_value and argument in VALUED
+            options.append(argument)
+        else:
+            overrides.append(argument)
+    return options + overrides
+
+
+def _tell(result: run.Result, many: bool, console: Console) -> None:
+    if result["status"] == "REFUSED":
+        print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
+    elif result["status"] != "PLANNED":
+        if result["error"]:
+            _show_log(result["log"], console)
+            print(show.error_text(f"{result['error']} See {result['folder']}."), file=sys.stderr)
+        elif not many:
+            console.print(show.result_table(result))
+
+
+def _show_log(log: str | None, console: Console) -> None:
+    if log is None or not Path(log).exists():
+        return
+    lines = [line for line in Path(log).read_text(errors="replace").splitlines() if line.strip()][-LOG_LINES:]
+    for line in [f"The last lines of {log}:", *(f"    {line}" for line in lines)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _refuse(message: str) -> int:
+    print(show.error_text(message), file=sys.stderr)
+    return 2
+
+
+def _code(results: list[dict[str, Any]]) -> int:
+    statuses = {result["status"] for result in results}
+    if "FAILED" in statuses:
+        return 1
+    return 2 if statuses == {"REFUSED"} else 0
+
+
+@contextmanager
+def _errors_as_they_are() -> Iterator[None]:
+    """Inside, Hydra raises what went wrong, for us to put into words, instead of printing it and exiting."""
+    kept = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if kept is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = kept
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Starts a plan's processes on a cluster, hands back what they tell and how they end. One file per kind of cluster.
+
+Whoever calls sees events (`pipeline.events`) and nothing of how they travelled. Besides what processes tell, a job
+gives `started` for each process, `stopped` while the system says that one is, and, when one ends, `exited` with its
+`code` (negative: minus the signal).
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.events import Event
+from pipeline.plan import Plan
+
+
+class LaunchError(RuntimeError):
+    """Processes that cannot be started: the message says what was expected, received, and what to type instead."""
+
+
+class Job(Protocol):
+    """Processes that were started together."""
+
+    def events(self, timeout: float) -> list[Event]:
+        """What has come in; waits up to `timeout` seconds for something."""
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Gives every process a command; see `pipeline.worker`."""
+
+    def dump_stacks(self) -> None:
+        """Has every process that still can write its stack to its log."""
+
+    def stop(self, grace: float) -> None:
+        """Ends every process: asks, and after `grace` seconds kills. Returns when none is left."""
+
+
+class Cluster(Protocol):
+    """Somewhere that processes can be started."""
+
+    def ports(self, count: int) -> Sequence[int]:
+        """Ports for `count` processes to listen on. Raises `LaunchError` where one that was asked for is taken."""
+
+    def start(self, plan: Plan, group: str, folder: Path) -> Job:
+        """Starts the processes of `plan`; `group` names them in events and logs, which go to `folder`."""
+
+    def close(self) -> None:
+        """Lets go of whatever is kept between jobs."""
+
+
+# A process's whole life: the plan, its rank, and functions to tell events and to take commands.
+Main = Callable[..., None]

@@ -1,0 +1,131 @@
+"""The first and last moments of a process: its log, its signals, its pipes, and its end when the conductor's comes.
+
+Imports nothing slow, because the conductor imports it too, to name `main` to the fork server.
+"""
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from pipeline.events import to_line
+
+BEAT_SECONDS = 0.5
+# Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
+F_SETSIG = 10
+
+
+def main(
+    plan: str, rank: int, group: str, events: Connection, commands: Connection, lifeline: Connection, log: str
+) -> None:
+    """Runs `pipeline.worker` as process `rank` of a plan. Never returns: ends with 0, or 1 after telling why."""
+    # A Ctrl-C at the terminal is the conductor's to handle.
+    os.setpgid(0, 0)
+    die_with(lifeline)
+    _write_to(log)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)
+    line = Line(events, group, rank)
+    try:
+        threading.Thread(target=_beat, args=(line,), daemon=True).start()
+        inbox = Inbox(commands)
+        from pipeline import worker
+
+        worker.main(plan, rank, line.tell, inbox.take, _leave)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        from pipeline import worker
+
+        line.tell("failed", error=worker.explain(error), peer=worker.lost_a_peer(error))
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends without TensorFlow's own shutdown, which can wait for peers that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class Line:
+    """Writes events to the conductor, whole lines, from any thread."""
+
+    def __init__(self, connection: Connection, group: str, rank: int) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+        self._about = {"group": group, "rank": rank}
+        self.progress = 0
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Sends one event; anything but the machine's load counts as progress."""
+        self.progress += event != "system"
+        self.write(event, **fields)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Sends one event without counting it as progress."""
+        data = to_line({"time": time.time(), "event": event, **self._about, **fields})
+        with self._lock:
+            while data:
+                data = data[os.write(self._connection.fileno(), data) :]
+
+
+def die_with(lifeline: Connection) -> None:
+    """Has the kernel kill this process when the conductor's end of a pipe closes, however that came.
+
+    No thread could: TensorFlow holds Python's lock while it waits for other processes to join.
+    """
+    descriptor = lifeline.fileno()
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+    if lifeline.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Inbox:
+    """Commands from the conductor, in the order they were given."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._commands: list[dict[str, Any]] = []
+        self._arrived = threading.Condition()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def take(self) -> dict[str, Any]:
+        """The next command, waiting for it."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._commands)
+            return self._commands.pop(0)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                command = json.loads(self._connection.recv_bytes())
+                with self._arrived:
+                    self._commands.append(command)
+                    self._arrived.notify()
+
+
+def _beat(line: Line) -> None:
+    """Tells twice a second that this process lives, how far it is, and how much it has computed."""
+    while True:
+        with contextlib.suppress(OSError):
+            line.write("beat", progress=line.progress, cpu_seconds=time.process_time())
+        time.sleep(BEAT_SECONDS)
+
+
+def _write_to(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

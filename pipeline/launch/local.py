@@ -1,0 +1,232 @@
+"""Processes on this machine, forked from a server that holds TensorFlow, talking over pipes.
+
+The server imports TensorFlow and Keras once and uses neither, so that a process forked from it starts in a tenth of
+a second. It lives as long as the cluster: a multirun keeps it for all its points.
+"""
+
+import contextlib
+import json
+import multiprocessing as mp
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from pipeline.events import Event
+from pipeline.launch import LaunchError
+from pipeline.plan import Plan, Process
+from pipeline.schema import ClusterConfig
+
+# How often to ask the system whether a process is stopped.
+LOOK_SECONDS = 1.0
+PRELOAD = ["pipeline.launch.preload"]
+
+
+class LocalCluster:
+    """This machine."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._reserved: list[socket.socket] = []
+        self._context: Any = mp.get_context(config.start_method.value)
+        if config.start_method.value == "forkserver":
+            self._context.set_forkserver_preload(PRELOAD)
+
+    def warm_up(self) -> None:
+        """Starts the server's imports, so that they run beside what the conductor does next."""
+        if self._config.start_method.value == "forkserver":
+            with _quiet_environment():
+                forkserver.ensure_running()
+
+    def ports(self, count: int) -> Sequence[int]:
+        """Free ports, or the configured ones, reserved until the next call."""
+        self._release()
+        base = self._config.base_port
+        for number in range(count):
+            self._reserved.append(_reserve(self._config.host, 0 if base is None else base + number))
+        return tuple(each.getsockname()[1] for each in self._reserved)
+
+    def start(self, plan: Plan, group: str, folder: Path) -> "LocalJob":
+        """Forks a process for each of the plan's."""
+        with _quiet_environment():
+            return LocalJob(self._context, plan, group, folder)
+
+    def close(self) -> None:
+        """Ends the server, which ends by itself once its pipe closes, and waits until it has."""
+        self._release()
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+    def _release(self) -> None:
+        for each in self._reserved:
+            each.close()
+        self._reserved = []
+
+
+class LocalJob:
+    """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
+
+    def __init__(self, context: Any, plan: Plan, group: str, folder: Path) -> None:
+        self._group = group
+        self._processes: dict[int, BaseProcess] = {}
+        self._events: dict[int, Connection] = {}
+        self._commands: dict[int, Connection] = {}
+        self._lifelines: dict[int, Connection] = {}
+        self._partial: dict[int, bytes] = {}
+        self._waiting: list[Event] = []
+        self._exited: set[int] = set()
+        self._next_look = 0.0
+        text = plan.to_json()
+        try:
+            for each in plan.processes:
+                self._start(context, text, each, folder)
+        except BaseException:
+            self.stop(grace=0)
+            raise
+
+    def events(self, timeout: float) -> list[Event]:
+        """What has come in; waits up to `timeout` seconds for something."""
+        if not self._waiting:
+            sentinels = {self._processes[rank].sentinel: rank for rank in self._processes if rank not in self._exited}
+            readers = {connection: rank for rank, connection in self._events.items()}
+            for ready in wait([*readers, *sentinels], timeout):
+                if isinstance(ready, Connection):
+                    self._read(readers[ready])
+            for rank in sentinels.values():
+                if not self._processes[rank].is_alive():
+                    self._drain(rank)
+                    self._exited.add(rank)
+                    self._add(rank, event="exited", code=self._processes[rank].exitcode)
+        self._look_for_stopped()
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Gives every process a command; one that is gone is left to its `exited` event."""
+        for connection in self._commands.values():
+            with contextlib.suppress(OSError):
+                connection.send_bytes(json.dumps(command).encode())
+
+    def dump_stacks(self) -> None:
+        """Has every process write its stack to its log; one that is stopped does so when it goes on."""
+        self._signal(signal.SIGUSR2)
+
+    def stop(self, grace: float) -> None:
+        """Asks every process to end, kills it after `grace` seconds, and waits until it is gone."""
+        if grace > 0:
+            self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._signal(signal.SIGKILL)
+        for process in self._processes.values():
+            process.join()
+        for connections in (self._events, self._commands, self._lifelines):
+            for connection in connections.values():
+                connection.close()
+            connections.clear()
+
+    def _start(self, context: Any, plan: str, process: Process, folder: Path) -> None:
+        from pipeline.launch import child
+
+        rank = process.rank
+        self._events[rank], event_writer = context.Pipe(duplex=False)
+        command_reader, self._commands[rank] = context.Pipe(duplex=False)
+        os.set_blocking(self._events[rank].fileno(), False)
+        self._partial[rank] = b""
+        lifeline, self._lifelines[rank] = context.Pipe(duplex=False)
+        log = folder / f"{self._group}-{rank}.log"
+        started = context.Process(
+            target=child.main,
+            args=(plan, rank, self._group, event_writer, command_reader, lifeline, str(log)),
+            name=f"{self._group}-{rank}",
+        )
+        try:
+            # A process that is started and not yet known here ends when `stop` closes its pipe.
+            started.start()
+            self._processes[rank] = started
+        finally:
+            for each in (event_writer, command_reader, lifeline):
+                each.close()
+        self._add(rank, event="started", pid=started.pid, role=process.role, host=process.host)
+
+    def _read(self, rank: int) -> bool:
+        """Takes in what a process has written; false at the end of it."""
+        try:
+            data = os.read(self._events[rank].fileno(), 1 << 20)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._events.pop(rank).close()
+            return False
+        *lines, self._partial[rank] = (self._partial[rank] + data).split(b"\n")
+        self._waiting += [json.loads(line) for line in lines if line]
+        return True
+
+    def _drain(self, rank: int) -> None:
+        while rank in self._events and self._read(rank):
+            pass
+
+    def _look_for_stopped(self) -> None:
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        for rank, process in self._processes.items():
+            if rank not in self._exited and _state(process.pid) == "T":
+                self._add(rank, event="stopped")
+
+    def _signal(self, number: int) -> None:
+        for rank, process in self._processes.items():
+            if rank not in self._exited and process.is_alive() and process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def _add(self, rank: int, **fields: Any) -> None:
+        self._waiting.append({"time": time.time(), "group": self._group, "rank": rank, **fields})
+
+
+def _state(pid: int | None) -> str:
+    """The state letter that Linux gives a process: R, S, T for stopped, Z; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """A socket bound to a free port, or to `port`, that does not listen.
+
+    With SO_REUSEADDR set, TensorFlow's server may bind it too, while nobody is given it by chance meanwhile.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, port))
+    except OSError as error:
+        reserved.close()
+        instead = "cluster.base_port=null for free ports" if port else "cluster.host=127.0.0.1"
+        raise LaunchError(
+            f"Expected to be able to listen on {host}:{port}, received: {error.strerror or error}. Try {instead}."
+        ) from error
+    return reserved
+
+
+@contextlib.contextmanager
+def _quiet_environment() -> Any:
+    """The environment that a process is started with; put back afterwards."""
+    wanted = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "KERAS_BACKEND": "tensorflow"}
+    kept = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,25 @@
+"""What the fork server imports before it forks: everything slow that every process needs, and uses nothing of it.
+
+An import that starts a thread or runs an operation would make the server unfit to fork from.
+"""
+
+import os
+import sys
+
+# What TensorFlow writes while it is imported would land in the conductor's terminal; what is wrong with it, a process
+# finds out again and writes into its own log.
+_terminal = os.dup(2)
+_nowhere = os.open(os.devnull, os.O_WRONLY)
+os.dup2(_nowhere, 2)
+# Keras imports scikit-learn for wrappers that nothing here uses, which doubles its own time.
+_absent = "sklearn" not in sys.modules
+if _absent:
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+try:
+    import pipeline.worker  # noqa: F401
+finally:
+    if _absent:
+        del sys.modules["sklearn"]
+    os.dup2(_terminal, 2)
+    os.close(_terminal)
+    os.close(_nowhere)

@@ -1,0 +1,385 @@
+"""Runs one point from its config to its result: plan, launch, record. A session holds what points share."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pipeline import machine as machines
+from pipeline import measure, plan, show, targets
+from pipeline.conduct import Measured, RunFailed, conduct
+from pipeline.events import PASSING, Event, EventLog
+from pipeline.launch import Cluster, LaunchError
+from pipeline.launch.local import LocalCluster
+from pipeline.plan import Plan, PlanError
+from pipeline.schema import Config, Mode, Store
+from pipeline.track import Tracker
+
+Result = dict[str, Any]
+
+
+class Interrupted(BaseException):
+    """A signal that asks the conductor to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@dataclass
+class Session:
+    """What all points of a command share: the machine, the cluster with its fork server, and the tracker."""
+
+    search: tuple[str, ...]
+    environ: Mapping[str, str]
+    console: Console
+    results: list[Result] = field(default_factory=list)
+    baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    _clusters: dict[str, Cluster] = field(default_factory=dict)
+    _tracker: Tracker | None = None
+
+    def cluster(self, config: Config) -> LocalCluster:
+        """The cluster that `config` names, the same one each time."""
+        name = f"{config.cluster}"
+        if name not in self._clusters:
+            self._clusters[name] = LocalCluster(config.cluster)
+        cluster = self._clusters[name]
+        assert isinstance(cluster, LocalCluster)
+        return cluster
+
+    def tracker(self, log: Path) -> Tracker:
+        """The process that writes to MLflow; `log` takes what it says."""
+        if self._tracker is None:
+            self._tracker = Tracker(self.environ, log)
+        return self._tracker
+
+    def close(self) -> None:
+        """Ends the tracker and the clusters."""
+        if self._tracker is not None:
+            self._tracker.close()
+        for cluster in self._clusters.values():
+            cluster.close()
+
+
+def run(config: Config, session: Session, folder: Path, overrides: list[str], sweep: str | None) -> Result:
+    """One point. Returns what result.json holds, whatever happened, except when a signal ends the command.
+
+    Its `status` is FINISHED, FAILED, KILLED, REFUSED (it cannot be laid out; nothing was started) or PLANNED.
+    """
+    about = {"folder": str(folder), "overrides": overrides, "sweep": sweep}
+    try:
+        planned, baseline, cluster = prepare(config, session)
+    except (PlanError, targets.TargetError, LaunchError) as error:
+        chosen = {
+            "strategy": config.strategy.name,
+            "hardware": config.hardware.name,
+            "model": config.model.name,
+            "data": config.data.name,
+            "workers": config.workers,
+        }
+        return refused(str(error), folder, chosen) | about
+    full = config.mode is Mode.plan
+    for line in show.plan_lines(planned, full=full):
+        session.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if full:
+        shutil.rmtree(folder, ignore_errors=True)
+        return {"status": "PLANNED", "error": None} | about
+    point = Point(config, planned, session, folder, overrides, sweep)
+    return point.run(cluster, baseline) | about
+
+
+def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalCluster]:
+    """(plan, its baseline's plan or None, cluster). Raises where the config is refused; nothing is started."""
+    check_targets(config, session.search)
+    machine = machines.detect(session.environ)
+    present = config.mode is Mode.run
+    draft = plan.make(config, machine, present=present)
+    cluster = session.cluster(config)
+    ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
+    planned = plan.make(config, machine, ports, present)
+    wanted = planned.baseline != "none" and planned.measure_steps != 0
+    return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
+
+
+def check_targets(config: Config, search: tuple[str, ...]) -> None:
+    """Refuses functions that do not exist or do not take their arguments, before anything is imported."""
+    for key, build, given in (
+        ("strategy.build", config.strategy.build, ("devices", "addresses", "rank")),
+        ("model.build", config.model.build, ("input_shape", "num_classes")),
+        ("data.build", config.data.build, ("shard", "shards")),
+    ):
+        if targets.KEY not in build:
+            raise PlanError(
+                f"Expected {key}._target_ to name a function, received none. Try {key}._target_=package.function."
+            )
+        targets.check(build, key, given, search)
+    for key in ("optimizer", "loss", "metrics", "callbacks"):
+        targets.check(getattr(config.train, key), f"train.{key}", (), search)
+
+
+class Point:
+    """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
+
+    def __init__(
+        self, config: Config, planned: Plan, session: Session, folder: Path, overrides: list[str], sweep: str | None
+    ) -> None:
+        self._config, self._plan, self._session, self._folder = config, planned, session, folder
+        self._measured = Measured()
+        self._store = _store(config)
+        self._baseline_source: str | None = None
+        self._blamed: Path | None = None
+        self._baseline_repeats: list[float] = []
+        (folder / "plan.json").write_text(planned.to_json())
+        self._log = EventLog(folder / "events.jsonl")
+        self._progress = show.Progress(planned, session.console, time.monotonic())
+        key = uuid.uuid4().hex
+        self._tell(
+            {
+                "time": time.time(),
+                "event": "run",
+                "key": key,
+                "name": f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}",
+                "folder": str(folder),
+                "experiment": config.tracking.experiment,
+                "pid": os.getpid(),
+                "host": os.uname().nodename,
+                "params": parameters(planned, config),
+                "tags": _tags(planned, overrides, sweep),
+            }
+        )
+
+    def run(self, cluster: LocalCluster, baseline: Plan | None) -> Result:
+        """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
+        cluster.warm_up()
+        tracker = self._session.tracker(Path(self._config.output_dir) / "tracker.log") if self._store else None
+        if tracker and self._store:
+            tracker.follow(self._folder, self._store)
+        status, error, interrupted = "FAILED", None, None
+        try:
+            with self._progress:
+                conduct(cluster, self._plan, self._reuse(baseline), self._folder, self._tell, self._measured)
+            status = "FINISHED"
+        except RunFailed as failure:
+            error = str(failure)
+            self._blamed = failure.log
+        except Interrupted as signalled:
+            status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
+        except OSError as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        return self._end(status, error, tracker, interrupted)
+
+    def _end(self, status: str, error: str | None, tracker: Tracker | None, interrupted: Interrupted | None) -> Result:
+        values = self._result(status, error)
+        if tracker:
+            values["mlflow_run_id"] = tracker.run_id(
+                self._folder, 0.0 if interrupted else self._config.tracking.drain_timeout
+            )
+        self._write(values)
+        self._tell({"time": time.time(), "event": "result", "values": values})
+        self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
+        if tracker:
+            drained, problem = tracker.drain(3.0 if interrupted else self._config.tracking.drain_timeout)
+            if not drained:
+                values["tracking_note"] = (
+                    f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
+                    f"`python -m pipeline.track sync {self._folder}` sends the rest."
+                )
+            values["mlflow_run_id"] = values["mlflow_run_id"] or tracker.run_id(self._folder, 0.0)
+            self._write(values)
+        self._log.close()
+        if interrupted:
+            raise interrupted
+        return values
+
+    def _tell(self, event: Event) -> None:
+        now = time.monotonic()
+        self._progress.update(event, now)
+        if event["event"] not in PASSING:
+            self._log.append(event)
+
+    def _reuse(self, baseline: Plan | None) -> Plan | None:
+        """The baseline that must be measured: none where an equal one was, and may be used."""
+        if baseline is None:
+            return None
+        self._baseline_source = "measured in this run"
+        known = None
+        if baseline.baseline in ("once", "auto"):
+            known = self._session.baselines.get(self._baseline_file(baseline))
+        if known is None and baseline.baseline == "auto":
+            with suppress(OSError, ValueError):
+                known = json.loads(self._baseline_file(baseline).read_text())
+        if known is None:
+            return baseline
+        self._baseline_repeats = [float(each) for each in known["examples_per_second"]]
+        self._baseline_source = f"reused from {known['folder']}"
+        return None
+
+    def _baseline_file(self, baseline: Plan) -> Path:
+        from importlib import metadata
+
+        versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+        return Path(self._config.output_dir) / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"
+
+    def _result(self, status: str, error: str | None) -> Result:
+        planned, measured = self._plan, self._measured
+        if measured.baseline:
+            self._baseline_repeats = [each.examples_per_second for each in measured.baseline]
+            self._keep_baseline()
+        points = [each.examples_per_second for each in measured.point]
+        middle, low, high = measure.interval(points) if points else (None, None, None)
+        faster: tuple[float | None, ...] = (None, None, None)
+        if points and self._baseline_repeats:
+            faster = measure.speedup(points, self._baseline_repeats)
+        one = measure.interval(self._baseline_repeats)[0] if self._baseline_repeats else None
+        finished = measured.finished
+        quantiles: Mapping[str, float | None] = {f"step_ms_p{percent}": None for percent in (50, 95, 99)}
+        return {
+            "status": status,
+            "strategy": planned.strategy,
+            "hardware": planned.hardware,
+            "model": planned.model,
+            "data": planned.data,
+            "workers": planned.workers,
+            "processes": len(planned.processes),
+            "replicas": planned.workers,
+            "replica_batch": planned.replica_batch,
+            "global_batch": planned.global_batch,
+            "scaling": planned.scaling,
+            "precision": planned.precision,
+            "examples_per_second": middle,
+            "examples_per_second_low": low,
+            "examples_per_second_high": high,
+            **(measure.step_ms(measured.point) if measured.point else quantiles),
+            "baseline_examples_per_second": one,
+            "baseline_source": self._baseline_source if one is not None else None,
+            "speedup": faster[0],
+            "speedup_low": faster[1],
+            "speedup_high": faster[2],
+            "efficiency": None if faster[0] is None else faster[0] / planned.workers,
+            "interval_confidence": measure.confidence(len(points)) if points else None,
+            "repeats": len(points),
+            "steps_per_call": measured.steps_per_call,
+            "rehearsal": planned.rehearsal,
+            "oversubscribed": planned.oversubscribed,
+            "notes": [*planned.notes, *measured.notes],
+            "epochs": finished.get("epochs"),
+            "loss": finished.get("loss"),
+            "metrics": finished.get("metrics", {}),
+            "val_loss": finished.get("val_loss"),
+            "val_metrics": finished.get("val_metrics", {}),
+            "parameters": measured.built.get("parameters"),
+            "seconds_startup": measured.seconds_startup,
+            "seconds_training": measured.seconds_training,
+            "mlflow_run_id": None,
+            "tracking_note": None,
+            "machine": planned.machine,
+            "versions": measured.versions,
+            "saved": "model.keras" if (self._folder / "model.keras").exists() else None,
+            "log": None if self._blamed is None else str(self._blamed),
+            "error": error,
+        }
+
+    def _keep_baseline(self) -> None:
+        baseline = plan.baseline_of(self._plan, machines.detect(self._session.environ))
+        kept = {"examples_per_second": self._baseline_repeats, "folder": str(self._folder), "time": time.time()}
+        path = self._baseline_file(baseline)
+        self._session.baselines[path] = kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, json.dumps(kept, indent=2))
+
+    def _write(self, values: Result) -> None:
+        _write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+
+
+def refused(error: str, folder: Path, chosen: Result) -> Result:
+    """The result of a config that was refused, written into its folder where there is one."""
+    values = {"status": "REFUSED", "error": error} | chosen
+    with suppress(OSError):
+        _write_whole(folder / "result.json", json.dumps(values, indent=2))
+    return values
+
+
+def parameters(planned: Plan, config: Config) -> dict[str, Any]:
+    """The choices and the resolved numbers, flat and short, as MLflow's parameters."""
+    names = (
+        "strategy", "hardware", "model", "data", "workers", "hosts", "kind", "replica_batch", "global_batch", "scaling",
+        "epochs", "steps", "learning_rate", "seed", "deterministic", "precision", "gradient_bits", "threads_per_device",
+        "repeats", "baseline",
+    )  # fmt: skip
+    flat = {name: getattr(planned, name) for name in names} | {"processes": len(planned.processes)}
+    optimizer = config.train.optimizer
+    flat["optimizer"] = optimizer.get(targets.KEY, "") if isinstance(optimizer, dict) else optimizer
+    for group, build in (("model", planned.model_build), ("data", planned.data_build)):
+        flat |= {f"{group}.{name}": value for name, value in build.items() if name != targets.KEY}
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Inside, the first SIGINT, SIGTERM or SIGHUP raises `Interrupted`; later ones leave the cleaning up alone."""
+
+    def interrupt(number: int, frame: object) -> None:
+        for each in watched:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {each: signal.signal(each, interrupt) for each in watched}
+    try:
+        yield
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+
+
+def _store(config: Config) -> dict[str, Any] | None:
+    """Where a run is tracked, in the tracker's words; None for nowhere."""
+    tracking, output = config.tracking, Path(config.output_dir).resolve()
+    if tracking.store is Store.none:
+        return None
+    local = tracking.store is Store.sqlite
+    return {
+        "store": tracking.store.value,
+        "uri": tracking.uri or f"sqlite:///{output / 'mlflow.db'}",
+        "experiment": tracking.experiment,
+        "artifacts": (output / "mlartifacts").as_uri() if local else None,
+        "log_model": tracking.log_model,
+    }
+
+
+def _tags(planned: Plan, overrides: list[str], sweep: str | None) -> dict[str, str]:
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
+        commit = asked.stdout.strip()
+    tags = {
+        "git_commit": commit,
+        "host": os.uname().nodename,
+        "device_kind": planned.kind,
+        "machine": planned.machine,
+        "sweep": sweep,
+        "overrides": " ".join(overrides) or None,
+        "rehearsal": str(planned.rehearsal).lower(),
+        "oversubscribed": str(planned.oversubscribed).lower(),
+    }
+    return {name: value for name, value in tags.items() if value}
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)

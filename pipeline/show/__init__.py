@@ -1,0 +1,23 @@
+"""Turns a plan, a run's events and its result into what a person reads on the terminal.
+
+It records nothing, decides nothing and reads no clock: time comes in with each event. Rich is imported when
+something is drawn, so that importing this package costs next to nothing.
+"""
+
+from pipeline.show.console import console_on, error_text
+from pipeline.show.plan import plan_lines
+from pipeline.show.progress import Progress
+from pipeline.show.result import result_rows, result_table
+from pipeline.show.sweep import sweep_notes, sweep_rows, sweep_table
+
+__all__ = [
+    "Progress",
+    "console_on",
+    "error_text",
+    "plan_lines",
+    "result_rows",
+    "result_table",
+    "sweep_notes",
+    "sweep_rows",
+    "sweep_table",
+]

@@ -1,0 +1,166 @@
+"""Turns a run's result, the values of result.json, into what a person reads after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipeline.show.words import (
+    clean,
+    duration,
+    items,
+    lines_of,
+    listed,
+    marks,
+    named,
+    number,
+    pairs,
+    percent,
+    plural,
+    rate,
+    span,
+    times,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # others: yellow
+
+
+def result_table(result: Mapping[str, Any]) -> RenderableType:
+    """What a run reached, against what, how sure that is, and where to look."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    (status, what), *rows = result_rows(result)
+    grid.add_row(Text(status, style=f"bold {STATUS_COLOURS.get(status, 'yellow')}"), Text(what, style="bold"))
+    for label, text in rows:
+        grid.add_row(Text(label, style="dim"), Text(text))
+    return grid
+
+
+def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) for each line of the table; the first label is the status. What is not known is left out.
+
+    `log` and `saved`, the paths of the log to look at and of the trained model, may be missing.
+    """
+    status, folder = clean(result.get("status")) or "UNKNOWN", clean(result.get("folder"))
+    finished = status == "FINISHED"
+    trained = listed(
+        plural(whole(result.get("epochs")), "epoch"),
+        named("loss", result.get("loss")),
+        pairs(result.get("metrics")),
+    )
+    rows = [
+        ("error", "" if finished else "\n".join(lines_of(result.get("error"))) or "no reason was given"),
+        ("look at", "" if finished else clean(result.get("log")) or _logs_in(folder)),
+        ("throughput", _throughput(result) or "not measured" * finished),
+        ("speedup", _speedup(result) or "- (no baseline to compare with)" * finished),
+        ("efficiency", _efficiency(result)),
+        ("baseline", _baseline(result)),
+        ("batch", _batch(result)),
+        ("step time", _step_times(result)),
+        ("training", trained),
+        ("validation", listed(named("loss", result.get("val_loss")), pairs(result.get("val_metrics")))),
+        ("time", _seconds(result)),
+        *(("note", clean(note)) for note in items(result.get("notes"))),
+        ("folder", folder if finished else ""),
+        ("model", _joined(folder, clean(result.get("saved")))),
+        ("MLflow", _tracked(clean(result.get("mlflow_run_id")))),
+        ("tracking", clean(result.get("tracking_note"))),
+    ]
+    return [(status, _what(result)), *((label, text) for label, text in rows if text)]
+
+
+def _what(result: Mapping[str, Any]) -> str:
+    """What was trained on what, and how far its speed can be believed."""
+    model, data, strategy, hardware = (clean(result.get(key)) for key in ("model", "data", "strategy", "hardware"))
+    workers = plural(whole(result.get("workers")), "worker")
+    processes = plural(whole(result.get("processes")), "process")
+    return (
+        listed(
+            " on ".join(filter(None, (model, data))),
+            " on ".join(filter(None, (strategy, hardware))),
+            " in ".join(filter(None, (workers, processes))),
+        )
+        + marks(result)
+    ).strip() or "a run"
+
+
+def _throughput(result: Mapping[str, Any]) -> str:
+    value = number(result.get("examples_per_second"))
+    if value is None:
+        return ""
+    within = span(result.get("examples_per_second_low"), result.get("examples_per_second_high"), rate, " to ")
+    repeats = plural(whole(result.get("repeats")), "repeat")
+    return listed(f"{rate(value)} examples/s", _interval(result, within), repeats)
+
+
+def _speedup(result: Mapping[str, Any]) -> str:
+    value = number(result.get("speedup"))
+    if value is None:
+        return ""
+    within = span(result.get("speedup_low"), result.get("speedup_high"), times, " to ")
+    scaling = f"{clean(result.get('scaling')) or 'unknown'} scaling"
+    return listed(f"{times(value)}{marks(result)}", _interval(result, within), scaling)
+
+
+def _efficiency(result: Mapping[str, Any]) -> str:
+    """The speedup over the number of devices, and so its interval."""
+    value, speedup = number(result.get("efficiency")), number(result.get("speedup"))
+    if value is None:
+        return ""
+    ends = [number(result.get(f"speedup_{end}")) for end in ("low", "high")]
+    low, high = (None if end is None or not speedup else end * value / speedup for end in ends)
+    devices = plural(whole(result.get("replicas")), "device")
+    share = f"{percent(value)} of {devices}" if devices else percent(value)
+    return listed(f"{share}{marks(result)}", _interval(result, span(low, high, percent, " to ")))
+
+
+def _baseline(result: Mapping[str, Any]) -> str:
+    value = number(result.get("baseline_examples_per_second"))
+    if value is None:
+        return ""
+    return listed(f"{rate(value)} examples/s on one device, no strategy", clean(result.get("baseline_source")))
+
+
+def _batch(result: Mapping[str, Any]) -> str:
+    replica_batch, global_batch = whole(result.get("replica_batch")), whole(result.get("global_batch"))
+    replicas = plural(whole(result.get("replicas")), "replica")
+    if replica_batch is None or global_batch is None or not replicas:
+        return ""
+    return f"{replica_batch:,} x {replicas} = {global_batch:,} a step"
+
+
+def _step_times(result: Mapping[str, Any]) -> str:
+    known = ((name, number(result.get(f"step_ms_{name}"))) for name in ("p50", "p95", "p99"))
+    return listed(*(f"{name} {rate(value)} ms" for name, value in known if value is not None))
+
+
+def _seconds(result: Mapping[str, Any]) -> str:
+    known = (
+        (what, number(result.get(f"seconds_{key}"))) for key, what in (("startup", "start"), ("training", "train"))
+    )
+    return listed(*(f"{duration(value)} to {what}" for what, value in known if value is not None))
+
+
+def _interval(result: Mapping[str, Any], within: str) -> str:
+    confidence = number(result.get("interval_confidence"))
+    return within if not within or confidence is None else f"{percent(confidence)} interval {within}"
+
+
+def _logs_in(folder: str) -> str:
+    return f"{folder}: events.jsonl, and a .log of each process" if folder else ""
+
+
+def _joined(folder: str, path: str) -> str:
+    return f"{folder}/{path}" if folder and path else path
+
+
+def _tracked(run_id: str) -> str:
+    return f"run {run_id}; to browse and compare: make ui" if run_id else ""

@@ -1,0 +1,172 @@
+"""Turns a sweep's results into a table, what went wrong with any of them, and which cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.show.result import STATUS_COLOURS
+from pipeline.show.words import (
+    bare_times,
+    clean,
+    columns,
+    entries,
+    figure,
+    items,
+    lines_of,
+    marks,
+    number,
+    percent,
+    ranges,
+    rate,
+    span,
+    times,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Result = Mapping[str, Any]
+
+HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
+RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
+STRATEGY_WIDTH = 14  # so that a row fits in 80 columns; the overrides under it have the whole name
+MISSING = "-"
+
+
+def sweep_table(results: Sequence[Result]) -> RenderableType:
+    """The points under each other, and under them what a reader has to know to compare them."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if not results:
+        return Text("No points.")
+    header, *rows = sweep_rows(results)
+    shown: list[RenderableType] = [Text(header, style="bold")]
+    for row in rows:
+        text = Text(row.lstrip())
+        status = row.rpartition(" ")[2]
+        if status.isupper():
+            text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
+        # Indented as a block: a long line of overrides stays under its point when it wraps.
+        shown.append(Padding(text, (0, 0, 0, len(row) - len(row.lstrip())), expand=False))
+    return Group(*shown, Text(""), *map(Text, sweep_notes(results)))
+
+
+def sweep_rows(results: Sequence[Result]) -> list[str]:
+    """A header, and for each point its numbers, under them intervals and marks, and its overrides."""
+    metric = _metric(results)
+    count = len(results)
+    numbers = [_numbers(place, result, metric) for place, result in enumerate(results)]
+    header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
+    rows = [header]
+    left = " " * header.index("strategy")
+    for result, line, intervals in zip(results, lines[:count], lines[count:], strict=True):
+        rows.append(line)
+        doubts = marks(result).strip(" ()") if number(result.get("speedup")) is not None else ""
+        below = f"{intervals}  {doubts}" if doubts else intervals
+        overrides = left + " ".join(clean(each) for each in items(result.get("overrides")))
+        rows += [text for text in (below, overrides) if text.strip()]
+    return rows
+
+
+def sweep_notes(results: Sequence[Result]) -> list[str]:
+    """What the columns mean, why points have no numbers, and which points cannot be compared."""
+    return [*_legend(results), *_reasons(results), *_differences(results)]
+
+
+def _numbers(place: int, result: Result, metric: str) -> tuple[str, ...]:
+    workers, value = whole(result.get("workers")), _validation(result, metric)
+    speed, speedup, efficiency = (number(result.get(key)) for key in ("examples_per_second", "speedup", "efficiency"))
+    strategy = clean(result.get("strategy")) or MISSING
+    return (
+        str(place),
+        strategy if len(strategy) <= STRATEGY_WIDTH else f"{strategy[: STRATEGY_WIDTH - 2]}..",
+        MISSING if workers is None else f"{workers:,}",
+        MISSING if speed is None else rate(speed),
+        MISSING if speedup is None else times(speedup),
+        MISSING if efficiency is None else percent(efficiency),
+        MISSING if value is None else figure(value),
+        clean(result.get("status")) or MISSING,
+    )
+
+
+def _intervals(result: Result) -> tuple[str, ...]:
+    """The cells under the numbers."""
+    speed = span(result.get("examples_per_second_low"), result.get("examples_per_second_high"), rate, "-")
+    speedup = span(result.get("speedup_low"), result.get("speedup_high"), bare_times, "-")
+    return ("", "", "", speed, speedup, "", "", "")
+
+
+def _legend(results: Sequence[Result]) -> list[str]:
+    """What the short names stand for, as far as the table has such numbers."""
+    measured = [result for result in results if number(result.get("examples_per_second")) is not None]
+    metric = _metric(results)
+    lines = []
+    shares = {share for result in measured if (share := number(result.get("interval_confidence")))}
+    if shares:
+        under = " or ".join(map(percent, sorted(shares)))
+        lines.append(f"Under throughput and speedup: {under} intervals.")
+    if any(number(result.get("efficiency")) is not None for result in results):
+        lines.append("eff.: efficiency, speedup over the number of devices.")
+    if metric:
+        lines.append(f"val: {metric} on the validation data.")
+    if any(result.get("rehearsal") for result in measured):
+        lines.append("rehearsal: logical devices stand for others, so the speed is not theirs.")
+    if any(result.get("oversubscribed") for result in measured):
+        lines.append("oversubscribed: more devices than cores for them, so the speed is not theirs.")
+    return lines
+
+
+def _reasons(results: Sequence[Result]) -> list[str]:
+    """Why points did not finish; those with the same reason share a line."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for place, result in enumerate(results):
+        status = clean(result.get("status")) or "UNKNOWN"
+        if status != "FINISHED":
+            said = lines_of(result.get("error")) or [clean(note) for note in items(result.get("notes"))]
+            places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
+    return [f"{_points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]
+
+
+def _differences(results: Sequence[Result]) -> list[str]:
+    """Which measured points cannot be compared, and in what they differ."""
+    measured = [place for place, result in enumerate(results) if number(result.get("examples_per_second")) is not None]
+    lines = []
+    for name in ("model", "data", "precision", "scaling", "batch rule"):
+        places: dict[str, list[int]] = {}
+        for place in measured:
+            places.setdefault(_rule(name, results[place]), []).append(place)
+        if len(places) > 1:
+            each = "; ".join(f"{value or 'unknown'}: {_points(where)}" for value, where in places.items())
+            lines.append(f"Not comparable, since {name} differs ({each}).")
+    return lines
+
+
+def _rule(name: str, result: Result) -> str:
+    """What has to be the same for two points to be compared."""
+    if name != "batch rule":
+        return clean(result.get(name))
+    held = "global batch" if result.get("scaling") == "strong" else "replica batch"
+    batch = whole(result.get(held.replace(" ", "_")))
+    return "" if batch is None else f"{held} {batch:,}"
+
+
+def _metric(results: Sequence[Result]) -> str:
+    """The first metric that a point has on the validation data, or the loss where none has one."""
+    for result in results:
+        for name, value in entries(result.get("val_metrics")):
+            if number(value) is not None:
+                return name
+    return "loss" if any(number(result.get("val_loss")) is not None for result in results) else ""
+
+
+def _validation(result: Result, metric: str) -> float | None:
+    metrics = dict(entries(result.get("val_metrics")))
+    return number(result.get("val_loss") if metric == "loss" else metrics.get(metric))
+
+
+def _points(places: Sequence[int]) -> str:
+    return f"point{'s' * (len(places) > 1)} {ranges(places)}"

@@ -1,0 +1,99 @@
+"""What tests share: the command as a person types it, run for real in a folder of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = Path(__file__).resolve().parent / "own"
+# Enough to run and no more: one short repeat, no baseline, no MLflow.
+QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended: its exit code, what it printed, how long it took, and the folders of its runs."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    folder: Path
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """Every result.json, by folder."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("outputs/[rs]*/**/result.json"))]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The only result.json."""
+        (only,) = self.results
+        return only
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The folder of each run that has an event log."""
+        return [path.parent for path in sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """All events of a kind in the only run's log."""
+        (folder,) = self.run_folders
+        lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        return [event for event in lines if event["event"] == kind]
+
+
+def start(folder: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"} | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: float) -> Ran:
+    """Waits for a started command to end."""
+    out, err = process.communicate(timeout=timeout)
+    return Ran(process.returncode, out, err, time.monotonic() - began, folder)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+    """Runs the command in a fresh folder; afterwards no process of it may be left."""
+
+    def run(*arguments: str, timeout: float = 240.0, **environ: str) -> Ran:
+        began = time.monotonic()
+        return finish(start(tmp_path, *arguments, **environ), tmp_path, began, timeout)
+
+    yield run
+    assert not left_behind(tmp_path)
+
+
+def left_behind(folder: Path, patience: float = 5.0) -> list[str]:
+    """The command lines of processes that still work in `folder`, after a moment to let them go."""
+    deadline = time.monotonic() + patience
+    while found := [" ".join(each.cmdline()) for each in psutil.process_iter() if _works_in(each, folder)]:
+        if time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+    return []
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.pid != os.getpid() and Path(process.cwd()) == folder and process.status() != "zombie"
+    except psutil.Error:
+        return False

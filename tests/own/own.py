@@ -1,0 +1,269 @@
+"""Models and data of a person's own, as the tests name them with `_target_`."""
+
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# The folder to give as --config-dir.
+CONF = Path(__file__).resolve().parent / "conf"
+
+
+def numbered(examples=245, validation=61, shape=(8, 8, 1), classes=10, seed=3):
+    """Arrays that do not divide evenly."""
+    random = np.random.default_rng(seed)
+    total = examples + validation
+    x = random.normal(size=(total, *shape)).astype("float32")
+    y = random.integers(0, classes, total).astype("int32")
+    return (x[:examples], y[:examples]), (x[examples:], y[examples:])
+
+
+def normalised(input_shape, num_classes, optimizer="sgd", bias=False):
+    """A compiled model with BatchNorm and a dropout of nothing."""
+    model = keras.Sequential(
+        [
+            keras.Input(input_shape),
+            keras.layers.Conv2D(8, 3, use_bias=bias),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.0),
+            keras.layers.Dense(num_classes, activation="softmax", kernel_regularizer="l2"),
+        ]
+    )
+    made = {
+        "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        "adam": lambda: keras.optimizers.Adam(1e-3),
+        "clipped": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=0.1),
+        "averaged": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9),
+        "scheduled": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(1e-3, 5, 0.5)),
+    }[optimizer]()
+    model.compile(made, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """Two inputs, two outputs, a loss added in call."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.left = keras.layers.Dense(8, activation="relu")
+        self.right = keras.layers.Dense(8, activation="relu")
+        self.kind = keras.layers.Dense(3, activation="softmax")
+        self.size = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        joined = keras.ops.concatenate([self.left(inputs["left"]), self.right(inputs["right"])], axis=-1)
+        self.add_loss(1e-3 * keras.ops.mean(keras.ops.square(joined)))
+        return {"kind": self.kind(joined), "size": self.size(joined)}
+
+
+def two_headed(reduction="sum_over_batch_size"):
+    """A subclassed model with weighted losses; `reduction` is that of the second."""
+    model = Subclassed()
+    model.compile(
+        keras.optimizers.SGD(0.01, momentum=0.9),
+        loss={
+            "kind": keras.losses.SparseCategoricalCrossentropy(),
+            "size": keras.losses.MeanSquaredError(reduction=reduction),
+        },
+        loss_weights={"kind": 1.0, "size": 0.25},
+        metrics={"kind": ["accuracy"], "size": ["mae"]},
+    )
+    return model
+
+
+def two_headed_data(examples=101, weighted=False):
+    """Dictionaries in and out, with sample weights where asked for."""
+    random = np.random.default_rng(5)
+    x = {name: random.normal(size=(examples, 4)).astype("float32") for name in ("left", "right")}
+    kind = random.integers(0, 3, examples).astype("int32")
+    size = (x["left"].sum(axis=1, keepdims=True) * 0.5).astype("float32")
+    y = {"kind": kind, "size": size}
+    if not weighted:
+        return (x, y), (x, y)
+    weight = random.uniform(0.5, 2.0, examples).astype("float32")
+    weights = {"kind": weight, "size": weight}
+    return (x, y, weights), (x, y, weights)
+
+
+def masked():
+    """A recurrent model over padded sequences."""
+    model = keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(20, 8, mask_zero=True),
+            keras.layers.LSTM(8, return_sequences=True),
+            keras.layers.Dense(20, activation="softmax"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), loss="sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    return model
+
+
+def padded_data(examples=61):
+    """Sequences of different lengths, padded with 0; the label is the token itself."""
+    random = np.random.default_rng(7)
+    tokens = random.integers(1, 20, (examples, 6)).astype("int32")
+    tokens[np.arange(6)[None, :] >= random.integers(1, 7, examples)[:, None]] = 0
+    return (tokens, tokens), (tokens, tokens)
+
+
+def tiny(input_shape, num_classes):
+    """The smallest model, not compiled."""
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
+    )
+
+
+def raises(input_shape, num_classes):
+    """A model whose function fails."""
+    raise RuntimeError("the moon is not full")
+
+
+def not_a_model():
+    """A model's function that returns something else."""
+    return "a model"
+
+
+def nan_data():
+    """Data with a value that is not a number."""
+    (x, y), held_out = numbered(64, 8)
+    x[40] = np.nan
+    return (x, y), held_out
+
+
+def empty_data():
+    """Nothing to train on."""
+    return (np.zeros((0, 4), "float32"), np.zeros((0,), "int32")), None
+
+
+def not_data():
+    """Something other than two parts."""
+    return 7
+
+
+def stuck_data(shard, shards):
+    """Data that one process never gets."""
+    while shard == shards - 1:
+        time.sleep(1)
+    return numbered()
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnStep(keras.Model):
+    """A model with a train_step of its own."""
+
+    def call(self, x):
+        return x
+
+    def train_step(self, data):
+        return {}
+
+
+def own_step():
+    """See OwnStep."""
+    return OwnStep()
+
+
+class Meddling(keras.callbacks.Callback):
+    """Writes which hooks it saw, halves the learning rate, zeroes the weights, and stops after two epochs."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = Path(path)
+
+    def on_epoch_end(self, epoch, logs=None):
+        with self._path.open("a") as lines:
+            lines.write(f"{epoch} {sorted(logs)}\n")
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate.numpy()) / 2
+        if epoch == 1:
+            self.model.stop_training = True
+            self.model.set_weights([np.zeros_like(weight) for weight in self.model.get_weights()])
+
+
+class Recording(keras.callbacks.Callback):
+    """Writes down every hook in the order it is called, with the process's id."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = Path(path)
+
+    def _note(self, hook, detail):
+        with self._path.open("a") as lines:
+            lines.write(f"{hook} {detail}\n")
+
+    def on_train_begin(self, logs=None):
+        self._note("train_begin", self.params["epochs"])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._note("epoch_begin", epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._note("batch_end", f"{batch} {sorted(logs)}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._note("epoch_end", f"{epoch} {sorted(logs)}")
+
+    def on_train_end(self, logs=None):
+        self._note("train_end", "")
+
+
+def halving():
+    """A LambdaCallback that changes weights between batches."""
+
+    def change(batch, logs):
+        callback.model.set_weights([weight * 0.5 for weight in callback.model.get_weights()])
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=change)
+    return callback
+
+
+@keras.saving.register_keras_serializable("tests")
+class SumOfLabels(keras.metrics.Metric):
+    """Sum of labels, and of their squares, over everything seen in an epoch: tells a missing or doubled example."""
+
+    def __init__(self, name="labels", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable((3,), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        y = keras.ops.cast(y_true, "float32")
+        seen = [keras.ops.sum(keras.ops.ones_like(y)), keras.ops.sum(y), keras.ops.sum(keras.ops.square(y))]
+        self.total.assign(self.total + keras.ops.stack(seen))
+
+    def result(self):
+        return self.total
+
+
+def counting(input_shape):
+    """A model whose metric counts, adds and squares the labels it sees."""
+    model = keras.Sequential([keras.Input(input_shape), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-9), loss="mse", metrics=[SumOfLabels()])
+    return model
+
+
+def serial_arrays(examples=50):
+    """Arrays whose labels are serial numbers."""
+    serial = np.arange(examples).astype("float32")
+    return (serial[:, None] / examples, serial), (serial[:, None] / examples, serial)
+
+
+def serial_set(examples=50):
+    """The same as a tf.data set of single examples."""
+    return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_arrays(examples))
+
+
+def serial_shard(shard, shards, examples=50):
+    """The same, each process taking an uneven shard of its own."""
+    (x, y), _ = serial_arrays(examples)
+    mine = (y % (shards + 1)).astype(int) % shards == shard
+    return (x[mine], y[mine]), (x[mine], y[mine])
+
+
+def serial_shard_set(shard, shards, examples=50):
+    """The uneven shard as a tf.data set."""
+    return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_shard(shard, shards, examples))

@@ -1,0 +1,146 @@
+"""Any number of workers trains what one device trains, to the last digits that arithmetic allows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import own
+import pytest
+from conftest import QUICK, Ran
+
+STEPS = ("train.steps=20", "train.global_batch=32", "train.steps_per_call=5")
+TOLERANCE = 1e-5
+
+
+def weights(folder: Path) -> list[np.ndarray]:
+    return [np.asarray(each) for each in keras.saving.load_model(folder / "model.keras").get_weights()]
+
+
+def last(folder: Path, kind: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event for event in lines if event["event"] == kind][-1]
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [loss for event in lines if event["event"] == "steps" and event["rank"] == 0 for loss in event["losses"]]
+
+
+def sweep(pipeline, points: int, *arguments: str) -> dict[str, list[Path]]:
+    """Runs a sweep with one device in it; returns the folders of its runs by what else was swept."""
+    ran: Ran = pipeline("-m", *QUICK, *STEPS, f"--config-dir={own.CONF}", *arguments, timeout=900)
+    assert ran.code == 0, ran.out + ran.err
+    finished = [result for result in ran.results if result["status"] == "FINISHED"]
+    assert len(finished) == points, ran.out
+    assert [result["notes"] for result in finished if not result["oversubscribed"] and result["notes"]] == []
+    groups: dict[str, list[Path]] = {}
+    for folder in ran.run_folders:
+        plan = json.loads((folder / "plan.json").read_text())
+        groups.setdefault(str(plan["model_build"]) + str(plan["data_build"]), []).append(folder)
+    return groups
+
+
+def assert_equal(folders: list[Path], tolerance: float = TOLERANCE) -> None:
+    (one,) = [folder for folder in folders if "one_device" in folder.name]
+    for folder in folders:
+        for ours, reference in zip(weights(folder), weights(one), strict=True):
+            np.testing.assert_allclose(ours, reference, atol=tolerance, rtol=0, err_msg=str(folder))
+        assert losses(folder) == pytest.approx(losses(one), rel=tolerance, abs=tolerance), folder
+        ours, reference = last(folder, "epoch"), last(one, "epoch")
+        for name in ("metrics", "val_metrics"):
+            assert ours[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), folder
+        for name in ("loss", "val_loss"):
+            assert ours[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), folder
+        replicas = {digest for event in finished(folder) for digest in event["weights"]}
+        assert len(replicas) == 1, f"replicas differ in {folder}"
+
+
+def finished(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event for event in lines if event["event"] == "finished"]
+
+
+def test_momentum_and_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
+    groups = sweep(
+        pipeline,
+        14,
+        "strategy=one_device,mirrored,multi_worker",
+        "workers=1,2,4",
+        "model=normalised",
+        "data=numbered",
+        "model.build.optimizer=sgd,adam",
+    )
+    assert len(groups) == 2
+    for folders in groups.values():
+        assert len(folders) == 7
+        assert_equal(folders)
+
+
+@pytest.mark.slow
+def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_device(pipeline):
+    groups = sweep(
+        pipeline,
+        9,
+        "strategy=one_device,mirrored,multi_worker",
+        "workers=null",
+        "model=normalised",
+        "data=numbered",
+        "model.build.optimizer=clipped,averaged,scheduled",
+    )
+    for folders in groups.values():
+        assert_equal(folders)
+
+
+@pytest.mark.slow
+def test_many_inputs_and_outputs_weighted_losses_added_losses_and_every_reduction(pipeline):
+    groups = sweep(
+        pipeline,
+        18,
+        "strategy=one_device,mirrored,multi_worker",
+        "workers=null",
+        "model=two_headed",
+        "data=two_headed",
+        "model.build.reduction=sum_over_batch_size,sum,mean_with_sample_weight",
+        "data.build.weighted=false,true",
+    )
+    for folders in groups.values():
+        assert_equal(folders)
+
+
+@pytest.mark.slow
+def test_masked_sequences_count_by_what_is_not_masked(pipeline):
+    (folders,) = sweep(
+        pipeline, 3, "strategy=one_device,mirrored,multi_worker", "workers=null", "model=masked", "data=padded"
+    ).values()
+    assert_equal(folders)
+
+
+@pytest.mark.slow
+def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
+    ran = pipeline(
+        "-m", *QUICK, "strategy=mirrored,multi_worker", "workers=2", "train.gradient_bits=16", "train.epochs=2"
+    )
+    assert ran.code == 0, ran.err
+    for result in ran.results:
+        assert result["val_metrics"]["accuracy"] > 0.9
+        assert result["notes"] == []
+
+
+def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
+    ran = pipeline(
+        "-m",
+        *QUICK,
+        "strategy=mirrored,multi_worker",
+        "workers=2",
+        "train.deterministic=true",
+        "train.steps=20",
+        "train.steps_per_call=4,7",
+    )
+    assert ran.code == 0, ran.err
+    runs = [losses(folder) for folder in ran.run_folders]
+    assert len(runs) == 4
+    assert len(runs[0]) == 20
+    assert runs[0] == runs[1]
+    assert runs[2] == runs[3]

@@ -1,0 +1,164 @@
+"""A process that dies, stops, hangs or never joins ends the run soon, by name, with nothing left behind."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import own
+import psutil
+import pytest
+from conftest import QUICK, Ran, finish, left_behind, start
+
+LONG = ("train.epochs=500", f"--config-dir={own.CONF}", "model=tiny", "data=digits")
+TWO = ("strategy=multi_worker", "workers=2")
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    logs = list(folder.glob("outputs/[rs]*/**/events.jsonl"))
+    if not logs:
+        return []
+    return [json.loads(line) for line in logs[0].read_text().splitlines() if line.endswith("}")]
+
+
+def wait_for(folder: Path, kind: str, timeout: float = 90.0, count: int = 1) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = [event for event in events(folder) if event["event"] == kind]
+        if len(found) >= count:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"no {kind} in {timeout} s: {[event['event'] for event in events(folder)][-5:]}")
+
+
+def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = "steps") -> Ran:
+    """Starts a long run on two processes and sends one a signal in the middle; returns how it ended."""
+    process = start(folder, *QUICK, *TWO, *LONG, *arguments)
+    try:
+        wait_for(folder, moment)
+        (pid,) = [event["pid"] for event in wait_for(folder, "started", count=2) if event["rank"] == rank]
+        os.kill(pid, number)
+        return finish(process, folder, time.monotonic(), timeout=90)
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_is_named_and_the_run_fails(tmp_path, rank):
+    ran = harmed(tmp_path, rank, signal.SIGKILL)
+    assert ran.code == 1
+    name = ["chief 0", "worker 1"][rank]
+    assert f"{name} was killed by SIGKILL" in ran.err
+    assert ran.result["status"] == "FAILED"
+    assert name in ran.result["error"]
+    assert "The last lines of" in ran.out
+    assert "Traceback" not in ran.err
+    assert ran.seconds < 60
+    assert not left_behind(tmp_path)
+
+
+def test_a_stopped_process_is_named(tmp_path):
+    ran = harmed(tmp_path, 1, signal.SIGSTOP)
+    assert ran.code == 1
+    assert "worker 1 gave no sign of life" in ran.err
+    assert ran.seconds < 60
+    assert not left_behind(tmp_path)
+
+
+def test_a_process_stopped_before_it_joins_is_named(tmp_path):
+    ran = harmed(tmp_path, 1, signal.SIGSTOP, "launch.startup_timeout=12", moment="started")
+    assert ran.code == 1
+    assert "worker 1" in ran.err
+    assert ran.seconds < 60
+    assert not left_behind(tmp_path)
+
+
+def test_a_process_that_hangs_without_a_word_is_named_and_its_stack_kept(pipeline):
+    ran = pipeline(
+        *QUICK, *TWO, f"--config-dir={own.CONF}", "model=tiny", "data=numbered", "data.build._target_=own.stuck_data",
+        "launch.progress_timeout=6",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "worker 1 made no progress for 6 s" in ran.err
+    (log,) = ran.folder.glob("outputs/[rs]*/**/point-1.log")
+    assert "stuck_data" in log.read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_ctrl_c_and_sigterm_end_everything_within_ten_seconds(tmp_path, number, code):
+    process = start(tmp_path, *QUICK, *TWO, *LONG)
+    wait_for(tmp_path, "steps")
+    began = time.monotonic()
+    process.send_signal(number)
+    ran = finish(process, tmp_path, began, timeout=30)
+    assert ran.seconds < 10
+    assert ran.code == code
+    assert ran.result["status"] == "KILLED"
+    assert "Traceback" not in ran.err
+    assert events(tmp_path)[-1]["event"] == "ended"
+    assert not left_behind(tmp_path)
+
+
+def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
+    process = start(tmp_path, *QUICK, *TWO, *LONG)
+    wait_for(tmp_path, "run")
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    ran = finish(process, tmp_path, began, timeout=30)
+    assert ran.seconds < 10
+    assert ran.code == 130
+    assert "Traceback" not in ran.err
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["run", "started", "steps"])
+def test_a_conductor_killed_outright_leaves_no_process(tmp_path, moment):
+    process = start(tmp_path, *QUICK, *TWO, *LONG)
+    wait_for(tmp_path, moment)
+    process.kill()
+    process.wait()
+    assert not left_behind(tmp_path, patience=10)
+    process.communicate()
+
+
+def test_a_conductor_killed_leaves_not_even_a_stopped_process_or_one_that_waits_for_it(tmp_path):
+    process = start(tmp_path, *QUICK, *TWO, *LONG)
+    (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=2) if event["rank"] == 1]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)
+    process.kill()
+    process.wait()
+    assert not left_behind(tmp_path, patience=10)
+    process.communicate()
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step(pipeline):
+    ran = pipeline(
+        *QUICK, "strategy=mirrored", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
+        "data.build._target_=own.nan_data", "data.shuffle=false", "train.replica_batch=8",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "Expected a finite loss, received nan at step 3" in ran.err
+
+
+def test_a_point_that_fails_is_reported_and_the_sweep_goes_on(pipeline):
+    ran = pipeline(
+        "-m", *QUICK, f"--config-dir={own.CONF}", "data=numbered", "train.steps=2", "workers=1",
+        "model.build._target_=own.raises,own.tiny",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
+    assert "the moon is not full" in ran.err
+    assert "the moon is not full" in ran.results[0]["error"]
+
+
+def test_a_worker_of_a_sweep_dies_and_the_next_point_runs(tmp_path):
+    process = start(tmp_path, "-m", *QUICK, *TWO, *LONG[1:], "train.epochs=300,1")
+    wait_for(tmp_path, "steps")
+    (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=2) if event["rank"] == 1]
+    psutil.Process(pid).kill()
+    ran = finish(process, tmp_path, time.monotonic(), timeout=120)
+    assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
+    assert not left_behind(tmp_path)

@@ -1,0 +1,737 @@
+"""What a person sees, on a terminal and on a pipe, whatever comes in and whenever it is interrupted."""
+
+import dataclasses
+import io
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.events import Event
+from pipeline.plan import Plan, Process
+from pipeline.show import (
+    Progress,
+    console_on,
+    error_text,
+    plan_lines,
+    result_table,
+    sweep_table,
+)
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _an_ordinary_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich looks at these, and whoever runs the tests may have set them."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any) -> Plan:
+    """Mirrored on two CPU devices, or whatever the arguments say."""
+    workers = processes * devices
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(Plan)} | {
+        "strategy": "mirrored",
+        "hardware": "2cpu",
+        "kind": "cpu",
+        "hosts": hosts,
+        "model": "cnn",
+        "data": "mnist5k",
+        "train_examples": 5_000,
+        "processes": tuple(
+            Process(
+                rank=rank,
+                role="worker" if rank else "chief",
+                host=rank * hosts // processes,
+                address=f"127.0.0.1:{40_000 + rank}" if processes > 1 else None,
+                devices=tuple(f"CPU:{device}" for device in range(devices)),
+                replicas=tuple(range(rank * devices, (rank + 1) * devices)),
+                cores=tuple(range(devices)),
+                intra_op_threads=1,
+                inter_op_threads=2,
+            )
+            for rank in range(processes)
+        ),
+        "workers": workers,
+        "replica_batch": 64,
+        "global_batch": 64 * workers,
+        "scaling": "weak",
+        "epochs": 3,
+        "seed": 0,
+        "deterministic": False,
+        "precision": "float32",
+        "gradient_bits": 32,
+        "save": True,
+        "repeats": 2,
+        "baseline": "fresh",
+        "rehearsal": False,
+        "oversubscribed": False,
+        "notes": (),
+    }
+    return Plan(**(values | changes))
+
+
+def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25) -> Iterator[tuple[float, Event]]:
+    """(time, event) of an ordinary run, in the order in which the conductor tells them."""
+    now = 0.0
+    groups = {"point": range(len(plan.processes))} | ({"baseline": range(1)} if baseline else {})
+
+    def each(kind: str, group: str, after: float = 0.1, **fields: Any) -> Iterator[tuple[float, Event]]:
+        nonlocal now
+        for rank in groups[group]:
+            now += after
+            yield now, {"time": 1.7e9 + now, "event": kind, "group": group, "rank": rank, **fields}
+
+    def chief(kind: str, after: float = 0.1, **fields: Any) -> tuple[float, Event]:
+        nonlocal now
+        now += after
+        return now, {"time": 1.7e9 + now, "event": kind, "group": "point", "rank": 0, **fields}
+
+    yield now, {"time": 1.7e9, "event": "run", "key": "key"}
+    for group in groups:
+        yield from each("started", group, pid=1, role="worker", host=0)
+    for group in groups:
+        yield from each("beat", group, 1.0, progress=0, cpu_seconds=1.0)
+        yield from each("joined", group, devices=["CPU:0"], versions={})
+    for group in groups:
+        yield from each("loaded", group, sharded=False)
+        yield from each(
+            "built", group, parameters=1_199_882, train_examples=5_120, validation_examples=1_000,
+            steps_per_epoch=40, epochs=epochs,
+        )  # fmt: skip
+    for group in groups:
+        yield from each("calibrated", group, step_seconds=0.04)
+    for repeat in range(plan.repeats):
+        for group in groups:
+            yield from each("beat", group, 0.5, progress=1, cpu_seconds=2.0)
+            examples = 20 * (plan.global_batch if group == "point" else plan.replica_batch)
+            yield from each("measured", group, repeat=repeat, steps=20, examples=examples, seconds=0.8, calls=[])
+    for epoch in range(1, epochs + 1):
+        for call in range(1, 6):
+            yield chief(
+                "steps", seconds, epoch=epoch, step=40 * (epoch - 1) + 8 * call, losses=[0.9 / epoch] * 8,
+                metrics={"accuracy": 0.9}, examples=8 * plan.global_batch, seconds=seconds, learning_rate=0.1,
+            )  # fmt: skip
+        yield chief("beat", validated=4)
+        yield chief(
+            "epoch", epoch=epoch, step=40 * epoch, loss=0.6 / epoch, metrics={"accuracy": 0.91},
+            val_loss=0.7 / epoch, val_metrics={"accuracy": 0.89}, seconds=2.1,
+        )  # fmt: skip
+    yield chief("beat", 0.5, progress=100, cpu_seconds=9.0)
+    yield chief("saved", path="model.keras")
+    yield from each("finished", "point")
+    yield chief("ended", status="FINISHED", error=None)
+
+
+def told(plan: Plan, events: Iterator[tuple[float, Event]], console: Console | None = None) -> str:
+    """What Progress writes about the events; on no terminal, unless `console` is one."""
+    console = console or Console(file=io.StringIO())
+    with Progress(plan, console, 0.0) as progress:
+        for now, event in events:
+            progress.update(event, now)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def a_terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=24, legacy_windows=False)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
+
+
+def shown(renderable: Any, width: int) -> str:
+    """A renderable as text without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return written(console)
+
+
+# -------------------------------------------------------------------------------------------- the plan
+
+
+def test_a_plan_is_told_in_five_lines() -> None:
+    assert plan_lines(a_plan(), full=False) == [
+        "plan       cnn on mnist5k, mirrored on 2cpu: 2 CPU workers",
+        "processes  1 (1 chief) on 1 host; each: 2 devices, 2 cores, 1 thread",
+        "batch      64 x 2 replicas = 128 a step; weak scaling (replica batch held fixed)",
+        "length     3 epochs of 40 steps, 120 in all",
+        "baseline   one device, no strategy, batch 64; measured in turn, 2 repeats of about 1 s",
+    ]
+
+
+def test_hundreds_of_processes_are_told_in_one_line_and_in_full_in_one_each() -> None:
+    plan = a_plan(processes=256, devices=1, hosts=32)
+    short, full = plan_lines(plan, full=False), plan_lines(plan, full=True)
+    assert len(short) == 5
+    assert "256 (1 chief, 255 workers) on 32 hosts; each: 1 device, 1 core, 1 thread" in short[1]
+    rows = [line for line in full if "127.0.0.1:" in line]
+    assert len(rows) == 256
+    assert rows[-1].split() == ["255", "worker", "31", "127.0.0.1:40255", "CPU:0", "255", "0", "1", "+", "2"]
+    assert "optimizer" in "\n".join(full)
+
+
+def test_a_rehearsal_and_its_notes_are_in_the_plan() -> None:
+    plan = a_plan(rehearsal=True, oversubscribed=True, notes=("This machine stands for 2 hosts.",))
+    text = "\n".join(plan_lines(plan, full=False))
+    assert "2 CPU workers (rehearsal, oversubscribed)" in text
+    assert "note       This machine stands for 2 hosts." in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train_examples": None}, "3 epochs; steps an epoch are known once the data is read"),
+        ({"epochs": None, "steps": 500}, "500 steps, 40 of them an epoch"),
+        ({"scaling": "strong"}, "strong scaling (global batch held fixed)"),
+        ({"scaling": "strong"}, "one device, no strategy, batch 128"),
+        ({"baseline": "auto"}, "reused if measured before"),
+        ({"baseline": "none"}, "none, so no speedup"),
+        ({"measure_steps": 0}, "nothing is measured"),
+        ({"measure_steps": 50}, "2 repeats of 50 steps"),
+    ],
+)
+def test_the_plan_says_how_long_and_against_what(changes: dict[str, Any], words: str) -> None:
+    assert words in "\n".join(plan_lines(a_plan(**changes), full=False))
+
+
+def test_the_full_plan_says_free_port_and_default_threads_where_nothing_is_chosen_yet() -> None:
+    process = dataclasses.replace(
+        a_plan().processes[0], address="10.0.0.1:0", devices=("GPU:0", "GPU:1"), cores=(), intra_op_threads=0
+    )
+    row = next(line for line in plan_lines(a_plan(processes=1), full=True) if line.lstrip().startswith("0 "))
+    assert row.split() == ["0", "chief", "0", "-", "CPU:0-1", "0-1", "0-1", "1", "+", "2"]
+    row = next(line for line in plan_lines(a_plan_of(process), full=True) if line.lstrip().startswith("0 "))
+    assert "10.0.0.1:(free port)  GPU:0-1" in row
+    assert row.endswith("any    default + 2")
+
+
+def a_plan_of(process: Process) -> Plan:
+    return dataclasses.replace(a_plan(), processes=(process,))
+
+
+# --------------------------------------------------------------------------------------- while it runs
+
+
+def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch() -> None:
+    assert told(a_plan(processes=2, devices=1), a_run(a_plan(processes=2, devices=1))).splitlines() == [
+        "starting: 2 processes",
+        "joined: 2 processes after 2.5 s",
+        "joined: the baseline after 3.6 s",
+        "built: 1,199,882 parameters, 5,120 training examples, 1,000 validation examples, 40 steps an epoch",
+        "measuring: 2 repeats in turn with the baseline",
+        "repeat 1 of 2: 3,200 examples/s, baseline 1,600 examples/s",
+        "repeat 2 of 2: 3,200 examples/s, baseline 1,600 examples/s",
+        "training: 3 epochs, 120 steps",
+        "epoch 1 of 3: loss 0.6, accuracy 0.91, val_loss 0.7, val_accuracy 0.89, 2.1 s",
+        "epoch 2 of 3: loss 0.3, accuracy 0.91, val_loss 0.35, val_accuracy 0.89, 2.1 s",
+        "epoch 3 of 3: loss 0.2, accuracy 0.91, val_loss 0.2333, val_accuracy 0.89, 2.1 s",
+        "saved: model.keras",
+    ]
+
+
+def test_a_long_epoch_gets_a_line_about_every_ten_seconds() -> None:
+    text = told(a_plan(), a_run(a_plan(), epochs=1, seconds=6.0))
+    lines = [line for line in text.splitlines() if "step " in line]
+    assert lines == [
+        "training: epoch 1 of 1, step 24 of 40, 171 examples/s, 12 s left, loss 0.9, accuracy 0.9",
+        "training: epoch 1 of 1, step 40 of 40, 171 examples/s, 0.0 s left, loss 0.9, accuracy 0.9",
+    ]
+
+
+def test_processes_that_keep_one_waiting_get_a_line_about_every_ten_seconds() -> None:
+    beats = ((second / 2, {"event": "beat", "group": "point", "rank": 0}) for second in range(100))
+    assert told(a_plan(), beats).splitlines() == [
+        f"starting: 0 of 1 processes joined, {seconds} s so far" for seconds in (10, 20, 30, 40)
+    ]
+
+
+def test_a_reused_baseline_takes_no_part_in_the_repeats() -> None:
+    text = told(a_plan(), a_run(a_plan(), baseline=False))
+    assert "measuring: 2 repeats\nrepeat 1 of 2: 3,200 examples/s\n" in text
+    assert "baseline" not in text
+
+
+def test_a_repeat_is_as_fast_as_its_slowest_process() -> None:
+    plan = a_plan(processes=2, devices=1)
+    events: list[Event] = [
+        {
+            "event": "measured",
+            "group": "point",
+            "rank": rank,
+            "repeat": 0,
+            "examples": 100,
+            "seconds": seconds,
+        }
+        for rank, seconds in enumerate((1.0, 2.0))
+    ]
+    assert "repeat 1 of 2: 50.0 examples/s" in told(plan, ((0.0, event) for event in events))
+
+
+def test_each_warning_is_told_once_and_moves_no_cursor() -> None:
+    event = {"event": "warning", "text": "low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host"}
+    text = told(a_plan(), ((0.0, event | {"rank": rank}) for rank in range(300)))
+    assert text == "warning: low memory on this host\n"
+
+
+def test_who_failed_is_told_and_those_that_only_lost_it_are_not() -> None:
+    events: list[Event] = [
+        {"event": "failed", "rank": 0, "group": "point", "error": "Socket closed", "peer": True},
+        {"event": "failed", "rank": 1, "group": "point", "error": "Expected a finite loss.", "peer": False},
+    ]
+    text = told(a_plan(processes=2, hosts=2), ((0.0, event) for event in events))
+    assert text == "failed: worker 1 on host 1: Expected a finite loss.\n"
+
+
+def test_hundreds_of_failures_are_told_in_a_few_lines() -> None:
+    events: Iterator[tuple[float, Event]] = (
+        (0.0, {"event": "failed", "rank": rank, "error": f"out of memory at {rank}"}) for rank in range(300)
+    )
+    lines = told(a_plan(processes=300, devices=1), events).splitlines()
+    assert len(lines) == 6
+    assert lines[-1] == "More processes failed; events.jsonl has them all."
+
+
+def test_a_terminal_shows_what_is_happening_now() -> None:
+    text = without_codes(told(a_plan(), a_run(a_plan()), a_terminal()))
+    for label, words in {
+        "starting": "0 of 2 processes joined",
+        "building": "have data and model",
+        "measuring": "repeat 2 of 2, the baseline",
+        "training": "epoch 3 of 3, step 120 of 120",
+        "validating": "step 4 of 8",
+        "saving": "training is over",
+    }.items():
+        assert re.search(f"{label} [^\n]*{words}", text)
+    assert "3,200 examples/s, baseline 1,600 examples/s" in text
+    assert re.search(r"4,096 examples/s, \S+ s left, loss 0\.3, accuracy 0\.9", text)
+
+
+def test_epochs_and_warnings_stay_on_the_terminal_and_bars_go() -> None:
+    console = a_terminal()
+    text = told(a_plan(), a_run(a_plan()), console)
+    assert "epoch 2 of 3: loss 0.3, accuracy 0.91, val_loss 0.35, val_accuracy 0.89, 2.1 s" in text
+    assert "repeat 1 of 2:" not in text
+    assert text.index(HIDE) < text.rindex(SHOW)
+    assert text.endswith("\x1b[2K" + SHOW)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_bars_fit_the_terminal(width: int) -> None:
+    text = without_codes(told(a_plan(), a_run(a_plan()), a_terminal(width)))
+    bars = [line for line in re.split(r"[\r\n]+", text) if line.startswith(("training ", "measuring ", "      "))]
+    assert bars
+    assert max(map(len, bars)) <= width
+
+
+def test_nothing_is_drawn_while_a_repeat_is_timed() -> None:
+    console, plan = a_terminal(), a_plan()
+    events = [event for _, event in a_run(plan)]
+    last_calibrated, first_steps = (
+        max(place for place, event in enumerate(events) if event["event"] == "calibrated"),
+        min(place for place, event in enumerate(events) if event["event"] == "steps"),
+    )
+    with Progress(plan, console, 0.0) as progress:
+        for place, event in enumerate(events[:first_steps]):
+            before = written(console)
+            progress.update(event, float(place))
+            if place > last_calibrated:
+                assert (written(console) != before) == (event["event"] == "measured")
+            before = written(console)
+            progress.update({"event": "warning", "text": f"number {place}."}, place + 0.5)
+            if last_calibrated <= place < first_steps - 1:
+                assert written(console) == before
+    assert all(f"warning: number {place}." in written(console) for place in range(first_steps))
+
+
+def test_bars_are_drawn_at_most_four_times_a_second() -> None:
+    plan, console = a_plan(processes=300, devices=1), a_terminal()
+    with Progress(plan, console, 0.0) as progress:
+        for tick in range(3_000):
+            event = {"event": ("beat", "started", "joined")[tick % 3], "group": "point", "rank": tick % 299}
+            progress.update(event, tick / 1_000)
+    assert without_codes(written(console)).count("processes joined") <= 13
+
+
+def test_bars_are_drawn_only_inside_the_block() -> None:
+    console = a_terminal()
+    progress = Progress(a_plan(), console, 0.0)
+    progress.update({"event": "run"}, 0.0)
+    progress.update({"event": "warning", "text": "early"}, 1.0)
+    with progress:
+        pass
+    progress.update({"event": "warning", "text": "late"}, 100.0)
+    progress.update({"event": "ended", "status": "KILLED"}, 200.0)
+    assert written(console) == "warning: early\nwarning: late\n"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, terminal: bool) -> None:
+    chance = random.Random(seed)
+    plan = a_plan(processes=2, train_examples=None if seed % 2 else 5_000)
+    odd = [
+        None,
+        "?",
+        -1,
+        0,
+        True,
+        float("nan"),
+        float("inf"),
+        [],
+        [None],
+        {},
+        {"a": None},
+        {1: 2},
+        1e300,
+        "\x1b[2J",
+    ]
+    events = [dict(event) for _, event in a_run(plan)]
+    chance.shuffle(events)
+    for event in events:
+        for name in list(event):
+            if chance.random() < 0.3:
+                event[name] = chance.choice(odd)
+            elif chance.random() < 0.2:
+                del event[name]
+    console = a_terminal() if terminal else Console(file=io.StringIO())
+    text = told(plan, ((chance.random() * place, event) for place, event in enumerate([*events, {}])), console)
+    assert terminal or "\x1b" not in text
+    assert text.rfind(HIDE) <= text.rfind(SHOW)
+
+
+class Interrupting(io.StringIO):
+    """A terminal on which Ctrl-C is pressed during write number `at`, from 1."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.writes = at, 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        if self.writes == self.at:
+            super().write(text[: len(text) // 2])
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_the_cursor_comes_back_whichever_write_is_interrupted() -> None:
+    never = Interrupting(at=0)
+    told(a_plan(), a_run(a_plan()), Console(file=never, force_terminal=True, width=80))
+    assert never.writes > 20
+    for at in range(1, never.writes + 1):
+        file = Interrupting(at)
+        with pytest.raises(KeyboardInterrupt):
+            told(a_plan(), a_run(a_plan()), Console(file=file, force_terminal=True, width=80))
+        assert HIDE in file.getvalue() or at == 1
+        assert file.getvalue().rfind(HIDE) <= file.getvalue().rfind(SHOW)
+
+
+def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
+    program = f"""
+        import sys, time
+        sys.path[:0] = {[str(ROOT), str(Path(__file__).parent)]!r}
+        from pipeline.show import Progress, console_on
+        from test_show import a_plan
+        try:
+            with Progress(a_plan(), console_on(sys.stdout), 0.0) as progress:
+                for tick in range(100_000):
+                    progress.update({{"event": "beat"}}, tick)
+                    time.sleep(0.001)
+        except KeyboardInterrupt:
+            print("stopped in order")
+    """
+    terminal, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdin=child, stdout=child, stderr=child, start_new_session=True, env=os.environ | {"TERM": "xterm"},
+    )  # fmt: skip
+    os.close(child)
+    output = _read_until(terminal, lambda text: text.count("processes joined") > 5)
+    process.send_signal(signal.SIGINT)
+    output += _read_until(terminal, lambda text: False)
+    os.close(terminal)
+    assert process.wait(10) == 0
+    assert HIDE in output
+    assert output.rindex(HIDE) < output.rindex(SHOW) < output.rindex("stopped in order")
+
+
+def _read_until(terminal: int, enough: Callable[[str], bool]) -> str:
+    """Reads a terminal until it has shown enough, or its program has ended."""
+    text = ""
+    while not enough(text):
+        try:
+            text += os.read(terminal, 4096).decode(errors="replace")
+        except OSError:  # what Linux gives at the end
+            break
+    return text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_that_goes_away_does_not_end_the_run(terminal: bool) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    console = Console(file=Gone(), force_terminal=terminal, width=80)
+    assert told(a_plan(), a_run(a_plan()), console) == ""
+
+
+def test_a_pipe_with_few_characters_gets_question_marks_instead_of_an_error() -> None:
+    bytes_written = io.BytesIO()
+    stream = io.TextIOWrapper(bytes_written, encoding="ascii")
+    console = console_on(stream)
+    with Progress(a_plan(), console, 0.0) as progress:
+        progress.update({"event": "warning", "text": "naïve"}, 0.0)
+    console.print(result_table(a_result(notes=["naïve"])))
+    stream.flush()
+    assert bytes_written.getvalue().count(b"na?ve") == 2
+
+
+def test_a_pipe_is_no_terminal_even_with_forced_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = console_on(io.StringIO())
+    assert HIDE not in told(a_plan(), a_run(a_plan()), console)
+
+
+# ------------------------------------------------------------------------------------------ the result
+
+
+def a_result(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "status": "FINISHED",
+        "error": None,
+        "strategy": "mirrored",
+        "hardware": "2cpu",
+        "model": "cnn",
+        "data": "mnist5k",
+        "workers": 2,
+        "processes": 1,
+        "replicas": 2,
+        "replica_batch": 64,
+        "global_batch": 128,
+        "scaling": "weak",
+        "examples_per_second": 3412.3,
+        "examples_per_second_low": 3301.2,
+        "examples_per_second_high": 3502.9,
+        "step_ms_p50": 37.5,
+        "step_ms_p95": 41.23,
+        "step_ms_p99": 148.9,
+        "baseline_examples_per_second": 1852.2,
+        "baseline_source": "measured in this run",
+        "speedup": 1.842,
+        "speedup_low": 1.79,
+        "speedup_high": 1.88,
+        "efficiency": 0.921,
+        "interval_confidence": 0.9375,
+        "repeats": 5,
+        "rehearsal": False,
+        "oversubscribed": False,
+        "notes": [],
+        "epochs": 3,
+        "loss": 0.12345,
+        "metrics": {"accuracy": 0.9612},
+        "val_loss": 0.2,
+        "val_metrics": {"accuracy": 0.9432},
+        "seconds_startup": 4.23,
+        "seconds_training": 75.0,
+        "mlflow_run_id": "0123456789abcdef0123456789abcdef",
+        "tracking_note": None,
+        "folder": "outputs/runs/2026-11-21_mirrored",
+        "versions": {},
+    }
+    return values | changes
+
+
+def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look() -> None:
+    lines = [line.rstrip() for line in shown(result_table(a_result(saved="model.keras")), 80).splitlines()]
+    assert lines == [
+        "FINISHED    cnn on mnist5k, mirrored on 2cpu, 2 workers in 1 process",
+        "throughput  3,412 examples/s, 94% interval 3,301 to 3,503, 5 repeats",
+        "speedup     1.84x, 94% interval 1.79x to 1.88x, weak scaling",
+        "efficiency  92% of 2 devices, 94% interval 89% to 94%",
+        "baseline    1,852 examples/s on one device, no strategy, measured in this run",
+        "batch       64 x 2 replicas = 128 a step",
+        "step time   p50 37.5 ms, p95 41.2 ms, p99 149 ms",
+        "training    3 epochs, loss 0.1235, accuracy 0.9612",
+        "validation  loss 0.2, accuracy 0.9432",
+        "time        4.2 s to start, 1 min 15 s to train",
+        "folder      outputs/runs/2026-11-21_mirrored",
+        "model       outputs/runs/2026-11-21_mirrored/model.keras",
+        "MLflow      run 0123456789abcdef0123456789abcdef; to browse and compare: make ui",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_rehearsal_is_marked_wherever_a_speedup_is_shown(width: int) -> None:
+    result = a_result(rehearsal=True, oversubscribed=True)
+    text = shown(result_table(result), width)
+    assert "1.84x (rehearsal, oversubscribed)" in text
+    assert "92% of 2 devices (rehearsal, oversubscribed)" in text
+    text = shown(sweep_table([result, a_result()]), width)
+    assert "1.79-1.88  rehearsal, oversubscribed" in text
+    assert text.count("rehearsal, oversubscribed") == 1
+    assert "rehearsal: logical devices stand for others" in text
+
+
+def test_a_failed_run_says_why_and_which_log_to_look_at() -> None:
+    error = "worker 1 was killed by SIGKILL.\nTry less."
+    failed = dict.fromkeys(a_result()) | {"status": "FAILED", "error": error, "folder": "outputs/a"}
+    text = shown(result_table(failed), 80)
+    assert "FAILED" in text
+    assert "worker 1 was killed by SIGKILL." in text
+    assert "Try less." in text
+    assert "outputs/a: events.jsonl, and a .log of each process" in text
+    assert "speedup" not in text
+    assert "outputs/a/point-1.log" in shown(result_table(failed | {"log": "outputs/a/point-1.log"}), 80)
+
+
+def test_a_run_that_measured_nothing_or_had_no_baseline_says_so() -> None:
+    nothing = dict.fromkeys(a_result()) | {"status": "FINISHED"}
+    assert "throughput  not measured" in shown(result_table(nothing), 80)
+    alone = a_result(speedup=None, efficiency=None, baseline_examples_per_second=None)
+    assert "speedup     - (no baseline to compare with)" in shown(result_table(alone), 80)
+
+
+def test_one_repeat_has_no_interval() -> None:
+    one = a_result(
+        examples_per_second=3412.3, examples_per_second_low=3412.3, examples_per_second_high=3412.3,
+        speedup_low=1.842, speedup_high=1.842, interval_confidence=0.0, repeats=1,
+    )  # fmt: skip
+    assert "throughput  3,412 examples/s, 1 repeat\n" in re.sub(" +\n", "\n", shown(result_table(one), 80))
+    assert "interval" not in shown(result_table(one), 80) + shown(sweep_table([one]), 80)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_results_with_anything_missing_or_odd_are_shown(seed: int) -> None:
+    chance = random.Random(seed)
+    odd: list[Any] = [None, "?", [], {}, float("nan"), True, -1.0, 0]
+    results = []
+    for _ in range(5):
+        result = a_result()
+        for name in result:
+            if chance.random() < 0.4:
+                result[name] = chance.choice(odd)
+        results.append(result)
+    assert shown(result_table(results[0]), 80)
+    assert shown(sweep_table([*results, {}]), 80)
+
+
+def test_paths_stay_in_one_piece_on_a_pipe() -> None:
+    folder = "/".join(["a-long-folder"] * 12)
+    stream = io.StringIO()
+    console_on(stream).print(result_table(a_result(folder=folder)))
+    assert f"folder      {folder}" in stream.getvalue()
+
+
+# ------------------------------------------------------------------------------------------- the sweep
+
+
+def a_sweep() -> list[dict[str, Any]]:
+    refused = {"status": "SKIPPED", "workers": 8, "error": "Too few devices. Try workers=2."}
+    return [
+        a_result(
+            strategy="one_device", workers=1, speedup=0.998, speedup_low=0.98, speedup_high=1.01,
+            efficiency=0.998, overrides=["strategy=one_device", "workers=1"],
+        ),
+        a_result(overrides=["strategy=mirrored", "workers=2", "train.optimizer=sgd", "measure.repeats=5"]),
+        a_result(
+            strategy="multi_worker", examples_per_second=123456.3, examples_per_second_low=122301.2,
+            examples_per_second_high=125502.9, speedup=15.842, speedup_low=14.79, speedup_high=15.98,
+            overrides=["strategy=multi_worker", "workers=2"],
+        ),
+        {"status": "FAILED", "strategy": "multi_worker", "workers": 4, "error": "worker 1 was killed."},
+        refused | {"strategy": "mirrored"},
+        refused | {"strategy": "multi_worker"},
+    ]  # fmt: skip
+
+
+def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
+    assert [line.rstrip() for line in shown(sweep_table(a_sweep()), 80).splitlines()] == [
+        "   strategy      workers       examples/s    speedup  eff.     val  status",
+        "0  one_device          1            3,412      1.00x  100%  0.9432  FINISHED",
+        "                              3,301-3,503  0.98-1.01",
+        "   strategy=one_device workers=1",
+        "1  mirrored            2            3,412      1.84x   92%  0.9432  FINISHED",
+        "                              3,301-3,503  1.79-1.88",
+        "   strategy=mirrored workers=2 train.optimizer=sgd measure.repeats=5",
+        "2  multi_worker        2          123,456      15.8x   92%  0.9432  FINISHED",
+        "                          122,301-125,503  14.8-16.0",
+        "   strategy=multi_worker workers=2",
+        "3  multi_worker        4                -          -     -       -  FAILED",
+        "4  mirrored            8                -          -     -       -  SKIPPED",
+        "5  multi_worker        8                -          -     -       -  SKIPPED",
+        "",
+        "Under throughput and speedup: 94% intervals.",
+        "eff.: efficiency, speedup over the number of devices.",
+        "val: accuracy on the validation data.",
+        "Point 3 failed: worker 1 was killed.",
+        "Points 4-5 skipped: Too few devices. Try workers=2.",
+    ]
+
+
+def test_points_that_differ_are_called_not_comparable() -> None:
+    weak = a_result(precision="float32")
+    text = shown(sweep_table([weak, weak | {"model": "resnet20"}, weak | {"precision": "mixed_bfloat16"}]), 200)
+    assert "Not comparable, since model differs (cnn: points 0,2; resnet20: point 1)." in text
+    assert "Not comparable, since precision differs (float32: points 0-1; mixed_bfloat16: point 2)." in text
+    text = shown(sweep_table([weak, weak | {"replica_batch": 128}]), 200)
+    assert "since batch rule differs (replica batch 64: point 0; replica batch 128: point 1)" in text
+    strong = weak | {"scaling": "strong"}
+    assert "Not comparable, since scaling differs" in shown(sweep_table([weak, strong]), 200)
+    assert "Not comparable" not in shown(sweep_table([strong, strong | {"replica_batch": 32}]), 200)
+    assert "Not comparable" not in shown(sweep_table([weak, {"status": "FAILED", "model": "resnet20"}]), 200)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_sweep_of_wide_numbers_and_long_overrides_wraps_no_number(width: int) -> None:
+    wide = a_result(
+        strategy="a_strategy_with_a_long_name", workers=256, examples_per_second=1.2345e8, rehearsal=True,
+        examples_per_second_low=1.2e8, examples_per_second_high=1.3e8, speedup=240.4, speedup_low=238.9,
+        speedup_high=250.1, overrides=[f"group.key_{place}=value" for place in range(20)],
+    )  # fmt: skip
+    lines = shown(sweep_table([wide] * 12), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum("123.450M" in line and "240x" in line and "FINISHED" in line for line in lines) == 12
+    assert sum("120.000M-130.000M  239-250" in line for line in lines) == 12
+
+
+def test_a_sweep_without_points_says_so() -> None:
+    assert shown(sweep_table([]), 80) == "No points.\n"
+
+
+# -------------------------------------------------------------------------------------------- the rest
+
+
+def test_an_error_is_one_message() -> None:
+    assert error_text("Expected a, received b. Try c.") == "pipeline: Expected a, received b. Try c."
+    assert error_text("first\n\n  second\x1b[2J") == "pipeline: first\n    second"
+    assert error_text("") == "pipeline: stopped, and no reason was given"
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    program = "import sys, pipeline.show; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    modules = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for heavy in ("rich", "numpy", "tensorflow", "mlflow", "hydra"):
+        assert f"'{heavy}'" not in modules

@@ -1,0 +1,810 @@
+"""Event logs to MLflow runs: real stores, real servers, real processes that are killed."""
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from mlflow import MlflowClient
+    from mlflow.entities import ViewType
+
+from pipeline import track
+from pipeline.events import Event, EventLog, to_line
+from pipeline.track import Tracker
+
+# MLflow's, of its own use of SQLAlchemy.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+ROOT = Path(track.__file__).parents[1]
+NEVER = 2**22 + 1  # More than the kernel's largest process number.
+BEGAN = 1_700_000_000.0
+Value = tuple[str, float, int, int]
+
+
+@pytest.fixture(autouse=True)
+def _mlflow_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+        "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    # MLflow tests its own sessions where it finds this.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
+    monkeypatch.setattr(track, "RETRY_SECONDS", 0.1)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose local store tests share."""
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture(scope="module")
+def tracker(home: Path) -> Iterator[Tracker]:
+    """One that tests share, as the points of a sweep do."""
+    with tracking(home / "tracker.log") as tracker:
+        yield tracker
+
+
+@pytest.fixture
+def own_tracker(tmp_path: Path) -> Iterator[Tracker]:
+    with tracking(tmp_path / "tracker.log") as tracker:
+        yield tracker
+
+
+@contextlib.contextmanager
+def tracking(log: Path, **environ: str) -> Iterator[Tracker]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    tracker = Tracker(kept | environ, log)
+    yield tracker
+    tracker.close()
+
+
+class Server:
+    """A real MLflow server on a free port, with its store in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Server":
+        store = track._client(f"sqlite:///{self.folder}/server.db", None)  # A second faster than the server makes it.
+        del store
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
+                    *("--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--workers", "1"),
+                    *("--artifacts-destination", f"{self.folder}/served"),
+                ],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                start_new_session=True,
+            )
+        self._wait(60)
+        return self
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            self._process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process = None
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(urllib.error.URLError, OSError):
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+                return
+            time.sleep(0.1)
+        raise TimeoutError((self.folder / "server.log").read_text())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server")).start()
+    yield server
+    server.stop()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler: type[Handler]) -> Iterator[str]:
+    """The address of a server of our own, which answers as `handler` does."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as ours:
+        ours.daemon_threads = True
+        thread = threading.Thread(target=ours.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{ours.server_address[1]}"
+        ours.shutdown()
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def local(tmp_path: Path) -> dict[str, Any]:
+    return store(f"sqlite:///{tmp_path}/mlflow.db") | {"artifacts": (tmp_path / "mlartifacts").as_uri()}
+
+
+def store(uri: str, experiment: str = "pipeline") -> dict[str, Any]:
+    return {"store": "any", "uri": uri, "experiment": experiment, "artifacts": None, "log_model": True}
+
+
+class Writer:
+    """A run's folder and log, written as a conductor does."""
+
+    def __init__(self, folder: Path, **run: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.log = folder, folder / "events.jsonl"
+        self.key = f"key of {folder}"
+        tell = {"key": self.key, "name": folder.name, "folder": str(folder), "pid": os.getpid()}
+        self.write({"time": BEGAN, "event": "run", **tell, "host": os.uname().nodename, "params": {}, "tags": {}} | run)
+
+    def write(self, *events: Event) -> "Writer":
+        log = EventLog(self.log)
+        for event in events:
+            log.append(event)
+        log.close()
+        return self
+
+    def steps(self, first: int, last: int) -> list[Value]:
+        """Writes a call of the loop for each step, and returns the losses that MLflow must hold."""
+        losses = [("loss", 1 / step, round(1000 * (BEGAN + step)), step) for step in range(first, last + 1)]
+        self.write(
+            *({"time": BEGAN + step, "event": "steps", "group": "point", "step": step, "losses": [loss]}
+              for _, loss, _, step in losses)
+        )  # fmt: skip
+        return losses
+
+    def end(self, status: str = "FINISHED", error: str | None = None) -> None:
+        self.write({"time": BEGAN + 9999, "event": "ended", "status": status, "error": error})
+
+
+def only_run(uri: str, key: str) -> Any:
+    """The one run with this key, deleted ones aside."""
+    client = MlflowClient(uri)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (run,) = client.search_runs(experiments, f"tags.`pipeline.key` = '{key}'")
+    return run
+
+
+def values(uri: str, run: Any) -> Counter[Value]:
+    """How often each value of each metric is stored."""
+    client = MlflowClient(uri)
+    return Counter(
+        (each.key, each.value, each.timestamp, each.step)
+        for name in run.data.metrics
+        for each in client.get_metric_history(run.info.run_id, name)
+    )
+
+
+def files(uri: str, run: Any, path: str | None = None) -> set[str]:
+    found: set[str] = set()
+    for each in MlflowClient(uri).list_artifacts(run.info.run_id, path):
+        found |= files(uri, run, each.path) if each.is_dir else {each.path}
+    return found
+
+
+def sync(*folders: Path, uri: str | None = None) -> tuple[bool, list[str]]:
+    lines: list[str] = []
+    return track.sync(folders, Path("outputs"), uri, lines.append), lines
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 20) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)
+    return found
+
+
+def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
+    """A log with every kind of event but its end, and by hand what MLflow must make of it."""
+    at, second, base = ({"group": group, "rank": rank} for group, rank in (("point", 0), ("point", 1), ("baseline", 0)))
+    writer = Writer(folder, params={"data": "digits", "workers": 2, "seed": None}, tags={"sweep": "s", "good": True})
+    (folder / "plan.json").write_text("{}")
+    (folder / "point-0.log").write_text("log")
+    (folder / "hydra").mkdir()
+    (folder / "hydra" / "config.yaml").write_text("a: 1")
+    (folder / "model.keras").write_bytes(b"model")
+    (folder / "result.json").write_text("{}")
+    built = {"parameters": 1234, "input_shape": [8, 8, 1], "num_classes": 10, "train_examples": 100}
+    metrics, val_metrics = {"accuracy": 0.5, "top@5 (50%)": 1}, {"accuracy": 0.75}
+    writer.write(
+        {"time": BEGAN + 1, "event": "joined", **at, "devices": ["CPU:0"]},
+        {"time": BEGAN + 2, "event": "built", **at, **built, "validation_examples": 20, "data_digest": "ab12"},
+        {"time": BEGAN + 2, "event": "built", **base, **built, "data_digest": "other"},
+        {"time": BEGAN + 3, "event": "measured", **at, "repeat": 0, "examples": 640, "seconds": 2.0},
+        {"time": BEGAN + 3, "event": "measured", **second, "repeat": 0, "examples": 640, "seconds": 4.0},
+        {"time": BEGAN + 4, "event": "measured", **base, "repeat": 0, "examples": 64, "seconds": 1.0},
+        {"time": BEGAN + 8, "event": "steps", **at, "epoch": 1, "step": 4, "losses": [4.0, 3.0, None, 1.0],
+         "metrics": metrics | {"loss": 9.0}, "examples": 128, "seconds": 4.0, "learning_rate": 0.1},
+        {"time": BEGAN + 9, "event": "epoch", **at, "epoch": 1, "step": 4, "loss": 2.5, "metrics": metrics,
+         "val_loss": 2.0, "val_metrics": val_metrics, "seconds": 5.0},
+        {"time": BEGAN + 10, "event": "system", **at, "host": "host/0", "values": {"cpu_percent": 50.0, "gpu": None}},
+        {"time": BEGAN + 10, "event": "system", **base, "host": "host/0", "values": {"cpu_percent": 1}},
+        {"time": BEGAN + 15, "event": "system", **at, "host": "host/0", "values": {"cpu_percent": 60.0}},
+        {"time": BEGAN + 16, "event": "warning", **at, "text": "Slow disk."},
+        {"time": BEGAN + 16, "event": "some new kind", **at, "value": 1},
+        {"time": BEGAN + 16, "event": "steps", **at, "losses": "not a list", "step": "nor a number"},
+        {"time": BEGAN + 17, "event": "saved", **at, "path": "model.keras"},
+        {"time": BEGAN + 18, "event": "result", "values": {
+            "status": "FINISHED", "error": None, "rehearsal": True, "oversubscribed": False, "workers": 2, "repeats": 1,
+            "examples_per_second": 320.0, "examples_per_second_low": 300.0, "speedup": 5.0, "efficiency": 2.5,
+            "baseline_examples_per_second": 64.0, "step_ms_p50": 100.0, "step_ms_p99": None, "seconds_training": 5.0,
+            "loss": 2.5, "metrics": {"accuracy": 0.5}, "val_loss": 2.0, "val_metrics": val_metrics}},
+    )  # fmt: skip
+
+    def point(name: str, value: float, seconds: float, step: int) -> Value:
+        return name, value, round(1000 * (BEGAN + seconds)), step
+
+    expected = [
+        point("measure/point/examples_per_second", 320.0, 3, 0),
+        point("measure/baseline/examples_per_second", 64.0, 4, 0),
+        point("loss", 4.0, 5, 1),
+        point("loss", 3.0, 6, 2),
+        point("loss", 1.0, 8, 4),
+        point("accuracy", 0.5, 8, 4),
+        point("top_5 _50__", 1.0, 8, 4),
+        point("learning_rate", 0.1, 8, 4),
+        point("live/examples_per_second", 32.0, 8, 4),
+        point("epoch/loss", 2.5, 9, 1),
+        point("epoch/accuracy", 0.5, 9, 1),
+        point("epoch/top_5 _50__", 1.0, 9, 1),
+        point("epoch/val_loss", 2.0, 9, 1),
+        point("epoch/val_accuracy", 0.75, 9, 1),
+        point("val_loss", 2.0, 9, 4),
+        point("val_accuracy", 0.75, 9, 4),
+        point("system/host_0/cpu_percent", 50.0, 10, 0),
+        point("system/host_0/cpu_percent", 60.0, 15, 1),
+        *(
+            point(name, value, 18, 0)
+            for name, value in {
+                "examples_per_second": 320.0,
+                "examples_per_second_low": 300.0,
+                "speedup": 5.0,
+                "efficiency": 2.5,
+                "baseline_examples_per_second": 64.0,
+                "step_ms_p50": 100.0,
+                "seconds_training": 5.0,
+                "final/loss": 2.5,
+                "final/accuracy": 0.5,
+                "final/val_loss": 2.0,
+                "final/val_accuracy": 0.75,
+            }.items()
+        ),
+    ]
+    return writer, expected
+
+
+def test_importing_the_conductors_side_is_quick_and_leaves_mlflow_alone() -> None:
+    code = "import sys, pipeline.track; print(sorted({'mlflow', 'tensorflow', 'hydra', 'numpy'} & set(sys.modules)))"
+    began = time.monotonic()
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert said == "[]\n"
+    assert time.monotonic() - began < 2
+
+
+def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Path, tracker: Tracker) -> None:
+    writer, expected = whole_run(home / "whole")
+    uri = local(home)["uri"]
+    tracker.follow(writer.folder, local(home))
+    run_id = tracker.run_id(writer.folder, 60)
+    assert run_id
+    assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
+    writer.end()
+    assert tracker.drain(30) == (True, None)
+
+    run = only_run(uri, writer.key)
+    assert run.info.run_id == run_id
+    assert values(uri, run) == Counter(expected)
+    assert (run.info.status, run.info.start_time, run.info.end_time) == (
+        "FINISHED",
+        round(1000 * BEGAN),
+        round(1000 * (BEGAN + 9999)),
+    )
+    assert run.info.run_name == "whole"
+    assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "pipeline"
+    assert run.info.artifact_uri.startswith(local(home)["artifacts"])
+    assert run.data.params == {"data": "digits", "workers": "2", "seed": "None"}
+    tags = {"sweep": "s", "good": "true", "parameters": "1234", "status": "FINISHED", "rehearsal": "true"}
+    assert run.data.tags.items() >= tags.items()
+    assert run.data.tags["mlflow.note.content"] == "- Slow disk."
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", "ab12")
+    assert json.loads(data.dataset.profile)["train_examples"] == 100
+    kept = {"plan.json", "result.json", "events.jsonl", "model.keras", "logs/point-0.log", "hydra/config.yaml"}
+    assert files(uri, run) == kept
+
+    assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    # From the start, as if nothing were known of what was sent; twice.
+    for _ in range(2):
+        (writer.folder / "tracking.json").unlink()
+        track.remember(writer.folder, local(home))
+        sent, lines = sync(writer.folder)
+        assert (sent, lines[0]) == (True, f"{writer.folder}: 18 events sent, run {run_id}.")
+        again = only_run(uri, writer.key)
+        assert values(uri, again) == Counter(expected)
+        assert again.data.to_dictionary() == run.data.to_dictionary()
+        assert (again.info.status, again.info.end_time) == (run.info.status, run.info.end_time)
+        assert len(again.inputs.dataset_inputs) == 1
+
+
+def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker) -> None:
+    writer, uri = Writer(home / "steps"), local(home)["uri"]
+    tracker.follow(writer.folder, local(home))
+    expected = []
+    for first in (1, 1001, 2001):
+        expected += writer.steps(first, first + 999)
+        assert tracker.drain(30) == (True, None)
+        assert values(uri, only_run(uri, writer.key)) == Counter(expected)
+    # A line that is not whole yet is neither sent nor lost.
+    with writer.log.open("ab", buffering=0) as log:
+        log.write(b'{"time": 1, "event": "ended", "sta')
+        tracker.drain(1)
+        assert only_run(uri, writer.key).info.status == "RUNNING"
+        log.write(b'tus": "FAILED", "error": "Out of memory."}\n')
+    assert tracker.drain(30) == (True, None)
+    run = only_run(uri, writer.key)
+    assert (run.info.status, run.info.end_time, run.data.tags["error"]) == ("FAILED", 1000, "Out of memory.")
+
+
+def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
+    odd = {"long": "x" * 7000, "wide": "é" * 7000, "lone": "a\udcffb", "zero": "a\0b", "none": "", "n@me%": 1}
+    writer = Writer(
+        home / "odd",
+        params=odd | {f"p{index}": "ü" * 6000 for index in range(60)},
+        tags={"t" * 300: "v", "long": "y" * 9000, "a=b": "c"},
+    )
+    names = {"": 1, "a" * 300: 2, "../up": 3, "a//b": 4, "ünï": 5, "ok": float("nan"), "yes": True, "big": 10**400}
+    writer.write({"time": BEGAN, "event": "steps", "step": 1, "losses": [], "metrics": names})
+    track.remember(writer.folder, local(home))
+    assert sync(writer.folder)[0]
+    run = only_run(local(home)["uri"], writer.key)
+    assert len(run.data.params) == 66
+    assert run.data.params["long"] == "x" * 6000
+    assert run.data.params["wide"] == "é" * 6000
+    assert [run.data.params[name] for name in ("lone", "zero", "none", "n_me_")] == ["a?b", "ab", "", "1"]
+    assert run.data.tags["t" * 250] == "v"
+    assert run.data.metrics == {"_": 1, "a" * 250: 2, "_/up": 3, "a/b": 4, "ünï": 5}
+
+
+def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> None:
+    code = """
+import json, os, sys, time
+from pathlib import Path
+from pipeline.events import EventLog
+from pipeline.track import Tracker
+
+folder, store, written = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+tracker = Tracker(dict(os.environ), folder / "tracker.log")
+tracker.follow(folder, store)
+tracker.run_id(folder, 60)
+EventLog(folder / "events.jsonl").append(written)
+print(tracker._process.pid, flush=True)
+time.sleep(60)
+"""
+    writer, uri = Writer(tmp_path / "run"), local(tmp_path)["uri"]
+    last = {"time": BEGAN + 1, "event": "steps", "step": 2, "losses": [3.0, 2.0]}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, str(writer.folder), json.dumps(local(tmp_path)), json.dumps(last)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as conductor:
+        assert conductor.stdout
+        follower = int(conductor.stdout.readline())
+        died = time.time()
+        conductor.kill()
+    wait_for(lambda: not alive(follower))
+    run = only_run(uri, writer.key)
+    assert run.info.status == "KILLED"
+    assert died - 1 < run.info.end_time / 1000 < time.time()
+    assert len(values(uri, run)) == 2
+    assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    assert only_run(uri, writer.key).info.end_time == run.info.end_time
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tracker) -> None:
+    writer = Writer(home / "signals")
+    tracker.follow(writer.folder, local(home))
+    assert tracker.run_id(writer.folder, 60)
+    assert tracker._process
+    pid = tracker._process.pid
+    assert os.getsid(pid) == pid
+    # In the session's own group of the scheduler too, where the kernel has such groups.
+    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+    group = Path(f"/proc/{pid}/autogroup")
+    assert not group.exists() or "nice 10" in group.read_text() or not group.read_text()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    writer.end("KILLED")
+    assert tracker.drain(30) == (True, None)
+    assert only_run(local(home)["uri"], writer.key).info.status == "KILLED"
+
+
+def test_four_followers_may_make_one_store_at_once(tmp_path: Path) -> None:
+    writers = [Writer(tmp_path / f"run{index}") for index in range(4)]
+    with contextlib.ExitStack() as stack:
+        trackers = [stack.enter_context(tracking(tmp_path / f"tracker{index}.log")) for index in range(4)]
+        for writer, tracker in zip(writers, trackers, strict=True):
+            tracker.follow(writer.folder, local(tmp_path))
+        expected = [writer.steps(1, 500) for writer in writers]
+        for writer in writers:
+            writer.end()
+        assert [tracker.drain(60) for tracker in trackers] == [(True, None)] * 4
+    uri = local(tmp_path)["uri"]
+    for writer, losses in zip(writers, expected, strict=True):
+        run = only_run(uri, writer.key)
+        assert run.info.status == "FINISHED"
+        assert values(uri, run) == Counter(losses)
+    assert len({only_run(uri, writer.key).info.experiment_id for writer in writers}) == 1
+    assert not list(tmp_path.glob("mlflow.db.new*"))
+
+
+def test_a_server_that_is_down_costs_the_conductor_no_more_than_its_timeouts_and_nothing_is_lost(
+    tmp_path: Path, own_tracker: Tracker, server: Server
+) -> None:
+    writer = Writer(tmp_path / "run")
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    own_tracker.follow(writer.folder, store(nowhere))
+    losses = writer.steps(1, 20)
+    began = time.monotonic()
+    # Known to fail, so that there is nothing to wait for.
+    assert own_tracker.run_id(writer.folder, 60) is None
+    assert time.monotonic() - began < 20
+    writer.end()
+    began = time.monotonic()
+    assert own_tracker.drain(2.0) == (False, f"No MLflow server answers at {nowhere}.")
+    assert time.monotonic() - began < 2.5
+    began = time.monotonic()
+    own_tracker.close()
+    assert time.monotonic() - began < 6
+    sent, lines = sync(writer.folder)
+    assert (sent, lines[0]) == (False, f"{writer.folder}: not sent. No MLflow server answers at {nowhere}.")
+
+    assert sync(writer.folder, uri=server.uri)[0]
+    run = only_run(server.uri, writer.key)
+    assert values(server.uri, run) == Counter(losses)
+    assert run.info.status == "FINISHED"
+    assert files(server.uri, run) == {"events.jsonl"}
+    assert sync(writer.folder, uri=server.uri) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+
+
+@pytest.mark.slow
+def test_a_server_killed_half_way_loses_and_doubles_nothing(tmp_path: Path, own_tracker: Tracker) -> None:
+    server = Server(tmp_path).start()
+    try:
+        writer, later = Writer(tmp_path / "run"), Writer(tmp_path / "later")
+        for each in (writer, later):
+            track.remember(each.folder, store(server.uri))
+        kept = later.steps(1, 1500)
+        copy = track.Copy(later.folder, store(server.uri))
+        copy.catch_up(lambda: copy.sent > 0)
+        assert 0 < copy.missing() < 1501
+        own_tracker.follow(writer.folder, store(server.uri))
+        expected = writer.steps(1, 2000)
+        wait_for(lambda: track.recall(writer.folder)["offset"])
+        server.stop(signal.SIGKILL)
+        expected += writer.steps(2001, 4000)
+        writer.end()
+        assert own_tracker.drain(1.0) == (False, f"No MLflow server answers at {server.uri}.")
+        later.end()
+        assert not sync(later.folder)[0]
+        server.start()
+        # The follower goes on by itself where it was, and `sync` does where nobody follows.
+        wait_for(lambda: track.recall(writer.folder)["closed"], 60)
+        assert sync(later.folder)[0]
+        for each, losses in ((writer, expected), (later, kept)):
+            run = only_run(server.uri, each.key)
+            assert values(server.uri, run) == Counter(losses)
+            assert run.info.status == "FINISHED"
+    finally:
+        server.stop()
+
+
+def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:
+    lost: list[str] = []
+
+    class LosesFirstAnswers(Handler):
+        """Passes every request on, and the first answer to each kind of it never back."""
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = urllib.request.Request(server.uri + self.path, body or None, method=self.command)
+            request.add_header("Content-Type", self.headers.get("Content-Type") or "application/json")
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    status, said = answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                status, said = error.code, error.read()
+                error.close()
+            name = self.path.partition("?")[0]
+            if self.command == "POST" and name not in lost:
+                lost.append(name)
+                self.close_connection = True
+                return
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_POST = do_PUT = do_GET
+
+    writer = Writer(tmp_path / "run", params={"a": 1})
+    losses = writer.steps(1, 30)
+    writer.end()
+    with serving(LosesFirstAnswers) as uri:
+        track.remember(writer.folder, store(uri, "lost answers"))
+        wait_for(lambda: sync(writer.folder)[0], 60)
+    assert any(name.endswith("runs/create") for name in lost)
+    assert any(name.endswith("runs/log-batch") for name in lost)
+    run = only_run(server.uri, writer.key)
+    assert values(server.uri, run) == Counter(losses)
+    assert run.info.status == "FINISHED"
+
+
+def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
+    writer, client = Writer(home / "twins"), track._client(local(home)["uri"], None)
+    experiment = client.create_experiment("twins")
+    for _ in range(2):
+        client.create_run(experiment, tags={"pipeline.key": writer.key})
+    writer.end()
+    track.remember(writer.folder, local(home) | {"experiment": "twins"})
+    assert sync(writer.folder)[0]
+    assert only_run(local(home)["uri"], writer.key).info.status == "FINISHED"
+    assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
+
+
+def test_a_server_that_hangs_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    class Hangs(Handler):
+        def do_GET(self) -> None:
+            over.wait(30)
+
+        do_POST = do_GET
+
+    writer = Writer(tmp_path / "run")
+    writer.end()
+    with serving(Hangs) as uri:
+        with tracking(tmp_path / "tracker.log", MLFLOW_HTTP_REQUEST_TIMEOUT="1") as tracker:
+            tracker.follow(writer.folder, store(uri))
+            assert tracker.run_id(writer.folder, 60) is None
+            began = time.monotonic()
+            assert tracker.drain(2.0) == (False, f"The MLflow server at {uri} does not answer in time.")
+            assert time.monotonic() - began < 2.5
+        over.set()
+    assert "Traceback" not in (tmp_path / "tracker.log").read_text()
+
+
+def test_a_server_that_is_ill_is_named(tmp_path: Path) -> None:
+    class Ill(Handler):
+        def do_GET(self) -> None:
+            self.send_error(503)
+
+        do_POST = do_GET
+
+    writer = Writer(tmp_path / "run")
+    with serving(Ill) as uri:
+        track.remember(writer.folder, store(uri))
+        said = f"{writer.folder}: not sent. The MLflow server at {uri} answers with error 503."
+        assert sync(writer.folder)[1][0] == said
+
+
+def test_a_follower_that_died_is_reported_and_replaced(tmp_path: Path, own_tracker: Tracker) -> None:
+    first, second = Writer(tmp_path / "first"), Writer(tmp_path / "second")
+    own_tracker.follow(first.folder, local(tmp_path))
+    assert own_tracker._process
+    os.kill(own_tracker._process.pid, signal.SIGKILL)
+    own_tracker._process.wait()
+    assert own_tracker.run_id(first.folder, 10) is None
+    assert own_tracker.drain(10) == (False, f"The tracking process has ended; see {tmp_path / 'tracker.log'}.")
+    own_tracker.follow(second.folder, local(tmp_path))
+    assert own_tracker.drain(30) == (True, None)
+    assert only_run(local(tmp_path)["uri"], second.key).info.status == "RUNNING"
+    own_tracker.close()
+    assert only_run(local(tmp_path)["uri"], second.key).info.status == "KILLED"
+    first.end()
+    assert sync(first.folder)[0]
+    assert only_run(local(tmp_path)["uri"], first.key).info.status == "FINISHED"
+
+
+def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run")
+    (tmp_path / "mlflow.db").write_text("This is no database. " * 100)
+    track.remember(writer.folder, local(tmp_path))
+    sent, lines = sync(writer.folder)
+    assert not sent
+    assert lines[0].startswith(f"{writer.folder}: not sent. ")
+    assert "file is not a database" in lines[0]
+
+
+def test_sync_ends_runs_whose_conductor_is_gone_and_no_others(tmp_path: Path) -> None:
+    gone = Writer(tmp_path / "runs" / "gone", pid=NEVER)
+    reused = Writer(tmp_path / "runs" / "reused", pid=os.getpid())
+    live = Writer(tmp_path / "runs" / "live", time=time.time())
+    elsewhere = Writer(tmp_path / "runs" / "elsewhere", host="another", pid=NEVER)
+    writers = (gone, reused, live, elsewhere)
+    for writer in writers:
+        writer.steps(1, 3)
+        track.remember(writer.folder, local(tmp_path))
+    with gone.log.open("ab") as log:
+        log.write(to_line({"event": "steps", "time": BEGAN + 4})[:20])
+    sent, lines = sync(tmp_path)
+    uri = local(tmp_path)["uri"]
+    assert sent
+    assert [only_run(uri, writer.key).info.status for writer in writers] == ["KILLED", "KILLED", "RUNNING", "RUNNING"]
+    assert only_run(uri, gone.key).info.end_time == round(1000 * (BEGAN + 3))
+    assert [line.partition(". ")[2] for line in lines[:4]] == [
+        "It has no end, and only another knows whether it still runs: sync there.",
+        "It has no end and its process is gone: set to KILLED.",
+        "It still runs.",
+        "It has no end and its process is gone: set to KILLED.",
+    ]
+    assert lines[4] == "Runs sent: 4; nothing new: 0; not sent: 0."
+    assert sync(gone.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    assert len(values(uri, only_run(uri, gone.key))) == 3
+
+
+def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(tmp_path: Path) -> None:
+    done, half = Writer(tmp_path / "runs" / "done"), Writer(tmp_path / "runs" / "half")
+    losses = done.steps(1, 10)
+    done.end()
+    for writer in (done, half):
+        track.remember(writer.folder, local(tmp_path))
+    assert sync(tmp_path)[0]
+    copied = {**local(tmp_path), "uri": f"sqlite:///{tmp_path}/other/mlflow.db"}
+    (tmp_path / "other").mkdir()
+    # To another store, whose artifacts hold copies of the logs: no runs of their own.
+    assert sync(tmp_path, uri=copied["uri"])[1][-1] == "Runs sent: 2; nothing new: 0; not sent: 0."
+    assert sync(tmp_path, uri=copied["uri"])[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
+    assert sync(tmp_path)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
+
+    client = MlflowClient(copied["uri"])
+    client.delete_run(only_run(copied["uri"], half.key).info.run_id)
+    half.steps(1, 2)
+    sent, lines = sync(tmp_path, uri=copied["uri"])
+    assert sent
+    assert "left alone" in lines[0]
+
+    # As a new process finds it: MLflow keeps connections to the file that was deleted.
+    moved = f"sqlite:///{tmp_path}/new/../other/mlflow.db"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "other" / "mlflow.db").unlink()
+    for writer in (done, half):
+        text = (writer.folder / "tracking.json").read_text()
+        (writer.folder / "tracking.json").write_text(text.replace(copied["uri"], moved))
+    assert sync(done.folder, uri=moved)[1][-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
+    assert values(moved, only_run(moved, done.key)) == Counter(losses)
+
+
+def test_a_log_is_sent_by_one_process_at_a_time(home: Path, tracker: Tracker) -> None:
+    writer = Writer(home / "one")
+    tracker.follow(writer.folder, local(home))
+    assert tracker.run_id(writer.folder, 60)
+    assert sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
+    writer.end()
+    assert tracker.drain(30) == (True, None)
+
+
+def test_no_password_is_kept_or_shown(tmp_path: Path, own_tracker: Tracker) -> None:
+    seen: list[str | None] = []
+
+    class Asks(Handler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Authorization"))
+            self.send_error(401)
+
+        do_POST = do_GET
+
+    writer = Writer(tmp_path / "run")
+    with serving(Asks) as uri:
+        own_tracker.follow(writer.folder, store(uri.replace("//", "//ann:s3cret%21@")))
+        assert own_tracker.run_id(writer.folder, 60) is None
+        writer.end()
+        drained, problem = own_tracker.drain(0.5)
+        own_tracker.close()
+        assert json.loads((writer.folder / "tracking.json").read_text())["store"]["uri"] == uri
+    assert not drained
+    assert "401" in str(problem)
+    assert seen[0] == "Basic YW5uOnMzY3JldCE="  # ann:s3cret!
+    everything = str(problem) + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "s3cret" not in everything
+
+
+def test_a_run_without_tracking_is_sent_only_where_a_store_is_named(tmp_path: Path, own_tracker: Tracker) -> None:
+    writer = Writer(tmp_path / "run")
+    writer.end()
+    own_tracker.follow(writer.folder, store("") | {"uri": None, "experiment": "later"})
+    assert own_tracker.drain(1) == (True, None)
+    assert own_tracker._process is None
+    assert sync(tmp_path)[0]
+    sent, lines = sync(writer.folder)
+    assert not sent
+    assert lines[-1].startswith("Runs without tracking: 1. Try --uri sqlite:////")
+    uri = local(tmp_path)["uri"]
+    assert sync(writer.folder, uri=uri)[0]
+    run = only_run(uri, writer.key)
+    assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "later"
+    assert Path(run.info.artifact_uri.removeprefix("file://")).is_relative_to(tmp_path)
+
+
+def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "pipeline.track", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=environ, timeout=60, check=False)
+
+
+def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=NEVER)
+    track.remember(writer.folder, local(tmp_path / "outputs"))
+    said = command("sync", cwd=tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
+    first, last = said.stdout.splitlines()
+    assert first.startswith("outputs/runs/run: 1 event sent, run ")
+    assert first.endswith("It has no end and its process is gone: set to KILLED.")
+    assert last == "Runs sent: 1; nothing new: 0; not sent: 0."
+
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    said = command("sync", "--uri", nowhere, cwd=tmp_path)
+    assert (said.returncode, said.stderr) == (1, "")
+    assert said.stdout.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sync", "nothing/here"], "expected a run's folder, or one that holds some, received nothing/here"),
+        (
+            ["sync", "--uri", "file:mlruns"],
+            "expected an MLflow store, received 'file:mlruns'. Try http://127.0.0.1:5000",
+        ),
+        (["sink"], "invalid choice"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_words(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        track.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Input laid over workers, callbacks decided once, and what else a person's own model may bring."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import QUICK, Ran
+
+OWN = ("model.build._target_=own.normalised", "data.build._target_=own.numbered")
+TWO = ("strategy=multi_worker", "workers=2")
+
+
+def epochs(ran: Ran, folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event for event in lines if event["event"] == "epoch" and event["rank"] == 0]
+
+
+def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
+    ran = pipeline(
+        "-m",
+        *QUICK,
+        "strategy=mirrored,multi_worker",
+        "workers=3",
+        "model.build._target_=own.counting",
+        "data.build._target_=own.serial_arrays,own.serial_set,own.serial_shard,own.serial_shard_set",
+        "train.global_batch=12",
+        "train.epochs=2",
+        "train.steps_per_call=2",
+    )
+    assert ran.code == 0, ran.err
+    serial = np.arange(50)
+    once = {"labels_0": 50.0, "labels_1": float(serial.sum()), "labels_2": float((serial**2).sum())}
+    assert len(ran.run_folders) == 8
+    for folder in ran.run_folders:
+        for epoch in epochs(ran, folder):
+            assert epoch["metrics"] == once, folder
+            assert epoch["val_metrics"] == once, folder
+
+
+@pytest.mark.parametrize("layout", [("strategy=mirrored", "workers=2"), TWO])
+def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_path, layout):
+    notes, meddled = tmp_path / "notes.txt", tmp_path / "meddled.txt"
+    ran = pipeline(
+        *QUICK,
+        *layout,
+        *OWN,
+        "train.epochs=4",
+        "train.replica_batch=32",
+        "train.steps_per_call=3",
+        f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}, {{_target_: own.Meddling, path: {meddled}}}]",
+    )
+    assert ran.code == 0, ran.err
+    assert notes.read_text().splitlines() == [
+        "train_begin 4",
+        "epoch_begin 0",
+        "batch_end 2 ['accuracy', 'loss']",
+        "batch_end 3 ['accuracy', 'loss']",
+        "epoch_end 0 ['accuracy', 'loss', 'val_accuracy', 'val_loss']",
+        "epoch_begin 1",
+        "batch_end 2 ['accuracy', 'loss']",
+        "batch_end 3 ['accuracy', 'loss']",
+        "epoch_end 1 ['accuracy', 'loss', 'val_accuracy', 'val_loss']",
+        "train_end ",
+    ]
+    assert len(meddled.read_text().splitlines()) == 2
+    assert ran.result["epochs"] == 2
+    # The callback halved the learning rate after the first epoch and zeroed the weights after the second.
+    rates = {event["learning_rate"] for event in ran.events("steps")}
+    assert sorted(rates) == pytest.approx([0.025, 0.05])
+    (folder,) = ran.run_folders
+    saved = keras.saving.load_model(folder / "model.keras")
+    assert all((np.asarray(weight) == 0).all() for weight in saved.get_weights())
+    digests = {digest for event in ran.events("finished") for digest in event["weights"]}
+    assert len(digests) == 1
+
+
+@pytest.mark.slow
+def test_keras_own_callbacks_work_on_several_processes(pipeline, tmp_path):
+    callbacks = [
+        "{_target_: keras.callbacks.EarlyStopping, patience: 0, min_delta: 100, restore_best_weights: true}",
+        "{_target_: keras.callbacks.ReduceLROnPlateau, monitor: loss, patience: 0, min_delta: 100, factor: 0.5}",
+        f"{{_target_: keras.callbacks.CSVLogger, filename: {tmp_path / 'log.csv'}}}",
+        f"{{_target_: keras.callbacks.TensorBoard, log_dir: {tmp_path / 'board'}}}",
+        f"{{_target_: keras.callbacks.ModelCheckpoint, filepath: {tmp_path / 'best.keras'}, save_best_only: true}}",
+        f"{{_target_: keras.callbacks.ModelCheckpoint, filepath: {tmp_path / 'step.weights.h5'}, "
+        "save_weights_only: true, save_freq: 2}",
+        "{_target_: own.halving}",
+    ]
+    ran = pipeline(*QUICK, *TWO, *OWN, "train.epochs=5", f"train.callbacks=[{', '.join(callbacks)}]", timeout=300)
+    assert ran.code == 0, ran.err
+    assert ran.result["epochs"] == 2
+    assert (tmp_path / "log.csv").read_text().count("\n") == 3
+    assert list((tmp_path / "board").rglob("events.out.tfevents*"))
+    assert (tmp_path / "best.keras").exists()
+    assert (tmp_path / "step.weights.h5").exists()
+    digests = {digest for event in ran.events("finished") for digest in event["weights"]}
+    assert len(digests) == 1
+    assert ran.result["notes"] == []
+
+
+def test_a_learning_rate_from_the_config_replaces_a_schedule(pipeline):
+    ran = pipeline(
+        *QUICK, *OWN, "+model.build.optimizer=scheduled", "train.learning_rate=0.125", "train.steps=3", "workers=1"
+    )
+    assert ran.code == 0, ran.err
+    assert {event["learning_rate"] for event in ran.events("steps")} == {0.125}
+
+
+def test_accumulated_gradients_are_refused_on_several_replicas(pipeline):
+    ran = pipeline(
+        *QUICK,
+        *OWN,
+        "train.optimizer={_target_: keras.optimizers.SGD, gradient_accumulation_steps: 2}",
+        "workers=2",
+    )
+    assert ran.code == 1
+    assert "received gradient_accumulation_steps=2. Try train.replica_batch 2 times as large" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_on_several_replicas(pipeline, precision):
+    ran = pipeline(
+        "-m", *QUICK, "strategy=mirrored,multi_worker", "workers=2", f"train.precision={precision}", "data=digits"
+    )
+    assert ran.code == 0, ran.err
+    for result in ran.results:
+        assert result["val_metrics"]["accuracy"] > 0.5
+        assert result["notes"] == []
+
+
+@pytest.mark.slow
+def test_a_rehearsal_lays_out_two_hosts_with_four_devices_and_says_so(pipeline):
+    ran = pipeline(
+        *QUICK, "strategy=multi_worker", "hardware=2x4gpu", "hardware.rehearse=true", *OWN, "train.steps=4",
+        "train.replica_batch=8",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    result = ran.result
+    assert (result["processes"], result["replicas"], result["rehearsal"]) == (2, 8, True)
+    assert result["oversubscribed"] is True
+    assert "rehearsal" in ran.out
+    digests = [digest for event in ran.events("finished") for digest in event["weights"]]
+    assert len(digests) == 8
+    assert len(set(digests)) == 1

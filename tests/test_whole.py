@@ -1,0 +1,128 @@
+"""Whole runs as a person types them, from the command to result.json and the MLflow run."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import own
+import psutil
+import pytest
+from conftest import Ran, finish, left_behind, start
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+KEYS = set(
+    """status strategy hardware model data workers processes replicas replica_batch global_batch scaling
+    examples_per_second examples_per_second_low examples_per_second_high step_ms_p50 step_ms_p95 step_ms_p99
+    baseline_examples_per_second speedup efficiency rehearsal oversubscribed epochs loss metrics val_loss val_metrics
+    seconds_startup seconds_training mlflow_run_id versions error""".split()
+)
+
+
+def tracked(folder: Path) -> tuple[MlflowClient, list[Run]]:
+    client = MlflowClient(f"sqlite:///{folder / 'outputs/mlflow.db'}")
+    experiment = client.get_experiment_by_name("pipeline")
+    return client, client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+
+
+def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
+    ran: Ran = pipeline("data=digits", "model=mlp", "measure.repeats=3", "train.epochs=4")
+    assert ran.code == 0, ran.err
+    result = ran.result
+    assert not KEYS - set(result)
+    assert result["status"] == "FINISHED"
+    assert result["error"] is None
+    assert result["strategy"] == "mirrored"
+    assert result["workers"] == result["replicas"] == len(os.sched_getaffinity(0))
+    assert result["examples_per_second_low"] <= result["examples_per_second"] <= result["examples_per_second_high"]
+    assert result["speedup"] == pytest.approx(result["examples_per_second"] / result["baseline_examples_per_second"])
+    assert result["efficiency"] == pytest.approx(result["speedup"] / result["replicas"])
+    assert result["step_ms_p50"] <= result["step_ms_p95"] <= result["step_ms_p99"]
+    assert result["val_metrics"]["accuracy"] > 0.8
+    (folder,) = ran.run_folders
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"plan.json", "events.jsonl", "result.json", "model.keras", "point-0.log", "hydra"}
+    assert f"{result['speedup']:.2f}x" in ran.out
+
+    client, (run,) = tracked(ran.folder)
+    assert run.info.run_id == result["mlflow_run_id"]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["strategy"] == "mirrored"
+    assert run.data.params["workers"] == str(result["workers"])
+    for name in ("examples_per_second", "speedup", "efficiency", "step_ms_p50"):
+        assert run.data.metrics[name] == pytest.approx(result[name])
+    artifacts = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert artifacts >= {"plan.json", "result.json", "model.keras", "hydra"}
+    assert len(client.get_metric_history(run.info.run_id, "loss")) == sum(
+        len(event["losses"]) for event in ran.events("steps")
+    )
+    assert run.inputs.dataset_inputs[0].dataset.name == "digits"
+    assert any(name.startswith("system/host0/") for name in run.data.metrics) or result["seconds_training"] < 5
+
+
+def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
+    ran: Ran = pipeline(
+        "-m", "strategy=one_device,mirrored,multi_worker", "workers=1,2", "data=digits", "model=mlp",
+        "measure.repeats=2", "train.epochs=1",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    statuses = [result["status"] for result in ran.results]
+    assert sorted(statuses) == ["FINISHED"] * 5 + ["REFUSED"]
+    assert "Skipped: Expected workers=1, since one_device trains on one device" in ran.err
+    _, runs = tracked(ran.folder)
+    assert len(runs) == 5
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert len({run.data.tags["sweep"] for run in runs}) == 1
+    assert not any("mlflow.parentRunId" in run.data.tags for run in runs)
+    for run in runs:
+        assert {"examples_per_second", "speedup"} <= set(run.data.metrics)
+        assert {"strategy", "workers"} <= set(run.data.params)
+    # One device was measured once, and its folder is named by those that share it.
+    sources = {result["baseline_source"] for result in ran.results if result["status"] == "FINISHED"}
+    assert len(sources) == 2
+    for strategy in ("one_device", "mirrored", "multi_worker"):
+        assert strategy in ran.out.rsplit("-- ", 1)[1]
+
+
+def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pipeline):
+    common = ("workers=1", "data=digits", "model=mlp", "measure.repeats=2", "train.steps=2", "tracking=none")
+    assert pipeline(*common).code == 0
+    asked = pipeline(*common, "measure.baseline=auto")
+    assert asked.results[1]["baseline_source"].startswith("reused from")
+    assert asked.results[1]["baseline_examples_per_second"] == asked.results[0]["baseline_examples_per_second"]
+    other = pipeline(*common, "measure.baseline=auto", "train.replica_batch=16")
+    assert other.results[2]["baseline_source"] == "measured in this run"
+    again = pipeline(*common)
+    assert again.results[3]["baseline_source"] == "measured in this run"
+
+
+@pytest.mark.parametrize(
+    ("harm", "status", "code"), [("worker", "FAILED", 1), ("ctrl-c", "KILLED", 130), ("conductor", "KILLED", -9)]
+)
+def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
+    process = start(
+        tmp_path, "strategy=multi_worker", "workers=2", "measure.steps=0", "train.epochs=500", "data=digits",
+        f"--config-dir={own.CONF}", "model=tiny",
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    log = None
+    while time.monotonic() < deadline and not (log and '"event": "epoch"' in log.read_text()):
+        log = next(tmp_path.glob("outputs/[rs]*/**/events.jsonl"), None)
+        time.sleep(0.2)
+    assert log is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.parent / "tracking.json").exists():
+        time.sleep(0.2)
+    pids = [json.loads(line).get("pid") for line in log.read_text().splitlines() if '"event": "started"' in line]
+    if harm == "worker":
+        psutil.Process(pids[1]).kill()
+    else:
+        process.send_signal(signal.SIGINT if harm == "ctrl-c" else signal.SIGKILL)
+    ran = finish(process, tmp_path, time.monotonic(), timeout=90)
+    assert ran.code == code
+    assert not left_behind(tmp_path, patience=30)
+    _, (run,) = tracked(tmp_path)
+    assert run.info.status == status
+    assert run.data.metrics["loss"] >= 0
