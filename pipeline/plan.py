@@ -299,6 +299,11 @@ def check_ranges(config: Config) -> None:
         raise PlanError(
             f"Expected cluster.base_port between 1 and 65535, received {base_port}. Try cluster.base_port=null."
         )
+    if "@" in str(config.tracking.uri or ""):
+        raise PlanError(
+            "Expected tracking.uri without a user and password, which would end up in files, received one with them. "
+            "Try the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+        )
     if config.tracking.store is Store.server and not str(config.tracking.uri or "").startswith(("http://", "https://")):
         raise PlanError(
             f"Expected tracking.uri to be an MLflow server's address, received {config.tracking.uri!r}. "

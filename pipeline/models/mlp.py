@@ -10,7 +10,7 @@ def mlp(
     *,
     input_shape: Sequence[int],
     num_classes: int,
-    hidden: Sequence[int] = (256, 128),
+    hidden: Sequence[int] = (128,),
     dropout: float = 0.0,
 ) -> keras.Model:
     """An uncompiled perceptron: float32 [batch, *input_shape] to float32 probabilities [batch, num_classes].

@@ -45,6 +45,18 @@ class Layout:
         share = self.global_batch // len(self.counts)
         return max(-(-count // share) for count in self.counts)
 
+    @property
+    def always_fed(self) -> bool:
+        """Has every replica examples at every step, also at the last and smallest of an epoch?
+
+        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed
+        True
+        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(129,)).always_fed
+        False
+        """
+        share, parts = self.global_batch // len(self.counts), self.replicas // len(self.counts)
+        return all(min(share, count - (self.steps - 1) * share) >= parts for count in self.counts)
+
 
 def count(part: Any) -> int:
     """Examples in a part: (x, y) arrays, or a `tf.data.Dataset` of single examples, counted by reading if need be."""

@@ -58,7 +58,7 @@ class Loop:
         self.model, self.strategy = model, strategy
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
-        self._train = steps.training_steps(model, strategy, gradient_bits)
+        self._train = steps.training_steps(model, strategy, gradient_bits, train.layout.always_fed)
         self._validate = steps.validation_steps(model, strategy)
         self._results = tf.function(model.get_metrics_result)
         self._validation: Iterator[Any] | None = None
