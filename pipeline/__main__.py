@@ -58,6 +58,8 @@ def command() -> int:
         with _errors_as_they_are(), run.signals_interrupt():
             hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(point)()
     except run.Interrupted as interrupted:
+        if many and session.results:
+            console.print(show.sweep_table(session.results))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
         return 128 + interrupted.number
     except Exception as error:

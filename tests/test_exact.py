@@ -128,6 +128,7 @@ def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
         assert result["notes"] == []
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
     ran = pipeline(
         "-m",

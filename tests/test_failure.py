@@ -45,7 +45,7 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = 
         process.kill()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_process_is_named_and_the_run_fails(tmp_path, rank):
     ran = harmed(tmp_path, rank, signal.SIGKILL)
     assert ran.code == 1
@@ -67,6 +67,7 @@ def test_a_stopped_process_is_named(tmp_path):
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_stopped_before_it_joins_is_named(tmp_path):
     ran = harmed(tmp_path, 1, signal.SIGSTOP, "launch.startup_timeout=12", moment="started")
     assert ran.code == 1
@@ -86,7 +87,10 @@ def test_a_process_that_hangs_without_a_word_is_named_and_its_stack_kept(pipelin
     assert "stuck_data" in log.read_text()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+)
 def test_ctrl_c_and_sigterm_end_everything_within_ten_seconds(tmp_path, number, code):
     process = start(tmp_path, *QUICK, *TWO, *LONG)
     wait_for(tmp_path, "steps")
@@ -113,7 +117,9 @@ def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
     assert not left_behind(tmp_path)
 
 
-@pytest.mark.parametrize("moment", ["run", "started", "steps"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("run", marks=pytest.mark.slow), pytest.param("started", marks=pytest.mark.slow), "steps"]
+)
 def test_a_conductor_killed_outright_leaves_no_process(tmp_path, moment):
     process = start(tmp_path, *QUICK, *TWO, *LONG)
     wait_for(tmp_path, moment)
@@ -154,6 +160,7 @@ def test_a_point_that_fails_is_reported_and_the_sweep_goes_on(pipeline):
     assert "the moon is not full" in ran.results[0]["error"]
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_sweep_dies_and_the_next_point_runs(tmp_path):
     process = start(tmp_path, "-m", *QUICK, *TWO, *LONG[1:], "train.epochs=300,1")
     wait_for(tmp_path, "steps")

@@ -86,6 +86,7 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
         assert strategy in ran.out.rsplit("-- ", 1)[1]
 
 
+@pytest.mark.slow
 def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pipeline):
     common = ("workers=1", "data=digits", "model=mlp", "measure.repeats=2", "train.steps=2", "tracking=none")
     assert pipeline(*common).code == 0
