@@ -71,10 +71,10 @@ def count(part: Any) -> int:
 
 
 def stream(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
-    """Batches for this process's replicas in turn, epoch after epoch without end.
+    """A step's batches for this process's replicas, epoch after epoch without end.
 
-    Yields (examples, batch): float32 scalar, the size of the whole global batch, and the part's own structure with
-    a leading batch axis of a size that may differ from step to step and may be 0.
+    Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
+    part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
     """
     if isinstance(part, tf.data.Dataset):
         batches = _from_dataset(part, layout, shuffle, seed)
@@ -87,7 +87,7 @@ def stream(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Datas
         options.autotune.enabled = False
     # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
     endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return endless.with_options(options).prefetch(2 * layout.local)
+    return endless.with_options(options).prefetch(2)
 
 
 def spec(part: Any) -> Any:
@@ -106,13 +106,14 @@ def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data
         if shuffle:
             order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number])
 
-        def batch(turn: Any) -> Any:
-            step, local = turn // layout.local, turn % layout.local
-            start, stop, total = _share(layout, step, local)
-            chosen = order[start:stop]
-            return total, tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays)
+        def batches(step: Any) -> Any:
+            start, stops, total = _shares(layout, step)
+            chosen = [order[first:last] for first, last in zip([start, *stops], stops, strict=False)]
+            return total, tuple(
+                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
+            )
 
-        return tf.data.Dataset.range(layout.steps * layout.local).map(batch)
+        return tf.data.Dataset.range(layout.steps).map(batches)
 
     return tf.data.Dataset.counter().flat_map(epoch)
 
@@ -129,25 +130,24 @@ def _from_dataset(part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: in
     # A shard that is shorter than the others feeds empty batches while they go on.
     whole = whole.concatenate(empty.repeat()).take(layout.steps)
 
-    def shares(step: Any, batch: Any) -> tf.data.Dataset:
-        def of(local: Any) -> Any:
-            start, stop, total = _share(layout, step, local)
-            base = step * share
-            return total, tf.nest.map_structure(lambda leaf: leaf[start - base : stop - base], batch)
+    def batches(step: Any, batch: Any) -> Any:
+        start, stops, total = _shares(layout, step)
+        base = step * share
+        return total, tuple(
+            tf.nest.map_structure(lambda leaf, rows=slice(first - base, last - base): leaf[rows], batch)
+            for first, last in zip([start, *stops], stops, strict=False)
+        )
 
-        return tf.data.Dataset.range(layout.local).map(of)
-
-    return whole.enumerate().flat_map(shares).repeat()
+    return whole.enumerate().map(batches).repeat()
 
 
-def _share(layout: Layout, step: Any, local: Any) -> tuple[Any, Any, Any]:
-    """(start, stop, examples in the global batch) of a local replica's share of a step, as tensors."""
+def _shares(layout: Layout, step: Any) -> tuple[Any, list[Any], Any]:
+    """(start, the stop of each local replica's share, examples in the global batch) of a step, as tensors."""
     counts = tf.constant(layout.counts, tf.int64)
     share = layout.global_batch // len(layout.counts)
     sizes = tf.clip_by_value(counts - step * share, 0, share)
     size = sizes[layout.process] if layout.sharded else sizes[0]
     parts = layout.local if layout.sharded else layout.replicas
-    number = local if layout.sharded else local + layout.first
-    start = step * share + size * number // parts
-    stop = step * share + size * (number + 1) // parts
-    return start, stop, tf.cast(tf.reduce_sum(sizes), tf.float32)
+    number = 0 if layout.sharded else layout.first
+    edges = [step * share + size * (number + local) // parts for local in range(layout.local + 1)]
+    return edges[0], edges[1:], tf.cast(tf.reduce_sum(sizes), tf.float32)

@@ -31,10 +31,9 @@ class Data:
     shuffle: bool
     seed: int
 
-    def iterator(self, strategy: tf.distribute.Strategy) -> Iterator[Any]:
-        """Batches for this process's replicas, from the first epoch on, without end."""
-        made = stream(self.part, self.layout, self.shuffle, self.seed)
-        return iter(strategy.distribute_datasets_from_function(lambda _: made))
+    def iterator(self) -> Iterator[Any]:
+        """Each step's batches for this process's replicas, from the first epoch on, without end."""
+        return iter(stream(self.part, self.layout, self.shuffle, self.seed))
 
 
 class Loop:
@@ -67,7 +66,7 @@ class Loop:
 
     def iterator(self) -> Iterator[Any]:
         """Training batches for this process's replicas, from the first epoch on, without end."""
-        self._iterators.append(self.train_data.iterator(self.strategy))
+        self._iterators.append(self.train_data.iterator())
         return self._iterators[-1]
 
     def run(
@@ -112,7 +111,7 @@ class Loop:
         if self.validation_data is None or self.validation_data.layout.examples == 0:
             return {}
         if self._validation is None:
-            self._validation = self.validation_data.iterator(self.strategy)
+            self._validation = self.validation_data.iterator()
         self.model.reset_metrics()
         totals, left = _Totals(("loss", *self.outputs)), self.validation_data.layout.steps
         while left:

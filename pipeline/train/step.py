@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from pipeline.train import loss as losses
 
-# (iterator over (examples, batch), steps) -> (loss vectors [steps, 1 + outputs], examples a step [steps])
+# (iterator over (examples, a batch for each local replica), steps)
+#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps])
 Steps = Callable[[Iterator[Any], Any], tuple[Any, Any]]
 
 
@@ -67,11 +68,16 @@ def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) ->
         values = tf.TensorArray(tf.float32, size=count)
         sizes = tf.TensorArray(tf.float32, size=count)
         for index in tf.range(count):
-            examples, batch = next(iterator)
+            # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
+            # small step on CPU devices, for copying ahead what is in the same memory.
+            examples, batches = next(iterator)
+            mine = strategy.experimental_distribute_values_from_function(
+                lambda context, batches=batches: batches[context.replica_id_in_sync_group % len(batches)]
+            )
             with losses.without_keras_scaling():
-                summed = strategy.run(replica_step, args=(examples, batch))
+                summed = strategy.run(replica_step, args=(examples, mine))
             values = values.write(index, strategy.experimental_local_results(summed)[0])
-            sizes = sizes.write(index, strategy.experimental_local_results(examples)[0])
+            sizes = sizes.write(index, examples)
         return values.stack(), sizes.stack()
 
     return tf.function(steps, reduce_retracing=True)  # type: ignore[no-any-return]
