@@ -25,14 +25,19 @@ with warnings.catch_warnings():
     from mlflow import MlflowClient
     from mlflow.entities import ViewType
 
-from pipeline import track
+import pipeline
 from pipeline.events import Event, EventLog, to_line
 from pipeline.track import Tracker
+from pipeline.track import sync as syncing
+from pipeline.track.__main__ import main
+from pipeline.track.copies import Copy
+from pipeline.track.state import recall, remember
+from pipeline.track.stores import open_client
 
 # MLflow's, of its own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-ROOT = Path(track.__file__).parents[1]
+ROOT = Path(pipeline.__file__).parents[1]
 NEVER = 2**22 + 1  # More than the kernel's largest process number.
 BEGAN = 1_700_000_000.0
 Value = tuple[str, float, int, int]
@@ -50,7 +55,7 @@ def _mlflow_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     # MLflow tests its own sessions where it finds this.
     monkeypatch.delenv("PYTEST_CURRENT_TEST", raising=False)
-    monkeypatch.setattr(track, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(syncing, "RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +94,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "Server":
-        store = track._client(f"sqlite:///{self.folder}/server.db", None)  # A second faster than the server makes it.
+        store = open_client(f"sqlite:///{self.folder}/server.db", None)  # A second faster than the server makes it.
         del store
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -221,7 +226,7 @@ def files(uri: str, run: Any, path: str | None = None) -> set[str]:
 
 def sync(*folders: Path, uri: str | None = None) -> tuple[bool, list[str]]:
     lines: list[str] = []
-    return track.sync(folders, Path("outputs"), uri, lines.append), lines
+    return syncing.sync(folders, Path("outputs"), uri, lines.append), lines
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 20) -> Any:
@@ -354,7 +359,7 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     # From the start, as if nothing were known of what was sent; twice.
     for _ in range(2):
         (writer.folder / "tracking.json").unlink()
-        track.remember(writer.folder, local(home))
+        remember(writer.folder, local(home))
         sent, lines = sync(writer.folder)
         assert (sent, lines[0]) == (True, f"{writer.folder}: 18 events sent, run {run_id}.")
         again = only_run(uri, writer.key)
@@ -392,7 +397,7 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     )
     names = {"": 1, "a" * 300: 2, "../up": 3, "a//b": 4, "ünï": 5, "ok": float("nan"), "yes": True, "big": 10**400}
     writer.write({"time": BEGAN, "event": "steps", "step": 1, "losses": [], "metrics": names})
-    track.remember(writer.folder, local(home))
+    remember(writer.folder, local(home))
     assert sync(writer.folder)[0]
     run = only_run(local(home)["uri"], writer.key)
     assert len(run.data.params) == 66
@@ -507,6 +512,10 @@ def test_a_server_that_is_down_costs_the_conductor_no_more_than_its_timeouts_and
     assert run.info.status == "FINISHED"
     assert files(server.uri, run) == {"events.jsonl"}
     assert sync(writer.folder, uri=server.uri) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+    # What is complete stays so where the store cannot be asked.
+    state = writer.folder / "tracking.json"
+    state.write_text(state.read_text().replace(server.uri, f"{nowhere}/moved"))
+    assert sync(writer.folder, uri=f"{nowhere}/moved") == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
 
 
 @pytest.mark.slow
@@ -515,14 +524,14 @@ def test_a_server_killed_half_way_loses_and_doubles_nothing(tmp_path: Path, own_
     try:
         writer, later = Writer(tmp_path / "run"), Writer(tmp_path / "later")
         for each in (writer, later):
-            track.remember(each.folder, store(server.uri))
+            remember(each.folder, store(server.uri))
         kept = later.steps(1, 1500)
-        copy = track.Copy(later.folder, store(server.uri))
+        copy = Copy(later.folder, store(server.uri))
         copy.catch_up(lambda: copy.sent > 0)
         assert 0 < copy.missing() < 1501
         own_tracker.follow(writer.folder, store(server.uri))
         expected = writer.steps(1, 2000)
-        wait_for(lambda: track.recall(writer.folder)["offset"])
+        wait_for(lambda: recall(writer.folder)["offset"])
         server.stop(signal.SIGKILL)
         expected += writer.steps(2001, 4000)
         writer.end()
@@ -531,7 +540,7 @@ def test_a_server_killed_half_way_loses_and_doubles_nothing(tmp_path: Path, own_
         assert not sync(later.folder)[0]
         server.start()
         # The follower goes on by itself where it was, and `sync` does where nobody follows.
-        wait_for(lambda: track.recall(writer.folder)["closed"], 60)
+        wait_for(lambda: recall(writer.folder)["closed"], 60)
         assert sync(later.folder)[0]
         for each, losses in ((writer, expected), (later, kept)):
             run = only_run(server.uri, each.key)
@@ -573,7 +582,7 @@ def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> No
     losses = writer.steps(1, 30)
     writer.end()
     with serving(LosesFirstAnswers) as uri:
-        track.remember(writer.folder, store(uri, "lost answers"))
+        remember(writer.folder, store(uri, "lost answers"))
         wait_for(lambda: sync(writer.folder)[0], 60)
     assert any(name.endswith("runs/create") for name in lost)
     assert any(name.endswith("runs/log-batch") for name in lost)
@@ -583,12 +592,12 @@ def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> No
 
 
 def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
-    writer, client = Writer(home / "twins"), track._client(local(home)["uri"], None)
+    writer, client = Writer(home / "twins"), open_client(local(home)["uri"], None)
     experiment = client.create_experiment("twins")
     for _ in range(2):
         client.create_run(experiment, tags={"pipeline.key": writer.key})
     writer.end()
-    track.remember(writer.folder, local(home) | {"experiment": "twins"})
+    remember(writer.folder, local(home) | {"experiment": "twins"})
     assert sync(writer.folder)[0]
     assert only_run(local(home)["uri"], writer.key).info.status == "FINISHED"
     assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
@@ -625,7 +634,7 @@ def test_a_server_that_is_ill_is_named(tmp_path: Path) -> None:
 
     writer = Writer(tmp_path / "run")
     with serving(Ill) as uri:
-        track.remember(writer.folder, store(uri))
+        remember(writer.folder, store(uri))
         said = f"{writer.folder}: not sent. The MLflow server at {uri} answers with error 503."
         assert sync(writer.folder)[1][0] == said
 
@@ -651,7 +660,7 @@ def test_a_follower_that_died_is_reported_and_replaced(tmp_path: Path, own_track
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run")
     (tmp_path / "mlflow.db").write_text("This is no database. " * 100)
-    track.remember(writer.folder, local(tmp_path))
+    remember(writer.folder, local(tmp_path))
     sent, lines = sync(writer.folder)
     assert not sent
     assert lines[0].startswith(f"{writer.folder}: not sent. ")
@@ -666,7 +675,7 @@ def test_sync_ends_runs_whose_conductor_is_gone_and_no_others(tmp_path: Path) ->
     writers = (gone, reused, live, elsewhere)
     for writer in writers:
         writer.steps(1, 3)
-        track.remember(writer.folder, local(tmp_path))
+        remember(writer.folder, local(tmp_path))
     with gone.log.open("ab") as log:
         log.write(to_line({"event": "steps", "time": BEGAN + 4})[:20])
     sent, lines = sync(tmp_path)
@@ -690,7 +699,7 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     losses = done.steps(1, 10)
     done.end()
     for writer in (done, half):
-        track.remember(writer.folder, local(tmp_path))
+        remember(writer.folder, local(tmp_path))
     assert sync(tmp_path)[0]
     copied = {**local(tmp_path), "uri": f"sqlite:///{tmp_path}/other/mlflow.db"}
     (tmp_path / "other").mkdir()
@@ -776,7 +785,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=NEVER)
-    track.remember(writer.folder, local(tmp_path / "outputs"))
+    remember(writer.folder, local(tmp_path / "outputs"))
     said = command("sync", cwd=tmp_path)
     assert (said.returncode, said.stderr) == (0, "")
     first, last = said.stdout.splitlines()
@@ -805,6 +814,6 @@ def test_a_wrong_argument_is_refused_in_words(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        track.main(arguments)
+        main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err

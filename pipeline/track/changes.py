@@ -1,0 +1,247 @@
+"""Turns an event into what it changes in an MLflow run: points, parameters, tags, the data set, the end.
+
+A pure mapping: it imports no MLflow, and leaves the sending to `pipeline.track.copies`.
+"""
+
+import json
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pipeline.events import Event
+
+# What MLflow takes.
+PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 5000, 250, 36
+NOTE_TAG = "mlflow.note.content"
+# A value of result.json is a measurement where its name says a rate, a ratio or a unit.
+MEASUREMENT = re.compile(r"per_second|speedup|efficiency|(^|_)(seconds|ms|gib|percent)(_|$)")
+STATUSES = ("FINISHED", "FAILED", "KILLED")
+
+
+class Point(NamedTuple):
+    """One value of a metric, at a time in milliseconds since 1970."""
+
+    name: str
+    value: float
+    time_ms: int
+    step: int
+
+
+class Param(NamedTuple):
+    """A parameter, fixed for the run."""
+
+    name: str
+    value: str
+
+
+class Tag(NamedTuple):
+    """A tag, which a later one of its name replaces."""
+
+    name: str
+    value: str
+
+
+class Data(NamedTuple):
+    """The data set that the run read."""
+
+    name: str
+    digest: str
+    schema: str
+    profile: str
+
+
+class End(NamedTuple):
+    """The run is over."""
+
+    status: str
+    time_ms: int
+
+
+Change = Point | Param | Tag | Data | End
+
+
+@dataclass
+class Seen:
+    """What earlier events of a log said that later ones need."""
+
+    run: Event | None = None
+    time_ms: int = 0
+    samples: dict[str, int] = field(default_factory=dict)
+    speakers: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    model: str | None = None
+    ended: bool = False
+
+
+def changes(event: Event, seen: Seen) -> Iterator[Change]:
+    """What `event` changes in the MLflow run, and nothing for an event that MLflow has no place for.
+
+    >>> event = {"event": "steps", "time": 8.0, "step": 2, "losses": [0.7, 0.6], "seconds": 1.0}
+    >>> [(point.name, point.value, point.time_ms, point.step) for point in changes(event, Seen())]
+    [('loss', 0.7, 7500, 1), ('loss', 0.6, 8000, 2)]
+    """
+    kind, group = event.get("event"), event.get("group", "point")
+    if kind in _CHANGES and (group == "point" or kind == "measured"):
+        seen.time_ms = max(seen.time_ms, ms(event))
+        yield from _CHANGES[kind](event, seen)
+
+
+def safe_name(name: str) -> str:
+    """`name` as MLflow takes it for a metric, a parameter or a tag.
+
+    >>> safe_name("top@5 (50%)"), safe_name("/a//b/../c")
+    ('top_5 _50__', 'a/b/_/c')
+    """
+    parts = (re.sub(r"[^\w.\- :]", "_", part) for part in str(name).split("/"))
+    kept = ("_" if part in (".", "..") else part for part in parts if part)
+    return posixpath.join("", *kept)[:NAME_CHARACTERS].rstrip("/") or "_"
+
+
+def text(value: Any, most: int) -> str:
+    """`value` in `most` characters, as MLflow takes it for a value or a name."""
+    whole = str(value).lower() if isinstance(value, bool) else str(value)
+    # Lone surrogates, from file names that are not UTF-8, and NUL end a request or a database's insert.
+    return whole.encode(errors="replace").decode().replace("\0", "")[:most]
+
+
+def ms(event: Event) -> int:
+    """The time of `event` in milliseconds since 1970."""
+    return round(1000 * float(event["time"]))
+
+
+def _run(event: Event, seen: Seen) -> Iterator[Change]:
+    if seen.run is not None:
+        return
+    seen.run = event
+    params = {safe_name(name): text(value, PARAM_CHARACTERS) for name, value in (event.get("params") or {}).items()}
+    yield from (Param(name, value) for name, value in params.items())
+    for name, value in (event.get("tags") or {}).items():
+        yield Tag(safe_name(name), text(value, TAG_CHARACTERS))
+    yield Tag("pipeline.folder", text(event.get("folder"), TAG_CHARACTERS))
+
+
+def _built(event: Event, seen: Seen) -> Iterator[Change]:
+    if seen.speakers.setdefault("built", event.get("rank")) != event.get("rank"):
+        return
+    for name in ("parameters", "input_shape", "num_classes"):
+        if event.get(name) is not None:
+            yield Tag(name, text(event[name], TAG_CHARACTERS))
+    params = (seen.run or {}).get("params") or {}
+    counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
+    features = _tensor("float32", event.get("input_shape") or [])
+    yield Data(
+        name=text(params.get("data", "data"), NAME_CHARACTERS),
+        digest=text(event.get("data_digest") or "unknown", DIGEST_CHARACTERS),
+        # As mlflow.data.schema.TensorDatasetSchema writes it: JSON within JSON.
+        schema=json.dumps({"mlflow_tensorspec": {"features": features, "targets": _tensor("int32", [])}}),
+        profile=json.dumps({name: event[name] for name in counted if event.get(name) is not None}),
+    )
+
+
+def _measured(event: Event, seen: Seen) -> Iterator[Change]:
+    group = event.get("group", "point")
+    if seen.speakers.setdefault(f"measured {group}", event.get("rank")) == event.get("rank"):
+        yield from _point(f"measure/{group}/examples_per_second", _rate(event), event, event["repeat"])
+
+
+def _steps(event: Event, seen: Seen) -> Iterator[Change]:
+    losses, last, seconds = event.get("losses") or [], int(event["step"]), _number(event.get("seconds")) or 0.0
+    for index, loss in enumerate(losses):
+        # The call took `seconds` and ended now; its steps took equal parts of that.
+        left = len(losses) - 1 - index
+        yield from _point("loss", loss, event, last - left, seconds * left / len(losses))
+    for name, value in (event.get("metrics") or {}).items():
+        if name != "loss":
+            yield from _point(name, value, event, last)
+    yield from _point("learning_rate", event.get("learning_rate"), event, last)
+    yield from _point("live/examples_per_second", _rate(event), event, last)
+
+
+def _epoch(event: Event, seen: Seen) -> Iterator[Change]:
+    for name, value in (_trained(event) | _validated(event)).items():
+        yield from _point(f"epoch/{name}", value, event, event["epoch"])
+    # By optimizer step too, so that MLflow can draw it over the training loss.
+    for name, value in _validated(event).items():
+        yield from _point(name, value, event, event["step"])
+
+
+def _system(event: Event, seen: Seen) -> Iterator[Change]:
+    host = safe_name(str(event.get("host"))).replace("/", "_")
+    step = seen.samples[host] = seen.samples.get(host, -1) + 1
+    for name, value in (event.get("values") or {}).items():
+        yield from _point(f"system/{host}/{name}", value, event, step)
+
+
+def _warning(event: Event, seen: Seen) -> Iterator[Change]:
+    note = f"- {event.get('text')}"
+    if note not in seen.notes:
+        seen.notes.append(note)
+        yield Tag(NOTE_TAG, text("\n".join(seen.notes), TAG_CHARACTERS))
+
+
+def _saved(event: Event, seen: Seen) -> Iterator[Change]:
+    seen.model = str(event["path"])
+    return iter(())
+
+
+def _result(event: Event, seen: Seen) -> Iterator[Change]:
+    values = event.get("values") or {}
+    for name, value in values.items():
+        if MEASUREMENT.search(name):
+            yield from _point(name, value, event, 0)
+    # Beside the curves of the same names, not in them.
+    for name, value in (_trained(values) | _validated(values)).items():
+        yield from _point(f"final/{name}", value, event, 0)
+    for name in ("status", "error", "rehearsal", "oversubscribed"):
+        if values.get(name) is not None:
+            yield Tag(name, text(values[name], TAG_CHARACTERS))
+
+
+def _ended(event: Event, seen: Seen) -> Iterator[Change]:
+    status = event.get("status") if event.get("status") in STATUSES else "FAILED"
+    seen.ended = True
+    yield Tag("status", str(status))
+    if event.get("error"):
+        yield Tag("error", text(event["error"], TAG_CHARACTERS))
+        yield Tag(NOTE_TAG, text("\n".join([f"**{event['error']}**\n", *seen.notes]), TAG_CHARACTERS))
+    yield End(str(status), ms(event))
+
+
+_CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
+    "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
+    "warning": _warning, "saved": _saved, "result": _result, "ended": _ended,
+}  # fmt: skip
+
+
+def _point(name: str, value: Any, event: Event, step: Any, seconds_before: float = 0.0) -> Iterator[Point]:
+    number = _number(value)
+    if number is not None:
+        yield Point(safe_name(name), number, ms(event) - round(1000 * seconds_before), int(step))
+
+
+def _rate(event: Event) -> float | None:
+    examples, seconds = _number(event.get("examples")), _number(event.get("seconds"))
+    return examples / seconds if examples is not None and seconds else None
+
+
+def _number(value: Any) -> float | None:
+    """`value` where it is a finite number; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
+
+
+def _trained(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"loss": values.get("loss"), **(values.get("metrics") or {})}
+
+
+def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"loss": values.get("val_loss"), **(values.get("val_metrics") or {})}
+    return {name if name.startswith("val_") else f"val_{name}": value for name, value in found.items()}
+
+
+def _tensor(dtype: str, shape: Sequence[int]) -> str:
+    return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": [-1, *shape]}}])
