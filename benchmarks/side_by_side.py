@@ -1,0 +1,356 @@
+"""Turns one run on this machine into ratios: our training beside TensorFlow's own, Keras's own and the machine's limit.
+
+    python benchmarks/side_by_side.py --rounds 7 --only cnn --json side_by_side.json
+
+All contestants of a model stay alive and wait without computing. Each in turn trains for about a second, round after
+round, and who begins changes with the round. A ratio is the median over rounds of two stretches of the same round, so
+a machine that slows down favours nobody. A stretch waits until others leave the machine alone, and is taken again where
+they came back meanwhile, as long as there is patience; rounds that were disturbed all the same are left out of a ratio
+where enough others remain. The table's last column says how much of the machine others had.
+
+    limit               as many processes as workers, each on cores of its own, that never talk: throughputs added
+    one                 one of these alone
+    mirrored, multi_worker  ours, as `python -m pipeline` plans them
+    bare-*              a bare tf.distribute loop, as TensorFlow's guide writes it, with TensorFlow's default threads
+    bare-*-same         the same with our strategy, threads, cores and steps per call
+    fit-*               Keras model.fit on the whole machine, the global batch or the replica's, arrays or a data set
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import contestants
+from contestants import ContestantFailed, Load, Ours, Rival, Timed
+from rivals import Spec
+
+from pipeline.launch.local import LocalCluster
+from pipeline.plan import Plan
+from pipeline.schema import ClusterConfig
+
+# Others who take no more than this share of the machine do not count.
+OTHERS_SHARE = 0.05
+# Fewer rounds without others than this say less than all rounds do.
+ENOUGH_ROUNDS = 3
+LOOK_SECONDS = 0.3
+Contestant = Ours | Rival
+# From those that run already, whose pace some take over.
+Make = Callable[[Mapping[str, Contestant]], Contestant]
+FITS = ("fit-global-arrays", "fit-global-dataset", "fit-replica-arrays", "fit-replica-dataset")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One contestant's throughput is to be at least `least` times another's; of several, the best one's."""
+
+    contestant: str
+    against: tuple[str, ...]
+    least: float
+
+    @property
+    def text(self) -> str:
+        """The claim in words.
+
+        >>> Claim("mirrored", ("limit",), 0.85).text
+        'mirrored / limit >= 0.85'
+        """
+        return f"{self.contestant} / {'|'.join(self.against)} >= {self.least:g}"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One timed stretch, and the share of the machine that others took meanwhile."""
+
+    round: int
+    examples_per_second: float
+    step_ms: float
+    others_share: float
+
+
+CLAIMS = {
+    "cnn": (
+        Claim("mirrored", ("limit",), 0.85),
+        Claim("mirrored", FITS, 0.95),
+        Claim("multi_worker", ("limit",), 0.65),
+        Claim("mirrored", ("bare-mirrored",), 1.0),
+        Claim("multi_worker", ("bare-multi_worker",), 1.0),
+        Claim("one", ("bare-one-same",), 0.97),
+        Claim("mirrored", ("bare-mirrored-same",), 0.97),
+        Claim("multi_worker", ("bare-multi_worker-same",), 0.97),
+    ),
+    "mlp": (
+        Claim("mirrored", ("fit-mirrored-arrays", "fit-mirrored-dataset", "fit-mirrored-same"), 2.0),
+        Claim("one", ("bare-one-same",), 0.97),
+        Claim("mirrored", ("bare-mirrored-same",), 0.97),
+        Claim("multi_worker", ("bare-multi_worker-same",), 0.97),
+    ),
+}
+REPLICA_BATCH = {"cnn": 64, "mlp": 32}
+
+
+def main() -> None:
+    """Runs the suites that were asked for and prints what came of them."""
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    report: dict[str, Any] = {"machine": platform.node(), "time": time.time(), "workers": arguments.workers}
+    with tempfile.TemporaryDirectory(prefix="side_by_side_") as folder:
+        cluster = LocalCluster(ClusterConfig(name="local"))
+        cluster.warm_up()
+        try:
+            for suite in CLAIMS:
+                wanted = _wanted(suite, arguments.only)
+                if wanted:
+                    report[suite] = run_suite(suite, wanted, cluster, Path(folder), arguments)
+        finally:
+            cluster.close()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2))
+
+
+def run_suite(
+    suite: str, wanted: Callable[[str], bool], cluster: LocalCluster, folder: Path, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Starts the contestants of one model, takes their turns, prints tables; returns all stretches and ratios."""
+    running: dict[str, Contestant] = {}
+    try:
+        failed = start(field(suite, arguments.workers, cluster, folder), wanted, running)
+        stretches = take_turns(running, failed, arguments.rounds, arguments.seconds, Patience(arguments.patience))
+    finally:
+        for each in running.values():
+            each.stop()
+    judged = [judge(claim, stretches) for claim in CLAIMS[suite] if wanted(claim.contestant)]
+    print("\n".join(_table(suite, running, stretches, failed) + [""] + [each["line"] for each in judged]), flush=True)
+    return {
+        "stretches": {name: [dataclasses.asdict(each) for each in taken] for name, taken in stretches.items()},
+        "steps_per_call": {name: each.steps_per_call for name, each in running.items()},
+        "claims": judged,
+        "failed": failed,
+    }
+
+
+def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict[str, Make]:
+    """What makes each contestant of a model. Ours come first, because rivals take over their steps per call."""
+    batch = REPLICA_BATCH[suite]
+    ports = tuple(cluster.ports(3 * workers))
+    mirrored = contestants.make_plan("mirrored", suite, workers, batch, ())
+    multi_worker = contestants.make_plan("multi_worker", suite, workers, batch, ports[:workers])
+    alone = contestants.alone(multi_worker)
+    bare = Spec(None, mirrored.model_build, mirrored.data_build, "loop", workers * batch)
+    elsewhere = tuple(f"127.0.0.1:{port}" for port in ports[workers : 2 * workers])
+    elsewhere_same = tuple(f"127.0.0.1:{port}" for port in ports[2 * workers :])
+
+    def ours(name: str, *plans: Plan) -> Make:
+        return lambda running: Ours(cluster, plans, f"{suite}-{name}", folder)
+
+    def rival(name: str, spec: Spec) -> Make:
+        return lambda running: Rival(spec, f"{suite}-{name}", folder)
+
+    def same(name: str, planned: Plan, **fields: Any) -> Make:
+        first = planned.processes[0]
+        spec = dataclasses.replace(
+            bare,
+            strategy_build=planned.strategy_build,
+            global_batch=planned.global_batch,
+            devices=len(first.devices),
+            cores=tuple(each.cores for each in planned.processes),
+            threads=(first.intra_op_threads, first.inter_op_threads),
+            **fields,
+        )
+
+        def make(running: Mapping[str, Contestant]) -> Contestant:
+            pace = running.get(planned.strategy if planned.workers > 1 else "one")
+            per_call = pace.steps_per_call if pace and spec.way == "loop" else 1
+            return Rival(dataclasses.replace(spec, steps_per_call=per_call), f"{suite}-{name}", folder)
+
+        return make
+
+    made = {
+        "limit": ours("limit", *alone),
+        "one": ours("one", alone[0]),
+        "mirrored": ours("mirrored", mirrored),
+        "multi_worker": ours("multi_worker", multi_worker),
+        "bare-one-same": same("bare-one-same", alone[0]),
+        "bare-mirrored-same": same("bare-mirrored-same", mirrored),
+        "bare-multi_worker-same": same("bare-multi_worker-same", multi_worker, addresses=elsewhere_same),
+    }
+    if suite == "cnn":
+        made["bare-mirrored"] = rival("bare-mirrored", dataclasses.replace(bare, devices=workers))
+        made["bare-multi_worker"] = rival("bare-multi_worker", dataclasses.replace(bare, addresses=elsewhere))
+        for size, examples in (("global", workers * batch), ("replica", batch)):
+            for way in ("arrays", "dataset"):
+                spec = dataclasses.replace(bare, way=f"fit_{way}", global_batch=examples)
+                made[f"fit-{size}-{way}"] = rival(f"fit-{size}-{way}", spec)
+    else:
+        for way in ("arrays", "dataset"):
+            spec = dataclasses.replace(bare, way=f"fit_{way}", devices=workers, strategy_build=mirrored.strategy_build)
+            made[f"fit-mirrored-{way}"] = rival(f"fit-mirrored-{way}", spec)
+        made["fit-mirrored-same"] = same("fit-mirrored-same", mirrored, way="fit_dataset")
+    return made
+
+
+def start(made: Mapping[str, Make], wanted: Callable[[str], bool], running: dict[str, Contestant]) -> dict[str, str]:
+    """Adds the contestants that start to `running`; returns why the others do not."""
+    failed: dict[str, str] = {}
+    for name, make in made.items():
+        if wanted(name):
+            _say(f"starting {name}")
+            try:
+                running[name] = make(running)
+            except ContestantFailed as failure:
+                failed[name] = str(failure)
+                _say(f"{name} failed: {failure}")
+    return failed
+
+
+def take_turns(
+    running: Mapping[str, Contestant], failed: dict[str, str], rounds: int, seconds: float, patience: "Patience"
+) -> dict[str, list[Stretch]]:
+    """Stretches of each contestant, one a round; a first round warms up and is left out. Adds to `failed`."""
+    stretches: dict[str, list[Stretch]] = {name: [] for name in running}
+    for number in range(-1, rounds):
+        _say(f"round {number + 1} of {rounds}")
+        names = list(running)
+        first = (number * 3) % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            if name in failed:
+                continue
+            try:
+                taken = _take(running[name], number, seconds, patience if number >= 0 else Patience(0))
+            except ContestantFailed as failure:
+                failed[name] = str(failure)
+                _say(f"{name} failed: {failure}")
+                continue
+            if number >= 0:
+                stretches[name].append(taken)
+    return stretches
+
+
+def judge(claim: Claim, stretches: Mapping[str, Sequence[Stretch]]) -> dict[str, Any]:
+    """The claim's ratio: median, lowest and highest over rounds, and a line that says whether it holds."""
+    against = [name for name in claim.against if stretches.get(name)]
+    judged: dict[str, Any] = {"claim": claim.text, "ratio": None}
+    if not stretches.get(claim.contestant) or not against:
+        return judged | {"line": f"  not measured  {claim.text}"}
+    everyone = {name: paired(stretches[claim.contestant], stretches[name]) for name in against}
+    everyone = {name: ratios for name, ratios in everyone.items() if ratios}
+    if not everyone:
+        return judged | {"line": f"  not measured  {claim.text}"}
+    best = min(everyone, key=lambda name: statistics.median(everyone[name]))
+    ratios = everyone[best]
+    ratio = statistics.median(ratios)
+    verdict = "PASS " if ratio >= claim.least else "below"
+    line = (
+        f"  {verdict}  {ratio:5.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} rounds), "
+        f"wanted {claim.least:g}: {claim.contestant} / {best}"
+    )
+    return judged | {"against": best, "ratio": ratio, "ratios": ratios, "passed": ratio >= claim.least, "line": line}
+
+
+def paired(contestant: Sequence[Stretch], against: Sequence[Stretch]) -> list[float]:
+    """Ratios of throughputs in the rounds that both took part in, without disturbed ones where enough remain.
+
+    >>> paired([Stretch(0, 90.0, 1.0, 0.0), Stretch(1, 50.0, 1.0, 0.0)], [Stretch(0, 100.0, 1.0, 0.0)])
+    [0.9]
+    """
+    there = {each.round: each for each in against}
+    pairs = [(each, there[each.round]) for each in contestant if each.round in there]
+    quiet = [pair for pair in pairs if max(each.others_share for each in pair) <= OTHERS_SHARE]
+    chosen = quiet if len(quiet) >= ENOUGH_ROUNDS else pairs
+    return [ours.examples_per_second / theirs.examples_per_second for ours, theirs in chosen]
+
+
+def _take(contestant: Contestant, number: int, seconds: float, patience: "Patience") -> Stretch:
+    """A stretch without others on the machine, or of several tries the one with the fewest."""
+    tries: list[tuple[float, Timed]] = []
+    while not tries or (tries[-1][0] > OTHERS_SHARE and patience.left > 0):
+        began = time.monotonic()
+        patience.wait_for_quiet()
+        load = Load(contestant.pids)
+        tries.append((0.0, contestant.time(seconds)))
+        tries[-1] = (load.others(), tries[-1][1])
+        patience.left -= (time.monotonic() - began) * (len(tries) > 1)
+    others, timed = min(tries, key=lambda each: each[0])
+    return Stretch(number, timed.examples_per_second, timed.step_ms, others)
+
+
+@dataclass
+class Patience:
+    """Seconds that may still be spent on waiting for others, and on taking stretches again."""
+
+    left: float
+
+    def wait_for_quiet(self) -> None:
+        """Returns once others leave the machine alone, or when patience is over."""
+        while self.left > 0:
+            load = Load(())
+            time.sleep(LOOK_SECONDS)
+            if load.others() <= OTHERS_SHARE:
+                return
+            self.left -= LOOK_SECONDS
+
+
+def _table(
+    suite: str, running: Mapping[str, Contestant], stretches: Mapping[str, Sequence[Stretch]], failed: Mapping[str, str]
+) -> list[str]:
+    limit = "limit" if stretches.get("limit") else next((name for name, taken in stretches.items() if taken), "")
+    titles = f"{'examples/s, median (range)':>30} {'of ' + limit:>10} {'ms a step':>10} {'a call':>7} {'others':>7}"
+    lines = ["", f"{suite:24} {titles}"]
+    for name, everything in stretches.items():
+        if not everything:
+            continue
+        taken = _undisturbed(everything)
+        values = [each.examples_per_second for each in taken]
+        middle = f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+        ratio = statistics.median(paired(everything, stretches[limit]) or [float("nan")])
+        step_ms = statistics.median(each.step_ms for each in taken)
+        others = statistics.median(each.others_share for each in taken)
+        lines.append(
+            f"{name:24} {middle:>30} {ratio:10.2f} {step_ms:10.2f} {running[name].steps_per_call:7} {others:7.0%}"
+        )
+    return lines + [f"{name:24} failed: {why}" for name, why in failed.items()]
+
+
+def _undisturbed(taken: Sequence[Stretch]) -> Sequence[Stretch]:
+    quiet = [each for each in taken if each.others_share <= OTHERS_SHARE]
+    return quiet if len(quiet) >= ENOUGH_ROUNDS else taken
+
+
+def _wanted(suite: str, only: Sequence[str]) -> Callable[[str], bool] | None:
+    """Which contestants of a suite were asked for, by their names, the suite's, or suite:name; None for none of it."""
+    if not only or suite in only:
+        return lambda name: True
+    names = {each.removeprefix(f"{suite}:") for each in only if ":" not in each or each.startswith(f"{suite}:")}
+    names -= set(CLAIMS)
+    return (lambda name: name in names) if names else None
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="timed stretches of each contestant; 5 or more")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a timed stretch, about")
+    parser.add_argument("--workers", type=int, default=2, help="CPU workers")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds a model may wait for others to leave")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="cnn, mlp, NAME or cnn:NAME, ...")
+    parser.add_argument("--json", type=Path, default=None, help="file for every stretch and ratio")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or arguments.workers < 2 or not arguments.seconds > 0:
+        parser.error("Expected --rounds of 1 or more, --workers of 2 or more and --seconds above 0.")
+    return arguments
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
