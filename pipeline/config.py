@@ -2,8 +2,11 @@
 
 import dataclasses
 import difflib
+import enum
 import re
-from collections.abc import Iterator, Sequence
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,18 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
+    ConfigTypeError,
     InterpolationKeyError,
     InterpolationResolutionError,
-    MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
+from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
 from pipeline.schema import Config
 
 SCHEMA = "schema"
+HELP = "Try `python -m pipeline --help` for the choices and keys."
 
 
 class ConfigError(ValueError):
@@ -64,13 +69,23 @@ def _typed_in(group: str, overrides: Sequence[str]) -> set[str]:
 
     >>> sorted(_typed_in("model", ["model.build._target_=a.b", "+model.build.width=3", "train.epochs=1"]))
     ['build._target_', 'build.width']
+    >>> sorted(_typed_in("model", ["model={build: {_target_: a.b}}"]))
+    ['build', 'build._target_']
     """
     found: set[str] = set()
     for each in OverridesParser.create().parse_overrides(list(overrides)):
-        if each.key_or_group.startswith(f"{group}.") and not each.is_delete():
-            key, value = each.key_or_group.removeprefix(f"{group}."), each.value()
-            found |= {f"{key}.{inner}" for inner in value} if isinstance(value, dict) else {key}
+        key, value = each.key_or_group, each.value()
+        if not each.is_delete() and (key.startswith(f"{group}.") or (key == group and isinstance(value, dict))):
+            found |= {name.removeprefix(f"{group}.") for name in _paths(key, value) if name != group}
     return found
+
+
+def _paths(key: str, value: Any) -> Iterator[str]:
+    """`key`, and the dotted keys of all that is in it."""
+    yield key
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _paths(f"{key}.{name}", inner)
 
 
 def _leave_behind(choice: dict[str, Any], kept: set[str]) -> None:
@@ -88,30 +103,37 @@ def _leave_behind(choice: dict[str, Any], kept: set[str]) -> None:
 
 def explain(error: Exception) -> str:
     """What is wrong with a config, in words for the person who typed it."""
+    text = str(error)
     cause = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), error)
+    missing = _first(r"Missing mandatory value: ([\w.]+)", f"{text} {cause}")
+    if isinstance(error, YAMLError | UnicodeDecodeError):
+        return _broken_yaml(error)
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
-        return f"Expected key=value or group=choice, received {error.override!r}. Try quoting it: '{error.override}'."
-    if isinstance(cause, ConfigKeyError) or "not in struct" in str(error):
-        return _unknown_key(str(error) if cause is error else f"{error}\n{cause}")
-    if isinstance(cause, ValidationError):
-        return _wrong_type(cause)
-    if isinstance(cause, MissingMandatoryValue):
-        key = getattr(cause, "full_key", None) or _first(r"Missing mandatory value: ([\w.]+)", str(cause))
-        return f"Expected a value for {key}, received none. Try {key}=..."
+        return f"Expected key=value or group=choice, received {error.override}. Try {_repaired(error.override)}."
+    if missing:
+        full = getattr(cause, "full_key", None) or missing
+        return _missing_value(full if full.endswith(missing) else missing)
+    if isinstance(cause, ConfigKeyError) or "Could not override" in text:
+        return _unknown_key(text if cause is error else f"{text}\n{cause}")
+    if isinstance(cause, ValidationError | ConfigTypeError):
+        return _wrong_type(cause, text)
     if isinstance(cause, InterpolationKeyError | InterpolationResolutionError):
-        return f"Expected {cause.full_key} to refer to a key that exists, received: {_line(cause)}."
-    text = _line(error)
-    override = _first(r"Could not override '([^']+)'", text)
-    if override:
-        return _unknown_key(text)
-    return text.rstrip(".") + ". Try `python -m pipeline --help` for the choices."
+        return f"Expected {cause.full_key} to refer to a value that exists, received: {_line(cause)}."
+    why = "" if cause is error else f": {_line(cause)}"
+    return _composition(text) or f"{_line(error).rstrip('.')}{why}. {HELP}"
 
 
 def is_ours(error: Exception) -> bool:
-    """Is this what Hydra or OmegaConf raise for a config that cannot be composed?"""
-    return isinstance(error, HydraException | OmegaConfBaseException)
+    """Is this what is raised for a config that cannot be composed? Hydra raises `ValueError`, too, and YAML its own."""
+    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError | UnicodeDecodeError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return isinstance(error, ValueError) and raised_in.startswith("hydra.")
 
 
 def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
@@ -125,20 +147,66 @@ def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
 
 
 def _missing_choice(error: MissingConfigException) -> str:
-    text = str(error)
-    name = error.missing_cfg_file or ""
-    options = list(error.options or [])
-    group, _, choice = name.rpartition("/")
+    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    options = sorted(error.options or [])
     if not options or not group:
-        return _line(error) + " Try `python -m pipeline --help` for the choices."
-    near = (difflib.get_close_matches(choice, options, 1) or sorted(options))[0]
-    del text
-    return f"Expected {group} to be one of {', '.join(sorted(options))}, received {choice}. Try {group}={near}."
+        return f"{_line(error).rstrip('.')}. {HELP}"
+    near = (difflib.get_close_matches(choice, options, 1) or options)[0]
+    return f"Expected {group} to be one of {', '.join(options)}, received {choice}. Try {group}={near}."
+
+
+def _missing_value(key: str) -> str:
+    group, _, name = key.rpartition(".")
+    if name == "name":
+        return f"Expected a choice of {group} that has a name, received none. Try {group}=..., or {key}=..."
+    return f"Expected a value for {key}, received none. Try {key}=..."
+
+
+def _broken_yaml(error: Exception) -> str:
+    if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
+        return f"Expected YAML files in UTF-8, received other bytes: {_line(error)}."
+    mark = error.problem_mark
+    return f"Expected YAML in {mark.name}, received in line {mark.line + 1}: {error.problem or _line(error)}."
+
+
+def _repaired(override: str) -> str:
+    """What was probably meant by an override that is none.
+
+    >>> _repaired("train"), _repaired("train.epochs==3"), _repaired("a=[{b:")
+    ('train=...', 'train.epochs=3', 'quotes around the whole of it')
+    """
+    if "=" not in override:
+        return f"{override}=..."
+    return override.replace("==", "=") if "==" in override else "quotes around the whole of it"
+
+
+def _composition(text: str) -> str | None:
+    """What Hydra says of an override as a whole, in our words; None for all else."""
+    several = _first(r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'", text)
+    if several:
+        return f"Expected one value, received {several}. Try -m {several} for a run with each."
+    twice = _first(r"(\S+) appears more than once in the final defaults list", text)
+    if twice:
+        return f"Expected one choice of {twice}, received a second one with +{twice}. Try {twice}=... without the +."
+    there = _first(r"already at '.*'\.\s+Either remove \+ prefix: '(.+)'", text)
+    if there:
+        return f"Expected + only before a key that is not there yet, received +{there}. Try {there}."
+    deleted = _first(r"Could not delete from config. '([^']+)'", text)
+    if deleted:
+        return f"Expected ~ before a key or choice that has a value, received ~{deleted}. Try {deleted}=null."
+    folder = _first(r"Additional config directory '([^']*)' not found", text)
+    if folder is not None:
+        return f"Expected --config-dir to be a folder, received {folder}. Try its path from here, or an absolute one."
+    kind = _first(r"Config group override must be .* Got (\w+)", text)
+    if kind:
+        received = "null" if kind == "NoneType" else f"a value of type {kind}"
+        return f"Expected the name of a choice after a group, received {received}. {HELP}"
+    return None
 
 
 def _unknown_key(text: str) -> str:
     key = (
-        _first(r"full_key: ([\w.\[\]]+)", text)
+        _first(r"full_key: (\S+)", text)
         or _first(r"Could not override '([^']+)'", text)
         or _first(r"Key '([^']+)'", text)
         or "a key"
@@ -147,30 +215,76 @@ def _unknown_key(text: str) -> str:
     group = key.rpartition(".")[0]
     known = [each.rpartition(".")[2] for each in keys() if each.rpartition(".")[0] == group]
     there = f"a key of {group or 'the config'} ({', '.join(known)})" if known else "a key of the config"
-    tail = f"Try {near[0]}." if near else "Try `python -m pipeline --help` for every key."
+    # What is not there yet is added with +: a group that only a person's own folder has, a function's argument.
+    added = _first(r"append to your (?:default list|config) use (.+)", text)
+    if added and (".build." in key or "default list" in text):
+        return f"Expected {there} that is there already, received {key}. Try {added}."
+    tail = f"Try {near[0]}." if near else HELP
     return f"Expected {there}, received {key}. {tail}"
 
 
-def _wrong_type(error: ValidationError) -> str:
-    text = _line(error)
-    key = getattr(error, "full_key", None) or _first(r"full_key: ([\w.\[\]]+)", str(error)) or "the value"
-    wanted, received = _wanted(text), _received(text)
-    return f"Expected {key} to be {wanted}, received {received}. Try `python -m pipeline --help` for its default."
+def _wrong_type(error: OmegaConfBaseException, text: str) -> str:
+    key = (error.full_key or _first(r"In '(\w+)/", text) or "the value").partition("[")[0]
+    kind, default = _schema_at(key)
+    usual = _typeable(default)
+    instead = HELP if usual is None else f"Try {key}={usual}."
+    typed = _first(rf"Error merging override \+*{re.escape(key)}=(.*)", text)
+    return f"Expected {key} to be {_in_words(kind)}, received {_received(_line(error), typed)}. {instead}"
 
 
-def _wanted(text: str) -> str:
-    options = _first(r"expected one of \[([^\]]+)\]", text)
-    if options:
-        return f"one of {options}"
-    kind = _first(r"could not be converted to (\w+)", text) or _first(r"is not a subclass of (\w+)", text)
-    names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
-    if "is not Optional" in text or "is not optional" in text.lower():
-        return "a value"
-    return names.get(kind or "", f"of its type ({kind or text})")
+def _received(line: str, typed: str | None) -> str:
+    """The value that was refused: as it was typed, or as OmegaConf's message has it."""
+    if "not Optional" in line or typed == "null":
+        return "null"
+    found = _first(r"[Vv]alue '(.*?)'(?: of type| is not|, expected)", line) if typed is None else typed
+    return "nothing" if found == "" else found or _first(r"(\w+) (?:is not a|to Dict)", line) or "something else"
 
 
-def _received(text: str) -> str:
-    return _first(r"[Vv]alue '([^']*)'", text) or ("null" if "None" in text else "something else")
+def _schema_at(key: str) -> tuple[Any, Any]:
+    """(type, default) of a key of the schema.
+
+    >>> _schema_at("train.seed")
+    (<class 'int'>, 0)
+    """
+    node: Any = Config
+    found: tuple[Any, Any] = (None, "???")
+    for name in key.split("."):
+        fields = {each.name: each for each in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
+        if name not in fields:
+            return None, "???"
+        each = fields[name]
+        made = None if each.default_factory is dataclasses.MISSING else each.default_factory()
+        node = typing.get_type_hints(node)[name]
+        found = node, made if each.default is dataclasses.MISSING else each.default
+    return found
+
+
+def _in_words(kind: Any) -> str:
+    """A type of the schema, for a person.
+
+    >>> _in_words(int | None), _in_words(list[int])
+    ('a whole number or null', 'a list of whole numbers')
+    """
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_in_words(each) for each in typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"one of {', '.join(each.name for each in kind)}"
+    if dataclasses.is_dataclass(kind):
+        return f"keys with values ({', '.join(each.name for each in dataclasses.fields(kind))})"
+    words: Mapping[Any, str] = {
+        int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null",
+        list[int]: "a list of whole numbers", list: "a list", dict: "keys with values",
+    }  # fmt: skip
+    return words.get(kind) or words.get(typing.get_origin(kind), "of another type")
+
+
+def _typeable(default: Any) -> str | None:
+    """A default as a person types it; None where there is none that helps."""
+    if isinstance(default, enum.Enum):
+        return str(default.name)
+    if default is None or isinstance(default, bool):
+        return "null" if default is None else str(default).lower()
+    return str(default) if isinstance(default, int | float | str | list) and default != "???" else None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -101,41 +101,63 @@ def _import(target: str, key: str) -> Callable[..., Any]:
 def _check_one(node: dict[str, Any], key: str, given: Sequence[str], search: tuple[str, ...]) -> None:
     target = node[KEY]
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
-        raise TargetError(f"Expected {key}._target_ to be like package.function, received {target!r}.")
-    top = target.split(".")[0]
-    if top in sys.stdlib_module_names or hasattr(builtins, top):
-        raise TargetError(
-            f"Expected {key}._target_ to name a function of yours or of a library, received {target} of Python "
-            f"itself, which a config may not call."
-        )
+        received = "none" if target is None else repr(target)
+        raise TargetError(f"Expected {key}._target_ to be like package.function, received {received}.")
+    if _of_python(target):
+        raise TargetError(_not_callable_here(key, target))
     path, rest = _module(target, search)
+    module = ".".join(target.split(".")[: -len(rest)]) if rest else target
     if path is None:
         raise TargetError(
             f"Expected {key}._target_ to name a function that exists, received {target}: there is no module "
-            f"{'.'.join(target.split('.')[: -len(rest)] or [top])!r}. Run from the folder that holds it, or install it."
+            f"{module or target.split('.')[0]!r}. Run from the folder that holds it, or install it."
         )
-    if path.suffix != ".py" or not rest:
+    if not rest:
+        raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
+    if path.suffix != ".py":
         return
     found = _definition(path, rest[0], search)
     if isinstance(found, list):
         near = difflib.get_close_matches(rest[0], found, 1)
-        instead = f" Try {key}.{KEY}={target.rsplit('.', 1)[0]}.{near[0]}." if near else ""
+        instead = f" Try {key}.{KEY}={'.'.join([module, near[0], *rest[1:]])}." if near else ""
         raise TargetError(
-            f"Expected {key}._target_ to name a function that exists, received {target}: no {rest[0]} in {path.name}."
+            f"Expected {key}._target_ to name a function that exists, received {target}: no {rest[0]} in {module}."
             + instead
         )
-    if len(rest) == 1 and isinstance(found, ast.FunctionDef):
-        _check_arguments(found, node, key, given)
+    if isinstance(found, ast.Import | ast.ImportFrom):
+        raise TargetError(_not_callable_here(key, target))
+    if isinstance(found, ast.FunctionDef) and len(rest) > 1:
+        raise TargetError(f"Expected {key}._target_ to name a function, received {target}: {rest[0]} is one itself.")
+    if isinstance(found, ast.FunctionDef) and not found.decorator_list:
+        _check_arguments(found.args, 0, node, key, given)
+    if isinstance(found, ast.ClassDef) and len(rest) == 1:
+        methods = {each.name: each for each in found.body if isinstance(each, ast.FunctionDef)}
+        makes = methods.get("__init__")
+        if makes and "__new__" not in methods and not makes.decorator_list:
+            _check_arguments(makes.args, 1, node, key, given)
 
 
-def _check_arguments(function: ast.FunctionDef, node: dict[str, Any], key: str, given: Sequence[str]) -> None:
-    signature = function.args
-    names = [each.arg for each in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)]
-    required = names[: len(signature.posonlyargs) + len(signature.args) - len(signature.defaults)] + [
+def _of_python(target: str) -> bool:
+    top = target.split(".")[0]
+    return top in sys.stdlib_module_names or hasattr(builtins, top)
+
+
+def _not_callable_here(key: str, target: str) -> str:
+    return (
+        f"Expected {key}._target_ to name a function of yours or of a library, received {target} of Python "
+        f"itself, which a config may not call."
+    )
+
+
+def _check_arguments(
+    signature: ast.arguments, bound: int, node: dict[str, Any], key: str, given: Sequence[str]
+) -> None:
+    """Refuses what a function would not take; its first `bound` arguments are not for the caller to give."""
+    placed = [each.arg for each in (*signature.posonlyargs, *signature.args)]
+    names = [*placed[bound:], *(each.arg for each in signature.kwonlyargs)]
+    required = placed[bound : len(placed) - len(signature.defaults)] + [
         each.arg for each, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if default is None
     ]
-    if function.decorator_list:
-        return
     for name in node:
         if name != KEY and name not in names and signature.kwarg is None:
             near = difflib.get_close_matches(name, names, 1)
@@ -155,14 +177,17 @@ def _check_arguments(function: ast.FunctionDef, node: dict[str, Any], key: str, 
 
 
 def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str]]:
-    """(file of the longest leading part of `target` that is a module, the names after it), without importing."""
+    """(file of the longest leading part of `target` that is a module, the names after it), without importing.
+
+    A name that a package's own source defines hides a module of that name, as Python's import does.
+    """
     parts, folders, found = target.split("."), list(search), None
     for index, part in enumerate(parts):
         spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None or (spec.origin is None and not spec.submodule_search_locations):
             return found, parts[index:]
-        if index == len(parts) - 1:
-            return found, parts[index:] if found else []
+        if index == len(parts) - 1 and found is not None and _defines(found, part):
+            return found, parts[index:]
         found = Path(spec.origin) if spec.origin else Path(next(iter(spec.submodule_search_locations or [])))
         folders = list(spec.submodule_search_locations or [])
         if not folders:
@@ -170,8 +195,15 @@ def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str
     return found, []
 
 
+def _defines(path: Path, name: str) -> bool:
+    return path.suffix == ".py" and not isinstance(_definition(path, name, ()), list)
+
+
 def _definition(path: Path, name: str, search: tuple[str, ...], depth: int = 5) -> ast.AST | list[str] | None:
-    """What `name` is in a module's source: its definition, None if that cannot be told, or the names it has instead."""
+    """What `name` is in a module's source: None if that cannot be told, or the names it has instead.
+
+    An import stands for something of Python's own library.
+    """
     names: list[str] = []
     for statement in _statements(path):
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
@@ -183,9 +215,14 @@ def _definition(path: Path, name: str, search: tuple[str, ...], depth: int = 5) 
                 if alias.name == "*":
                     return None
                 if (alias.asname or alias.name) == name:
-                    return _imported(path, statement, alias.name, search, depth)
+                    python = not statement.level and _of_python(statement.module or "")
+                    return statement if python else _imported(path, statement, alias.name, search, depth)
                 names.append(alias.asname or alias.name)
-        elif not isinstance(statement, ast.Expr | ast.Import):
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                if (alias.asname or alias.name.split(".")[0]) == name:
+                    return statement if _of_python(alias.name) else None
+        elif not isinstance(statement, ast.Expr):
             # Assignments, conditions and the like may make any name.
             bound = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
             if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):

@@ -84,9 +84,7 @@ def _load(name: str, sources: dict[str, str], load: Callable[[], Loaded]) -> Loa
             raise _explain(name, folder, sources, absent, error) from error
 
 
-def _explain(
-    name: str, folder: Path, sources: dict[str, str], absent: list[str], error: Exception
-) -> DataError:
+def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str], error: Exception) -> DataError:
     """Which file was missing or broken, and how to put it there by hand."""
     missing = [file for file in absent if not (folder / file).exists()]
     file = missing[0] if missing else _first_unreadable(folder, list(sources))

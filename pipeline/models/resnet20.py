@@ -49,9 +49,7 @@ def _residual_block(x: keras.KerasTensor, filters: int, stride: int) -> keras.Ke
 
 def _convolve(x: keras.KerasTensor, filters: int, stride: int) -> keras.KerasTensor:
     """A 3x3 convolution and batch normalization, before any activation."""
-    x = layers.Conv2D(
-        filters, 3, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal"
-    )(x)
+    x = layers.Conv2D(filters, 3, strides=stride, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
     # The usual values for CIFAR; with Keras's momentum of 0.99 the first epochs do not validate.
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
 

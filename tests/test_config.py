@@ -1,0 +1,391 @@
+"""The command as a person types it: what is refused and in which words, and what is composed, without a run."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import OWN, QUICK, Ran
+from hydra import compose, initialize_config_dir
+
+from pipeline import config as configs
+from pipeline.schema import Config
+
+CONF = f"--config-dir={OWN}/conf"
+TWO = ("strategy=multi_worker", "workers=2")
+# The requirement is two seconds on a quiet machine; a test must pass on a busy one.
+SECONDS = 10.0
+
+
+def refusal(ran: Ran) -> str:
+    """The one message of a command that was refused in good form."""
+    assert ran.code == 2, ran.err
+    assert len(ran.err.splitlines()) == 1, ran.err
+    assert ran.err.startswith("pipeline: ")
+    assert "Expected" in ran.err
+    assert "received" in ran.err
+    assert ran.out == ""
+    assert not [*ran.folder.rglob("events.jsonl"), *ran.folder.rglob("plan.json"), *ran.folder.rglob("*.log")]
+    assert ran.seconds < SECONDS
+    return ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        # Choices.
+        (["strategy=mirored"], "one of mirrored, multi_worker, one_device, received mirored. Try strategy=mirrored."),
+        (["model=tiny"], "Expected model to be one of cnn, mlp, resnet20, received tiny."),
+        ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),
+        (["strategy=null"], "Expected the name of a choice after a group, received null."),
+        (["+strategy=mirrored"], "Expected one choice of strategy, received a second one with +strategy."),
+        (["~strategy"], "Expected a choice of strategy that has a name, received none. Try strategy="),
+        (["experiment=mine"], "received experiment."),
+        # Keys.
+        (["workerz=2"], "Expected a key of the config (mode, workers, output_dir), received workerz. Try workers."),
+        (["train.epoch=3"], "received train.epoch. Try train.epochs."),
+        (["+train.epoch=3"], "received train.epoch. Try train.epochs."),
+        (["++hardware.gpus=3"], "Expected a key of hardware (name, hosts, devices_per_host"),
+        (["+lerning_rate=3"], "received lerning_rate. Try train.learning_rate."),
+        (["~train.epochs"], "received ~train.epochs. Try train.epochs=null."),
+        # Types.
+        (["workers=two"], "Expected workers to be a whole number or null, received two."),
+        (["train.seed=null"], "Expected train.seed to be a whole number, received null. Try train.seed=0."),
+        (["train.callbacks=EarlyStopping"], "Expected train.callbacks to be a list, received EarlyStopping."),
+        # Ranges and contradictions; every range is in test_plan.
+        (["train.learning_rate=-1"], "above 0, received -1.0. Try train.learning_rate=0.001."),
+        (["train.epochs=1", "train.steps=1"], "Expected train.epochs or train.steps, received both (1 and 1)."),
+        (["hardware=8cpu", "train.global_batch=100"], "over 8 replicas, received 100. Try train.global_batch=96."),
+        # Layouts.
+        (["hardware=8gpu", "hardware.hosts=9"], "hardware.rehearse=true to run the same layout on logical CPU devices"),
+        (["hardware=2gpu", "hardware.rehearse=true", "workers=3"], "received workers=3 on hardware=2gpu with 2."),
+        (["strategy=mirrored", "hardware=2x1cpu"], "Expected one host, since mirrored holds all its devices in one"),
+        (["strategy=one_device", "workers=2"], "Expected workers=1, since one_device trains on one device"),
+        ([*TWO, "strategy.devices_per_process=3"], "to divide the 2 workers of a host, received 3."),
+        # Functions.
+        (["model.build._target_=nowhere.cnn"], "there is no module 'nowhere'. Run from the folder that holds it"),
+        (["model.build._target_=own.tinyy"], "no tinyy in own. Try model.build._target_=own.tiny."),
+        (["model.build._target_=pipeline.models"], "received pipeline.models, which is a module."),
+        (["model.build._target_=tiny"], "to be like package.function, received 'tiny'."),
+        (["+model.build.dense_unit=3"], "received model.build.dense_unit. Try model.build.dense_units."),
+        (["model.build._target_=faulty.takes_depth"], "none for depth. Try +model.build.depth="),
+        (
+            ["model.build._target_=os.system", "+model.build.command=ls"],
+            "of Python itself, which a config may not call",
+        ),
+        (["~model.build._target_"], "Expected model.build._target_ to name a function, received none."),
+        (
+            ["train.callbacks=[{_target_: keras.callbacks.LambdaCallback, on_epoch_end: {_target_: os.system}}]"],
+            "Expected train.callbacks[0].on_epoch_end._target_ to name a function of yours",
+        ),
+        (
+            ["train.callbacks=[{_target_: keras.callbacks.EarlyStopping, patienc: 3}]"],
+            "received train.callbacks[0].patienc. Try train.callbacks[0].patience.",
+        ),
+        (["train.callbacks=[{patience: 3}]"], "Expected train.callbacks to be functions with their arguments"),
+        # Overrides that are none.
+        (["train"], "Expected key=value or group=choice, received train. Try train=..."),
+        (["train.epochs==3"], "received train.epochs==3. Try train.epochs=3."),
+        (["a=["], "Expected key=value or group=choice, received a=[. Try quotes around the whole of it."),
+        (["=3"], "Expected the name of a choice after a group, received a value of type int."),
+        (["workers=1,2"], "Expected one value, received workers=1,2. Try -m workers=1,2 for a run with each."),
+        (["workers=${nothing}"], "Expected workers to refer to a value that exists"),
+        (["--nonsense"], "received --nonsense"),
+        (["workers=2", "--config-dir"], "--config-dir"),
+        # Places.
+        (["tracking=server"], "Expected tracking.uri to be an MLflow server's address, received none."),
+        (["tracking=server", "tracking.uri=localhost:5000"], "received 'localhost:5000'. Try tracking.uri=http://"),
+        (["tracking.experiment=''"], "Expected tracking.experiment to be a name, received nothing."),
+        ([*TWO, "cluster.base_port=65535"], "Try cluster.base_port=null"),
+        ([*TWO, "cluster.host=192.0.2.1"], "Expected to be able to listen on 192.0.2.1"),
+        (["output_dir=/proc/x"], "Expected to be able to write /proc/x"),
+        (["--config-dir=/nowhere"], "Expected --config-dir to be a folder, received /nowhere."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_message_and_nothing_is_started(pipeline, arguments, words):
+    assert words in refusal(pipeline(*arguments))
+
+
+def test_a_port_that_is_taken_is_refused(pipeline):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refusal(pipeline(*TWO, f"cluster.base_port={port}"))
+    assert f"Expected to be able to listen on 127.0.0.1:{port}, received: Address already in use." in message
+    assert "Try cluster.base_port=null" in message
+
+
+def test_a_file_where_the_output_folder_should_be_is_named(pipeline, tmp_path):
+    (tmp_path / "outputs").write_text("mine")
+    assert "Expected to be able to write" in refusal(pipeline())
+    assert (tmp_path / "outputs").read_text() == "mine"
+
+
+BROKEN = {
+    "brackets": ("name: a\nbuild: {_target_: own.tiny\nx: 3\n", "model.yaml, received in line 3"),
+    "tab": ("name: a\n\tbuild: 3\n", "model.yaml, received in line 2: found character '\\t'"),
+    "twice": ("name: a\nname: b\n", "model.yaml, received in line 2: found duplicate key name."),
+    "bytes": (b"\xff\xfe\x00", "Expected YAML files in UTF-8"),
+    "list": ("- 1\n- 2\n", "Expected model to be keys with values (name, build), received list."),
+    "nothing": ("", "Expected a choice of model that has a name, received none."),
+    "unknown": ("name: a\nwidth: 3\nbuild: {_target_: own.tiny}\n", "Expected a key of model (name, build), received"),
+    "type": ("name: a\nbuild: own.tiny\n", "Expected model.build to be keys with values, received str."),
+    "target": ("name: a\n", "Expected model.build._target_ to name a function, received none."),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(pipeline, tmp_path, fault):
+    text, words = BROKEN[fault]
+    (tmp_path / "mine/model").mkdir(parents=True)
+    (tmp_path / "mine/model/model.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert words in refusal(pipeline("--config-dir=mine", "model=model"))
+
+
+def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_are_refused(pipeline, tmp_path):
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    experiment = tmp_path / "mine/experiment/short.yaml"
+    good = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
+    experiment.write_text(good)
+    ran: Ran = pipeline("--config-dir=mine", "+experiment=short", "mode=plan")
+    assert ran.code == 0, ran.err
+    assert "mlp on mnist5k" in ran.out
+    assert "3 CPU workers" in ran.out
+    assert "7 steps" in ran.out
+    experiment.write_text(good.replace("steps", "step"))
+    assert "received train.step. Try train.steps." in refusal(pipeline("--config-dir=mine", "+experiment=short"))
+    assert "Try +experiment=short." in refusal(pipeline("--config-dir=mine", "experiment=short"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["workers=1.5"], "a whole number or null, received 1.5"),
+        (["train.epochs=1e3"], "a whole number or null, received 1e3"),
+        (["train.epochs=true"], "a whole number or null, received true"),
+        (["train.epochs="], "a whole number or null, received nothing"),
+        (["train.epochs=[1]"], "a whole number or null, received [1]"),
+        (["train.epochs={a: 1}"], "a whole number or null, received {a: 1}"),
+        (["train.learning_rate=fast"], "a number or null, received fast. Try train.learning_rate=null."),
+        (["train.deterministic=maybe"], "true or false, received maybe. Try train.deterministic=false."),
+        (["train.precision=float64"], "one of float32, mixed_bfloat16, mixed_float16, received float64."),
+        (["measure.scaling=both"], "one of weak, strong or null, received both. Try measure.scaling=null."),
+        (["mode=1"], "one of run, plan, received 1. Try mode=run."),
+        (["output_dir=[a]"], "text, received [a]. Try output_dir=outputs."),
+        (["output_dir=null"], "text, received null. Try output_dir=outputs."),
+        (["data.input_shape=28"], "Expected data.input_shape to be a list of whole numbers or null, received 28."),
+        (["data.input_shape=[a]"], "Expected data.input_shape to be a list of whole numbers or null, received [a]."),
+        (["train.metrics=accuracy"], "a list or null, received accuracy"),
+        (["launch.stop_timeout=null"], "a number, received null. Try launch.stop_timeout=4.0."),
+        (["train=null"], "Expected train to be keys with values (epochs, steps,"),
+        (["model.build=own.tiny"], "Expected model.build to be keys with values, received own.tiny."),
+        (["model.build._target_=???"], "Expected a value for model.build._target_, received none."),
+        (["train.epochs.x=3"], "Expected train.epochs to be a whole number or null, received {}."),
+        (["~nothing"], "received ~nothing."),
+        (["+train.seed=3"], "received +train.seed=3. Try train.seed=3."),
+        (["model.build.widths=[3]"], "there already, received model.build.widths. Try +model.build.widths=[3]."),
+        (["workers=range(1,3)"], "Try -m workers=range(1,3) for a run with each."),
+        (["workers=${oc.env:NOTHING_THERE}"], "Environment variable 'NOTHING_THERE' not found"),
+        (["workers=${nowhere:x}"], "Unsupported interpolation type nowhere"),
+        (["strategy=3"], "received a value of type int."),
+        (["hydra/launcher=joblib"], "Expected hydra/launcher to be one of basic, received joblib."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_value_of_the_wrong_type_is_named_with_what_it_should_be(overrides, words):
+    assert words in said(*overrides)
+
+
+def said(*overrides: str) -> str:
+    """The words for overrides that cannot be composed."""
+    configs.register()
+    with initialize_config_dir(str(configs.folder()), version_base="1.3"):
+        try:
+            configs.typed(compose("config", list(overrides)), overrides)
+        except configs.ConfigError as error:
+            return str(error)
+        except Exception as error:
+            if not configs.is_ours(error):
+                raise
+            return configs.explain(error)
+    raise AssertionError("nothing was refused")
+
+
+def composed(*overrides: str) -> Config:
+    configs.register()
+    with initialize_config_dir(str(configs.folder()), version_base="1.3"):
+        return configs.typed(compose("config", list(overrides)), overrides)
+
+
+def test_an_error_that_is_not_the_config_s_is_not_taken_for_one():
+    assert not configs.is_ours(ValueError("not raised by Hydra"))
+    with pytest.raises(KeyError) as raised:
+        {}["nothing"]
+    assert not configs.is_ours(raised.value)
+
+
+def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_facts_and_name_behind():
+    config = composed("model.build._target_=own.tiny", "data.build._target_=own.numbered", "data.num_classes=4")
+    assert config.model.build == {"_target_": "own.tiny"}
+    assert config.model.name == "tiny"
+    assert config.data.build == {"_target_": "own.numbered"}
+    assert (config.data.name, config.data.num_classes, config.data.input_shape) == ("numbered", 4, None)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.build._target_=own.normalised", "+model.build.bias=true", "model.name=mine"],
+        ["+model={build: {_target_: own.normalised, bias: true}, name: mine}"],
+        ["+model.build={_target_: own.normalised, bias: true}", "model.name=mine"],
+    ],
+)
+def test_what_was_typed_with_the_function_stays(overrides):
+    config = composed(*overrides)
+    assert config.model.build == {"_target_": "own.normalised", "bias": True}
+    assert config.model.name == "mine"
+
+
+def test_every_default_in_the_yaml_is_the_schema_s():
+    config, schema = composed(), Config()
+    assert config.train == schema.train
+    assert config.measure == schema.measure
+    assert config.launch == schema.launch
+    assert (config.mode, config.workers, config.output_dir) == (schema.mode, schema.workers, schema.output_dir)
+
+
+def test_help_lists_every_choice_and_key_and_leaves_nothing(pipeline):
+    ran: Ran = pipeline("--help")
+    assert ran.code == 0, ran.err
+    for group in ("strategy", "hardware", "model", "data", "tracking", "cluster"):
+        choices = sorted(path.stem for path in (configs.folder() / group).glob("*.yaml"))
+        assert f"{group}: {', '.join(choices)}" in ran.out
+    shown = yaml.safe_load(ran.out.split("key=value ==\n")[1].split("\nWhat each key means")[0])
+    assert set(dotted(shown)) >= set(configs.keys())
+    assert "python -m pipeline strategy=mirrored workers=2" in ran.out
+    assert not list(ran.folder.iterdir())
+
+
+def dotted(node: dict, prefix: str = "") -> Iterator[str]:
+    for name, inner in node.items():
+        yield f"{prefix}{name}"
+        if isinstance(inner, dict):
+            yield from dotted(inner, f"{prefix}{name}.")
+
+
+def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pipeline):
+    ran: Ran = pipeline("train.epochs=7", "model=tiny", "--cfg", "job", "--config-dir", f"{OWN}/conf", "data=synthetic")
+    assert ran.code == 0, ran.err
+    shown = yaml.safe_load(ran.out)
+    assert shown["train"]["epochs"] == 7
+    assert shown["model"] == {"name": "tiny", "build": {"_target_": "own.tiny"}}
+    assert shown["data"]["name"] == "synthetic"
+    assert not list(ran.folder.iterdir())
+
+
+def test_version_is_ours(pipeline):
+    ran: Ran = pipeline("--version")
+    assert ran.code == 0, ran.err
+    assert "pipeline 0.1.0" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling"]),
+        (("strategy=one_device", "hardware=8cpu"), ["one_device on 8cpu: 1 CPU worker", "CPU:0"]),
+        (
+            ("strategy=multi_worker", "hardware=2x4gpu"),
+            ["8 GPU workers", "2 (1 chief, 1 worker) on 2 hosts", "GPU:0-3", "4-7", "refused without"],
+        ),
+        (
+            ("strategy=multi_worker", "hardware=4gpu", "hardware.rehearse=true", "train.global_batch=96"),
+            ["a rehearsal", "4 (1 chief, 3 workers)", "24 x 4 replicas = 96", "strong scaling"],
+        ),
+        (("model.build._target_=own.tiny", "data.build._target_=own.numbered"), ["tiny on numbered"]),
+        (("model=tiny", "data=numbered", CONF), ["tiny on numbered"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_mode_plan_prints_every_process_and_leaves_nothing(pipeline, arguments, words):
+    ran: Ran = pipeline("mode=plan", *arguments)
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+    assert not [word for word in words if word not in ran.out], ran.out
+    assert ran.seconds < SECONDS
+    assert not list(ran.folder.rglob("*")), "mode=plan leaves no folder"
+
+
+def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out(pipeline):
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu")
+    assert ran.code == 0, ran.err
+    assert ran.out.count("\nprocesses ") == 3
+    assert ran.err.startswith("pipeline: Skipped: Expected workers=1, since one_device trains on one device")
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_sweep_whose_every_point_is_refused_ends_with_two(pipeline):
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu")
+    assert ran.code == 2
+    assert ran.err.count("Skipped: Expected one host") == 2
+
+
+def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(pipeline):
+    ran: Ran = pipeline(
+        *QUICK, "model.build._target_=own.tiny", "data.build._target_=own.numbered", "+data.build.examples=64",
+        "+data.build.validation=8", "train.steps=2", "workers=1",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert (ran.result["model"], ran.result["data"], ran.result["status"]) == ("tiny", "numbered", "FINISHED")
+
+
+def failures(ran: Ran) -> list[str]:
+    """The error of each point of a sweep in which every point failed, each told on stderr without a traceback."""
+    assert ran.code == 1, ran.err
+    assert "Traceback" not in ran.err
+    assert "Error executing job" not in ran.err
+    assert {result["status"] for result in ran.results} == {"FAILED"}
+    errors = [str(result["error"]) for result in ran.results]
+    lines = ran.err.splitlines()
+    assert len(lines) == len(errors)
+    for error, line in zip(errors, lines, strict=True):
+        assert line.startswith(f"pipeline: {error} See {ran.folder}")
+    return errors
+
+
+def test_a_fault_in_a_model_s_function_ends_the_run_in_one_message(pipeline):
+    ran: Ran = pipeline(
+        "-m", *QUICK, "data=digits", "workers=1",
+        "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH",
+    )  # fmt: skip
+    raises, not_a_model, own_step, not_a_function = failures(ran)
+    assert raises == "RuntimeError: the moon is not full"
+    assert not_a_model == "Expected the model's function to return a keras.Model, received str."
+    assert "train_step" in own_step
+    assert not_a_function.endswith("received faulty.WIDTH, which cannot be called.")
+
+
+def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(pipeline):
+    ran: Ran = pipeline(
+        "-m", *QUICK, "model=mlp", "workers=1",
+        "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data",
+    )  # fmt: skip
+    raising, not_data, one_part, empty = failures(ran)
+    assert raising == "FileNotFoundError: no shelf 7 in the archive"
+    assert not_data == "Expected data.build to return (train, validation), received int."
+    assert one_part == "Expected data.build to return (train, validation), received tuple."
+    assert empty == "Expected training data with examples, received none."
+
+
+def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pipeline, tmp_path):
+    nowhere = "http://127.0.0.1:9"
+    ran: Ran = pipeline(
+        "-m", *QUICK, CONF, "model=cnn", "workers=1", "data=flat,mnist", KERAS_HOME=str(tmp_path / "keras"),
+        HTTPS_PROXY=nowhere, https_proxy=nowhere, NO_PROXY="", no_proxy="",
+    )  # fmt: skip
+    flat, mnist = failures(ran)
+    assert "Expected images [height, width, channel] for model=cnn, received examples of shape [16]." in flat
+    assert "mnist.npz" in mnist
+    assert str(tmp_path / "keras") in mnist
+    assert not list(Path(tmp_path / "keras").rglob("*.npz"))

@@ -1,0 +1,89 @@
+"""What the conductor must never import, who may import whom, and that every key a person can set is explained."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from pipeline import config
+
+SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
+
+
+def imported_by(code: str, folder: Path) -> set[str]:
+    """Top-level names of what a fresh Python has imported after `code`."""
+    ends = f"{code}\nimport sys; print('IMPORTED', *{{name.split('.')[0] for name in sys.modules}})"
+    shown = subprocess.run(
+        [sys.executable, "-c", ends],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return set(shown.stdout.rpartition("IMPORTED")[2].split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mode=plan"],
+        ["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"],
+        ["--cfg", "job"],
+        ["workers=0"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, arguments):
+    code = (
+        f"import sys; sys.argv = ['pipeline', *{arguments!r}]\n"
+        "from pipeline import __main__\n"
+        "try: __main__.main()\n"
+        "except SystemExit: pass"
+    )
+    found = imported_by(code, tmp_path)
+    assert "hydra" in found
+    assert not found & set(SLOW)
+
+
+def test_importing_the_command_imports_nothing_slow(tmp_path):
+    assert not imported_by("import pipeline.__main__", tmp_path) & set(SLOW)
+
+
+@pytest.mark.parametrize("module", ["plan", "schema", "watch", "events", "machine", "targets"])
+def test_arithmetic_imports_the_standard_library_alone(tmp_path, module):
+    others = imported_by(f"import pipeline.{module}", tmp_path) - imported_by("", tmp_path) - sys.stdlib_module_names
+    assert others == {"pipeline"}
+
+
+def test_imports_run_downwards():
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stdout
+    assert " 0 broken" in shown.stdout
+
+
+@pytest.mark.parametrize("key", [key for key in config.keys() if key.rpartition(".")[2] not in ("name", "build")])  # noqa: SIM118
+def test_every_key_is_explained_where_it_stands(key):
+    group, _, name = key.rpartition(".")
+    choices = sorted((config.folder() / group).glob("*.yaml")) if group else []
+    texts = [path.read_text() for path in choices] or [section((config.folder() / "config.yaml").read_text(), group)]
+    assert any(re.search(rf"^{name}:[^#\n]*# \S", text, re.MULTILINE) for text in texts), f"no comment on {key}"
+
+
+def section(text: str, group: str) -> str:
+    """The lines under a group of config.yaml, not indented; all of it where `group` is empty."""
+    if not group:
+        return text
+    found = re.search(rf"^{group}:.*\n((?: .*\n|#.*\n)+)", text, re.MULTILINE)
+    assert found, f"no {group}: in conf/config.yaml"
+    return "".join(line.removeprefix("  ") for line in found.group(1).splitlines(keepends=True))
+
+
+def test_every_choice_opens_with_when_to_pick_it():
+    for path in sorted(config.folder().rglob("*.yaml")):
+        assert re.match(r"# [A-Z0-9].*\.", path.read_text()), path

@@ -1,0 +1,116 @@
+"""What a machine has, as far as this process may use it; files and commands are made up."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import machine
+from pipeline.machine import cpu_name, detect, installed_gpus, usable_cores, visible
+
+ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
+
+
+def test_cores_are_those_that_this_process_may_run_on(tmp_path):
+    assert usable_cores(tmp_path / "missing") == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("max 100000", len(ALLOWED)),
+        ("100000 100000", 1),
+        ("50000 100000", 1),
+        ("199999 100000", 1),
+        (f"{len(ALLOWED) * 100_000} 100000", len(ALLOWED)),
+        ("99900000 100000", len(ALLOWED)),
+        ("not a quota at all", len(ALLOWED)),
+        ("", len(ALLOWED)),
+    ],
+)
+def test_a_container_s_quota_counts(tmp_path, quota, cores):
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores(tmp_path / "cpu.max") == ALLOWED[:cores]
+
+
+def test_affinity_counts():
+    code = "import os; os.sched_setaffinity(0, {%d}); from pipeline import machine; print(machine.detect({}).cores)"
+    shown = subprocess.run([sys.executable, "-c", code % ALLOWED[-1]], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == f"({ALLOWED[-1]},)"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: A: processor (R) @ 2 GHz\nmodel name\t: another\n", "A: processor (R) @ 2 GHz"),
+        ("processor\t: 0\nBogoMIPS\t: 50\n", os.uname().machine),
+        (None, os.uname().machine),
+    ],
+)
+def test_the_processor_has_a_name(tmp_path, text, name):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_name(tmp_path / "cpuinfo") == name
+
+
+def nvidia_smi(folder, script, monkeypatch):
+    command = folder / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+
+
+@pytest.mark.parametrize(
+    ("script", "gpus"),
+    [
+        ("echo 'NVIDIA H100'; echo 'NVIDIA H100'", ("NVIDIA H100", "NVIDIA H100")),
+        ("echo", ()),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", ()),
+        ("kill -SEGV $$", ()),
+    ],
+)
+def test_gpus_are_what_the_driver_lists(tmp_path, monkeypatch, script, gpus):
+    nvidia_smi(tmp_path, script, monkeypatch)
+    assert installed_gpus() == gpus
+
+
+def test_without_a_driver_there_are_no_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert installed_gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        (None, ("A", "B", "C")),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0", ("A",)),
+        ("2", ("C",)),
+        ("2,0", ("C", "A")),
+        ("0, 1", ("A", "B")),
+        ("1,-1,2", ("B",)),
+        ("0,9,1", ("A",)),
+        ("0,1,2,3", ("A", "B", "C")),
+    ],
+)
+def test_cuda_visible_devices_leaves_what_cuda_would(setting, left):
+    assert visible(("A", "B", "C"), setting) == left
+
+
+@pytest.mark.parametrize("setting", ["GPU-8932f937", "GPU-8932f937,GPU-1", "MIG-GPU-8932f937/1/0"])
+def test_devices_named_by_a_scheduler_are_counted(setting):
+    assert len(visible(("A", "A"), setting)) == setting.count(",") + 1
+
+
+def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, monkeypatch):
+    nvidia_smi(tmp_path, "echo 'NVIDIA H100'; echo 'NVIDIA H100'", monkeypatch)
+    found = detect({"CUDA_VISIBLE_DEVICES": "1"})
+    assert found.gpus == ("NVIDIA H100",)
+    assert found.hostname == os.uname().nodename
+    assert 0 < found.memory_gib < 1e5
+    assert detect({}).gpus == ("NVIDIA H100", "NVIDIA H100")
+    assert not hasattr(machine, "tensorflow")

@@ -1,0 +1,100 @@
+"""Throughput, quantiles, intervals and speedups from timings that are given."""
+
+import itertools
+import random
+
+import pytest
+
+from pipeline import measure
+from pipeline.measure import Repeat
+
+
+def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> dict:
+    return {"examples": examples, "seconds": seconds, "calls": [list(call) for call in calls]}
+
+
+def test_the_slowest_process_decides_as_a_whole_and_in_each_call():
+    repeat = measure.slowest({
+        0: timed(3.0, (10, 2.0), (5, 1.0)),
+        1: timed(3.5, (10, 1.0), (5, 2.5)),
+    })  # fmt: skip
+    assert repeat == Repeat(640.0, 3.5, (0.2, 0.5))
+    assert repeat.examples_per_second == 640 / 3.5
+
+
+def test_one_process_s_examples_are_those_of_the_run_and_are_not_multiplied():
+    alone = measure.slowest({0: timed(2.0, (10, 2.0))})
+    many = measure.slowest({rank: timed(2.0, (10, 2.0)) for rank in range(8)})
+    assert alone == many
+
+
+def test_processes_that_made_different_calls_do_not_go_together():
+    with pytest.raises(ValueError, match="longer"):
+        measure.slowest({0: timed(2.0, (10, 2.0)), 1: timed(2.0, (5, 1.0), (5, 1.0))})
+
+
+def test_step_times_are_in_milliseconds_over_all_repeats_and_in_order():
+    repeats = [
+        Repeat(1.0, 1.0, tuple(i / 1_000 for i in range(1, 51))),
+        Repeat(1.0, 1.0, tuple(i / 1_000 for i in range(51, 101))),
+    ]
+    quantiles = measure.step_ms(repeats)
+    assert quantiles == pytest.approx({"step_ms_p50": 50.5, "step_ms_p95": 95.05, "step_ms_p99": 99.01})
+
+
+def test_step_times_of_a_single_call_are_all_the_same():
+    assert set(measure.step_ms([Repeat(1.0, 1.0, (0.25,))]).values()) == {250.0}
+
+
+def test_the_median_is_inside_its_interval_whatever_the_repeats():
+    chance = random.Random(0)
+    for count in range(1, 12):
+        values = [chance.uniform(1, 1_000) for _ in range(count)]
+        middle, low, high = measure.interval(values)
+        assert low <= middle <= high
+        assert (low, high) == (min(values), max(values))
+
+
+@pytest.mark.parametrize(("repeats", "probability"), [(1, 0.0), (2, 0.5), (3, 0.75), (5, 0.9375), (8, 0.9921875)])
+def test_confidence_is_how_often_the_range_holds_the_median(repeats, probability):
+    assert measure.confidence(repeats) == probability
+    # Each repeat falls on either side of the median with the same probability: count the outcomes.
+    sides = list(itertools.product((0, 1), repeat=repeats))
+    assert sum(0 < sum(each) < repeats for each in sides) / len(sides) == probability
+
+
+def test_a_speedup_pairs_repeats_that_were_taken_in_turn():
+    # The machine slows down by half, and the ratio stays.
+    assert measure.speedup([200.0, 100.0, 100.0], [100.0, 50.0, 50.0]) == (2.0, 2.0, 2.0)
+
+
+def test_a_speedup_over_another_run_has_the_widest_range():
+    assert measure.speedup([190.0, 200.0, 210.0], [100.0, 80.0]) == (200 / 90, 1.9, 210 / 80)
+
+
+def test_a_speedup_is_always_inside_its_range():
+    chance = random.Random(1)
+    for ours, theirs in itertools.product(range(1, 7), repeat=2):
+        point = [chance.uniform(1, 100) for _ in range(ours)]
+        baseline = [chance.uniform(1, 100) for _ in range(theirs)]
+        ratio, low, high = measure.speedup(point, baseline)
+        assert low <= ratio <= high
+
+
+def test_a_single_repeat_gives_a_speedup_without_a_width():
+    assert measure.speedup([150.0], [100.0]) == (1.5, 1.5, 1.5)
+
+
+@pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (0.25, 1), (0.1, 2), (0.001, 200), (0.0, 200)])
+def test_a_call_is_filled_but_has_one_step_at_least_and_not_too_many(step_seconds, steps):
+    assert measure.steps_per_call(step_seconds) == steps
+
+
+@pytest.mark.parametrize("step_seconds", [0.0, 1e-6, 1e-3, 0.02, 0.3, 5.0])
+@pytest.mark.parametrize("per_call", [1, 7, 200])
+def test_a_repeat_has_four_whole_calls_at_least_and_an_end(step_seconds, per_call):
+    steps = measure.steps_per_repeat(step_seconds, per_call)
+    assert steps % per_call == 0
+    assert 4 <= steps // per_call <= 1_000
+    if steps // per_call not in (4, 1_000):
+        assert steps * step_seconds == pytest.approx(1.0, rel=0.15)

@@ -1,0 +1,560 @@
+"""The plan: who computes what, on which cores, at which address, on which batch, and what is refused."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from pipeline.machine import Machine
+from pipeline.plan import Plan, PlanError, baseline_of, check_ranges, fingerprint, from_json, make, split_batch
+from pipeline.schema import (
+    ClusterConfig,
+    Config,
+    DataConfig,
+    HardwareConfig,
+    Kind,
+    ModelConfig,
+    Precision,
+    Scaling,
+    Store,
+    StrategyConfig,
+    TrackingConfig,
+)
+
+STRATEGIES = {
+    "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),
+    "mirrored": StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"}),
+    "multi_worker": StrategyConfig("multi_worker", True, True, build={"_target_": "pipeline.strategies.multi_worker"}),
+}
+HARDWARE = {
+    "auto": (1, None, Kind.auto),
+    "1cpu": (1, 1, Kind.cpu),
+    "2cpu": (1, 2, Kind.cpu),
+    "4cpu": (1, 4, Kind.cpu),
+    "8cpu": (1, 8, Kind.cpu),
+    "1gpu": (1, 1, Kind.gpu),
+    "4gpu": (1, 4, Kind.gpu),
+    "8gpu": (1, 8, Kind.gpu),
+    "2x1cpu": (2, 1, Kind.cpu),
+    "2x4gpu": (2, 4, Kind.gpu),
+}
+PORTS = tuple(range(20_000, 21_000))
+
+
+def machine(cores: int = 8, gpus: int = 0) -> Machine:
+    return Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus)
+
+
+def config(strategy: str = "mirrored", hardware: str = "auto", workers: int | None = None, **keys: Any) -> Config:
+    """A config as the YAML makes it; `keys` are dotted, with `__` for the dot."""
+    hosts, per_host, kind = HARDWARE[hardware]
+    made = Config(
+        workers=workers,
+        strategy=dataclasses.replace(STRATEGIES[strategy]),
+        hardware=HardwareConfig(hardware, hosts, per_host, kind),
+        model=ModelConfig("mlp", {"_target_": "pipeline.models.mlp", "hidden": [8]}),
+        data=DataConfig("digits", 10, [8, 8, 1], build={"_target_": "pipeline.data.digits"}),
+        tracking=TrackingConfig("none", Store.none),
+        cluster=ClusterConfig("local"),
+    )
+    for key, value in keys.items():
+        *parents, last = key.split("__")
+        node: Any = made
+        for parent in parents:
+            node = getattr(node, parent)
+        setattr(node, last, value)
+    return made
+
+
+def cluster(cores: int = 8, gpus: int = 0, **keys: Any) -> Plan:
+    """A plan whose hosts are machines of their own, each with so many cores and GPUs."""
+    return make(config("multi_worker", cluster__name="others", **keys), machine(cores, gpus), PORTS)
+
+
+def layouts() -> list[tuple[str, str, int | None]]:
+    return list(itertools.product(STRATEGIES, HARDWARE, (None, 1, 2, 3, 4, 6, 8)))
+
+
+@pytest.mark.parametrize(("cores", "gpus"), [(1, 0), (2, 0), (3, 0), (8, 8), (16, 8), (64, 0)])
+def test_whatever_the_layout_a_plan_is_whole_or_refused_in_words(cores, gpus):
+    planned = 0
+    for strategy, hardware, workers in layouts():
+        try:
+            plan = make(config(strategy, hardware, workers), machine(cores, gpus), PORTS)
+        except PlanError as refused:
+            message = str(refused)
+            assert message.startswith("Expected "), message
+            assert ", received " in message, message
+            assert " Try " in message, message
+            continue
+        planned += 1
+        assert_whole(plan, cores)
+        assert from_json(plan.to_json()) == plan
+    assert planned >= 40
+
+
+def assert_whole(plan: Plan, cores: int) -> None:
+    """What holds for every plan."""
+    processes = plan.processes
+    assert [each.rank for each in processes] == list(range(len(processes)))
+    assert [each.role for each in processes] == ["chief", *["worker"] * (len(processes) - 1)]
+    assert [replica for each in processes for replica in each.replicas] == list(range(plan.workers))
+    assert plan.hosts == max(each.host for each in processes) + 1
+    assert [each.host for each in processes] == sorted(each.host for each in processes)
+    assert plan.global_batch == plan.replica_batch * plan.workers
+    for each in processes:
+        assert len(each.devices) == len(each.replicas) > 0
+        assert {name.split(":")[0] for name in each.devices} == {plan.kind.upper()}
+    if len(processes) == 1:
+        assert processes[0].address is None
+    else:
+        addresses = [each.address for each in processes]
+        assert addresses == [f"127.0.0.1:{port}" for port in PORTS[: len(processes)]]
+    taken = [core for each in processes for core in each.cores]
+    assert len(taken) == len(set(taken)) <= cores
+    if plan.kind == "cpu" and not plan.oversubscribed:
+        assert all(len(each.cores) == (plan.threads_per_device or 0) * len(each.devices) for each in processes)
+        assert all(each.inter_op_threads >= 2 for each in processes)
+    else:
+        assert taken == []
+    if plan.kind == "gpu":
+        names = [name for each in processes for name in each.devices]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hardware", "workers", "processes", "devices"),
+    [
+        ("one_device", "8cpu", None, 1, 1),
+        ("one_device", "8gpu", 1, 1, 1),
+        ("mirrored", "8cpu", None, 1, 8),
+        ("mirrored", "8gpu", 4, 1, 4),
+        ("mirrored", "auto", 3, 1, 3),
+        ("multi_worker", "8cpu", None, 8, 1),
+        ("multi_worker", "4gpu", 2, 2, 1),
+        ("multi_worker", "2x1cpu", None, 2, 1),
+        ("multi_worker", "2x4gpu", None, 2, 4),
+        ("multi_worker", "2x4gpu", 4, 2, 2),
+        ("multi_worker", "2x4gpu", 1, 1, 1),
+    ],
+)
+def test_a_strategy_lays_its_workers_out(strategy, hardware, workers, processes, devices):
+    plan = make(config(strategy, hardware, workers), machine(8, 8), PORTS)
+    assert len(plan.processes) == processes
+    assert {len(each.devices) for each in plan.processes} == {devices}
+
+
+@pytest.mark.parametrize(("per_process", "processes"), [(1, 8), (2, 4), (4, 2)])
+def test_devices_per_process_overrides_the_layout(per_process, processes):
+    keys = {"strategy__devices_per_process": per_process}
+    plan = make(config("multi_worker", "2x4gpu", **keys), machine(8, 8), PORTS)
+    assert len(plan.processes) == processes
+    assert [each.host for each in plan.processes] == [0] * (processes // 2) + [1] * (processes // 2)
+    with pytest.raises(PlanError, match=r"to divide the 4 workers of a host, received 3. Try .*=2."):
+        make(config("multi_worker", "2x4gpu", strategy__devices_per_process=3), machine(8, 8))
+
+
+def test_cores_are_shared_out_over_the_workers_that_take_part():
+    plan = make(config("multi_worker", "8cpu", 2), machine(8))
+    assert [each.cores for each in plan.processes] == [(0,), (1,)]
+    plan = make(config("multi_worker", "2cpu"), machine(8))
+    assert [each.cores for each in plan.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert {each.intra_op_threads for each in plan.processes} == {4}
+    plan = make(config("mirrored", "4cpu"), machine(8))
+    assert plan.processes[0].cores == tuple(range(8))
+    assert plan.processes[0].intra_op_threads == 8
+    assert plan.threads_per_device == 2
+
+
+def test_cores_have_the_numbers_that_the_machine_gives_them():
+    odd = dataclasses.replace(machine(), cores=(3, 5, 7, 9))
+    plan = make(config("multi_worker", "2cpu"), odd)
+    assert [each.cores for each in plan.processes] == [(3, 5), (7, 9)]
+
+
+def test_threads_of_a_device_can_be_set_and_may_oversubscribe():
+    plan = make(config("multi_worker", "2cpu", hardware__threads_per_device=4), machine(4))
+    assert plan.oversubscribed
+    assert [each.cores for each in plan.processes] == [(), ()]
+    assert "2 CPU devices of 4 threads share 4 cores" in plan.notes[0]
+
+
+def test_more_workers_than_cores_are_allowed_and_said():
+    plan = make(config("mirrored", "auto", 4), machine(2))
+    assert plan.workers == 4
+    assert plan.oversubscribed
+    assert not plan.rehearsal
+    assert plan.notes == (
+        "4 CPU devices of 1 thread share 2 cores: the speedup says nothing about 4 separate devices.",
+    )
+    assert plan.processes[0].cores == ()
+
+
+def test_one_worker_on_one_core_is_not_oversubscribed():
+    plan = make(config("mirrored", "1cpu"), machine(1))
+    assert not plan.oversubscribed
+    assert plan.notes == ()
+
+
+def test_auto_takes_the_gpus_and_without_any_the_cores():
+    assert make(config(), machine(4, 2)).processes[0].devices == ("GPU:0", "GPU:1")
+    assert make(config(), machine(4)).processes[0].devices == ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
+    assert make(config(hardware__rehearse=True), machine(4, 2)).kind == "cpu"
+
+
+def test_gpus_that_are_not_there_are_refused_saying_what_is():
+    with pytest.raises(
+        PlanError, match=r"hardware=8gpu has 8 GPUs, this machine has 2 and 4 CPU cores. Try hardware=2gpu,"
+    ):
+        make(config("mirrored", "8gpu"), machine(4, 2))
+    with pytest.raises(PlanError, match=r"Try hardware=auto, or hardware.rehearse=true"):
+        make(config("mirrored", "1gpu"), machine(4))
+    with pytest.raises(PlanError, match="has 8 GPUs"):
+        make(config("multi_worker", "2x4gpu"), machine(4, 4))
+    plan = make(config("mirrored", "8gpu"), machine(4, 2), present=False)
+    assert plan.notes == (
+        "hardware=8gpu has 8 GPUs, this machine has 2 and 4 CPU cores: a run here is refused without "
+        "hardware.rehearse=true.",
+    )
+
+
+def test_a_rehearsal_has_the_same_layout_on_cpu_devices_and_says_so():
+    real = cluster(8, 4, hardware="2x4gpu")
+    rehearsed = make(config("multi_worker", "2x4gpu", hardware__rehearse=True), machine(8), PORTS)
+    assert rehearsed.rehearsal
+    assert not real.rehearsal
+    assert rehearsed.notes == ("Logical CPU devices stand for the devices of 2x4gpu: a rehearsal.",)
+    for one, other in zip(real.processes, rehearsed.processes, strict=True):
+        assert (one.rank, one.host, one.replicas, one.address) == (
+            other.rank,
+            other.host,
+            other.replicas,
+            other.address,
+        )
+        assert len(one.devices) == len(other.devices)
+
+
+def test_one_machine_that_stands_for_two_is_a_rehearsal():
+    plan = make(config("multi_worker", "2x1cpu"), machine(8), PORTS)
+    assert plan.hosts == 2
+    assert plan.rehearsal
+    assert plan.notes == ("This machine stands for 2 hosts: a rehearsal.",)
+    assert [each.cores for each in plan.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_a_rehearsal_on_too_few_cores_is_both():
+    plan = make(config("multi_worker", "2x1cpu", hardware__threads_per_device=2), machine(2), PORTS)
+    assert plan.oversubscribed
+    assert plan.rehearsal
+
+
+def test_hosts_of_their_own_number_their_cores_and_devices_from_zero():
+    plan = cluster(8, 4, hardware="2x4gpu", strategy__devices_per_process=2)
+    assert [each.devices for each in plan.processes] == [("GPU:0", "GPU:1"), ("GPU:2", "GPU:3")] * 2
+    assert not plan.rehearsal
+    plan = cluster(8, hardware="2x1cpu", hardware__devices_per_host=2)
+    assert [each.cores for each in plan.processes] == [tuple(range(8))] * 2
+    assert [each.replicas for each in plan.processes] == [(0, 1), (2, 3)]
+    assert not plan.notes
+
+
+@pytest.mark.parametrize(
+    ("hosts", "per_host", "per_process"), [(1, 256, None), (128, 8, None), (64, 8, 1), (100, 4, 2)]
+)
+def test_hundreds_of_processes_are_planned_in_no_time(hosts, per_host, per_process):
+    plan = cluster(
+        64, per_host, hardware="2x4gpu", hardware__hosts=hosts, hardware__devices_per_host=per_host,
+        strategy__devices_per_process=per_process,
+    )  # fmt: skip
+    assert plan.workers == hosts * per_host
+    assert [replica for each in plan.processes for replica in each.replicas] == list(range(plan.workers))
+    assert plan.hosts == hosts
+    assert len({(each.host, name) for each in plan.processes for name in each.devices}) == plan.workers
+    assert from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hardware", "workers", "words"),
+    [
+        ("one_device", "2cpu", 2, "Expected workers=1, since one_device trains on one device, received workers=2."),
+        ("mirrored", "2x4gpu", None, "Try strategy=multi_worker, or workers=4 for one host."),
+        ("mirrored", "4gpu", 5, "Expected no more workers than devices, received workers=5"),
+        ("multi_worker", "2x4gpu", 9, "received workers=9 on hardware=2x4gpu with 8. Try workers=8."),
+        ("multi_worker", "2x4gpu", 7, "Expected workers that divide evenly over 2 hosts, received workers=7."),
+        ("multi_worker", "2x4gpu", 3, "divide evenly over 2 hosts, received workers=3. Try workers=2."),
+    ],
+)  # fmt: skip
+def test_workers_that_the_layout_cannot_hold_are_refused(strategy, hardware, workers, words):
+    with pytest.raises(PlanError) as refused:
+        make(config(strategy, hardware, workers), machine(8, 8))
+    assert words in str(refused.value)
+
+
+def test_mirrored_takes_one_host_s_share_of_two():
+    plan = make(config("mirrored", "2x4gpu", 4), machine(8, 8))
+    assert plan.hosts == 1
+    assert plan.processes[0].devices == ("GPU:0", "GPU:1", "GPU:2", "GPU:3")
+
+
+def test_mirrored_is_one_process_whatever_is_asked():
+    with pytest.raises(PlanError, match=r"Expected strategy.devices_per_process=4, since mirrored is one process"):
+        make(config("mirrored", "4cpu", strategy__devices_per_process=2), machine(8))
+    assert make(config("mirrored", "4cpu", strategy__devices_per_process=4), machine(8)).workers == 4
+
+
+@pytest.mark.parametrize(
+    ("replica", "total", "declared", "expected"),
+    [
+        (None, None, None, ("weak", 64, 256)),
+        (None, None, Scaling.strong, ("strong", 16, 64)),
+        (None, None, Scaling.weak, ("weak", 64, 256)),
+        (32, None, None, ("weak", 32, 128)),
+        (None, 96, None, ("strong", 24, 96)),
+        (7, None, Scaling.weak, ("weak", 7, 28)),
+        (None, 4, Scaling.strong, ("strong", 1, 4)),
+    ],
+)
+def test_one_batch_is_held_fixed_and_decides_the_other(replica, total, declared, expected):
+    made = config(train__replica_batch=replica, train__global_batch=total, measure__scaling=declared)
+    assert split_batch(made, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("replica", "total", "declared", "words"),
+    [
+        (8, 8, None, "received both (8 and 8). Try train.replica_batch=null or train.global_batch=null."),
+        (None, 100, Scaling.weak, "Try train.replica_batch=25 train.global_batch=null, or measure.scaling=strong."),
+        (25, None, Scaling.strong, "Try train.global_batch=100 train.replica_batch=null, or measure.scaling=weak."),
+        (None, 3, None, "evenly over 4 replicas, received 3. Try train.global_batch=4."),
+        (None, 1, None, "Try train.global_batch=4."),
+        (None, 1001, None, "Try train.global_batch=1000."),
+    ],
+)
+def test_a_batch_rule_that_contradicts_itself_is_refused_and_a_near_one_offered(replica, total, declared, words):
+    made = config(train__replica_batch=replica, train__global_batch=total, measure__scaling=declared)
+    with pytest.raises(PlanError) as refused:
+        split_batch(made, 4)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7, 8, 100])
+@pytest.mark.parametrize("total", [1, 5, 64, 99, 1000])
+def test_the_batch_that_is_offered_is_taken(replicas, total):
+    try:
+        assert split_batch(config(train__global_batch=total), replicas)[2] == total
+    except PlanError as refused:
+        offered = int(str(refused).rpartition("=")[2].rstrip("."))
+        assert split_batch(config(train__global_batch=offered), replicas)[2] == offered
+
+
+def test_steps_of_an_epoch_count_the_uneven_last_one():
+    plan = make(config("mirrored", "4cpu", train__replica_batch=8), machine(8))
+    assert [plan.steps_per_epoch(examples) for examples in (1, 32, 33, 64, 245)] == [1, 1, 2, 2, 8]
+
+
+def test_it_trains_three_epochs_where_no_length_is_given():
+    assert make(config(), machine()).epochs == 3
+    plan = make(config(train__steps=7), machine())
+    assert (plan.epochs, plan.steps) == (None, 7)
+    plan = make(config(train__epochs=2), machine())
+    assert (plan.epochs, plan.steps) == (2, None)
+
+
+OUT_OF_RANGE = [
+    *[(key, 0, 1) for key in (
+        "workers", "strategy.devices_per_process", "hardware.hosts", "hardware.devices_per_host",
+        "hardware.threads_per_device", "train.epochs", "train.steps", "train.replica_batch", "train.global_batch",
+        "train.steps_per_call", "data.num_classes", "measure.repeats",
+    )],
+    *[(key, -1, 0) for key in (
+        "train.seed", "measure.warmup_steps", "measure.steps", "tracking.system_metrics_seconds",
+        "tracking.drain_timeout",
+    )],
+    *[(key, value, None) for value in (0.0, -1.0, math.nan, math.inf) for key in (
+        "train.learning_rate", "hardware.memory_gib", "hardware.link_gbps", "launch.startup_timeout",
+        "launch.heartbeat_timeout", "launch.progress_timeout", "launch.stop_timeout",
+    )],
+    ("tracking.system_metrics_seconds", math.nan, 0),
+    ("tracking.system_metrics_seconds", math.inf, None),
+    ("tracking.drain_timeout", math.inf, None),
+    ("train.seed", 2**31, 0),
+    ("train.gradient_bits", 8, 32),
+    ("data.input_shape", [8, 0], None),
+    ("train.optimizer", "adamm", None),
+    ("train.optimizer", {"momentum": 0.9}, None),
+    ("train.optimizer", 3, None),
+    ("cluster.base_port", 0, None),
+    ("cluster.base_port", 65_536, None),
+    ("output_dir", "", None),
+    ("tracking.experiment", "", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "usual"), OUT_OF_RANGE, ids=lambda each: str(each))
+def test_a_value_out_of_range_is_refused_and_what_is_offered_is_not(key, value, usual):
+    name = key.replace(".", "__")
+    with pytest.raises(PlanError) as refused:
+        check_ranges(config(**{name: value}))
+    message = str(refused.value)
+    assert message.startswith(f"Expected {key} ")
+    assert f"Try {key}=" in message
+    offered = message.rpartition(f"Try {key}=")[2].rstrip(".")
+    if usual is not None:
+        assert offered == str(usual)
+    check_ranges(config(**{name: typed(offered)}))
+
+
+def typed(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None if text == "null" else text
+
+
+@pytest.mark.parametrize("key", ["data.validation_examples", "data.train_examples"])
+def test_counts_of_examples_are_facts_and_not_negative(key):
+    with pytest.raises(PlanError, match=f"Expected {key} "):
+        check_ranges(config(**{key.replace(".", "__"): -1}))
+
+
+def test_epochs_and_steps_contradict_each_other():
+    with pytest.raises(PlanError, match=r"received both \(3 and 7\). Try train.epochs=null or train.steps=null."):
+        check_ranges(config(train__epochs=3, train__steps=7))
+
+
+@pytest.mark.parametrize("uri", [None, "", "localhost:5000", "file:///tmp"])
+def test_a_tracking_server_needs_its_address(uri):
+    with pytest.raises(PlanError, match=r"Expected tracking.uri to be an MLflow server's address"):
+        check_ranges(config(tracking=TrackingConfig("server", Store.server, uri)))
+    check_ranges(config(tracking=TrackingConfig("server", Store.server, "https://mlflow.example")))
+
+
+def test_ports_from_a_base_port_that_would_pass_the_last_one_are_refused():
+    with pytest.raises(PlanError, match=r"Expected cluster.base_port .*65535.* Try cluster.base_port=null"):
+        make(config("multi_worker", "2cpu", cluster__base_port=65_535), machine(8))
+    make(config("multi_worker", "2cpu", cluster__base_port=65_534), machine(8))
+    make(config("mirrored", "2cpu", cluster__base_port=65_535), machine(8))
+
+
+def test_absurdly_many_workers_are_refused_at_once():
+    huge = {"hardware__hosts": 500, "hardware__devices_per_host": 1_000, "hardware__rehearse": True}
+    with pytest.raises(PlanError, match=r"Expected no more than .* workers"):
+        make(config("multi_worker", "2x4gpu", **huge), machine())
+    with pytest.raises(PlanError, match=r"Expected no more than .* workers"):
+        make(config("mirrored", "auto", 500_000), machine())
+
+
+def test_the_baseline_is_one_device_with_the_same_threads_precision_and_batch_rule():
+    made = config(
+        "multi_worker", "4cpu", train__precision=Precision.mixed_bfloat16, train__callbacks=[{"_target_": "a.b"}]
+    )
+    plan = make(made, machine(8), PORTS)
+    one = baseline_of(plan, machine(8))
+    assert_whole(one, 8)
+    assert (one.workers, len(one.processes), one.hosts) == (1, 1, 1)
+    (process,) = one.processes
+    assert process.address is None
+    assert process.cores == (0, 1)
+    assert process.intra_op_threads == one.threads_per_device == plan.threads_per_device == 2
+    assert one.precision == "mixed_bfloat16"
+    assert (one.replica_batch, one.global_batch) == (plan.replica_batch, plan.replica_batch)
+    assert (one.callbacks, one.save) == ((), False)
+    assert one.strategy_build["_target_"] == "pipeline.strategies.default"
+
+
+def test_the_baseline_of_strong_scaling_trains_the_whole_global_batch():
+    plan = make(config("mirrored", "4cpu", train__global_batch=64), machine(8))
+    one = baseline_of(plan, machine(8))
+    assert (one.replica_batch, one.global_batch, one.scaling) == (64, 64, "strong")
+
+
+def test_the_baseline_of_oversubscribed_workers_has_a_core_of_its_own_and_no_notes():
+    plan = make(config("mirrored", "auto", 4), machine(2))
+    one = baseline_of(plan, machine(2))
+    assert one.processes[0].cores == (0,)
+    assert not one.oversubscribed
+    assert one.notes == ()
+
+
+def test_the_baseline_on_gpus_keeps_the_first_one():
+    one = baseline_of(make(config("mirrored", "4gpu", 4), machine(8, 4)), machine(8, 4))
+    assert one.processes[0].devices == ("GPU:0",)
+    assert one.processes[0].cores == ()
+
+
+VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.0"}
+
+
+def name_of(made: Config, cores: int = 8, gpus: int = 0, versions: dict[str, str] = VERSIONS) -> str:
+    there = machine(cores, gpus)
+    return fingerprint(baseline_of(make(made, there, PORTS), there), versions)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (config("mirrored", "4cpu"), config("multi_worker", "4cpu")),
+        (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__epochs=9)),
+        (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__callbacks=[{"_target_": "a.b"}])),
+        (config("mirrored", "4cpu"), config("mirrored", "4cpu", measure__repeats=3)),
+        (config("mirrored", "4cpu"), config("mirrored", "4cpu", launch__stop_timeout=9.0)),
+        (config("mirrored", "4cpu"), config("mirrored", "8cpu", 4, hardware__threads_per_device=2)),
+        (config("mirrored", "4cpu"), config("mirrored", "4cpu", train__replica_batch=64)),
+    ],
+)
+def test_a_baseline_is_shared_where_nothing_differs_that_decides_its_speed(one, other):
+    assert name_of(one) == name_of(other)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"train__replica_batch": 32},
+        {"train__global_batch": 256},
+        {"train__precision": Precision.mixed_bfloat16},
+        {"train__optimizer": "sgd"},
+        {"train__learning_rate": 0.1},
+        {"train__deterministic": True},
+        {"train__loss": "mse"},
+        {"train__steps_per_call": 3},
+        {"model__build": {"_target_": "pipeline.models.mlp", "hidden": [9]}},
+        {"data__build": {"_target_": "pipeline.data.digits", "split_seed": 1}},
+        {"data__shuffle": False},
+        {"hardware__threads_per_device": 1},
+        {"measure__warmup_steps": 9},
+    ],
+    ids=lambda keys: " ".join(keys),
+)
+def test_a_baseline_is_not_shared_where_something_decides(keys):
+    assert name_of(config("mirrored", "4cpu", **keys)) != name_of(config("mirrored", "4cpu"))
+
+
+def test_a_baseline_is_not_shared_between_machines_or_versions():
+    made = config("mirrored", "4cpu", hardware__threads_per_device=1)
+    assert name_of(made) != name_of(made, cores=16)
+    assert name_of(made) != name_of(made, gpus=1)
+    assert name_of(made) != name_of(made, versions=VERSIONS | {"keras": "3.16.0"})
+
+
+def test_a_plan_survives_json_with_whatever_a_person_gave():
+    build = {"_target_": "own.model", "widths": [1, 2, [3]], "inner": {"_target_": "own.layer", "names": ["a"]}}
+    made = config(
+        "multi_worker", "2x4gpu", model__build=build, data__build={"_target_": "own.data", "parts": []},
+        train__optimizer={"_target_": "keras.optimizers.SGD", "betas": [0.9, 0.99]}, train__loss=["mse", {"a": [1]}],
+        train__metrics=["accuracy", {"_target_": "keras.metrics.TopK", "k": 3}],
+        train__callbacks=[{"_target_": "own.callback", "steps": [1, 2]}], data__input_shape=None, train__seed=3,
+    )  # fmt: skip
+    plan = make(made, machine(8, 8), PORTS)
+    assert from_json(plan.to_json()) == plan
+
+
+def test_a_plan_without_ports_yet_is_the_same_but_for_them():
+    drafted = make(config("multi_worker", "4cpu"), machine(8))
+    assert [each.address for each in drafted.processes] == ["127.0.0.1:0"] * 4
+    planned = make(config("multi_worker", "4cpu"), machine(8), PORTS)
+    without = [dataclasses.replace(each, address=None) for each in planned.processes]
+    assert without == [dataclasses.replace(each, address=None) for each in drafted.processes]

@@ -1,0 +1,208 @@
+"""Functions named in YAML: refused from their source where they do not exist or do not take their arguments."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import OWN
+
+from pipeline import config, targets
+from pipeline.targets import TargetError, check
+
+SEARCH = (str(OWN), *sys.path)
+GIVEN = ("input_shape", "num_classes")
+
+LIBRARY = {
+    "mine/__init__.py": """
+        from mine.models import deep as renamed, Layer
+        from .models import wide
+        from os import path as paths
+        import subprocess
+        import mine.models as all_models
+        from . import models
+    """,
+    "mine/models.py": """
+        import functools
+        SIZE = 3
+        def deep(input_shape, depth, /, *, width=3, bias): ...
+        def wide(input_shape, *sizes, **more): ...
+        def plain(input_shape, width=3): ...
+        @functools.cache
+        def decorated(depth): ...
+        class Layer:
+            def __init__(self, units, input_shape, name=None): ...
+            def call(self): ...
+        class Child(Layer): ...
+        class Made:
+            def __new__(cls, *args): ...
+            def __init__(self, units): ...
+        class Static:
+            @staticmethod
+            def build(units): ...
+        made_later = functools.partial(plain, width=4)
+    """,
+    "mine/conditional.py": "try:\n    def model(): ...\nexcept ImportError:\n    pass\n",
+    "mine/lazy.py": "def __getattr__(name): ...\n",
+    "mine/star.py": "from mine.models import *\n",
+    "mine/broken.py": "def model(:\n",
+    "mine/latin.py": b"# \xe9\ndef model(): ...\n",
+    "mine/inner/__init__.py": "",
+    "mine/inner/deep.py": "def deep(): ...\n",
+    "alone.py": "raise SystemExit('imported')\ndef model(): ...\n",
+}
+
+
+@pytest.fixture
+def search(tmp_path):
+    for name, text in LIBRARY.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = text if isinstance(text, bytes) else "\n".join(line.removeprefix(" " * 8) for line in text.splitlines())
+        path.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    return (str(tmp_path), *sys.path)
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [
+        ("mine.models.deep", {"depth": 3, "bias": True}),
+        ("mine.renamed", {"depth": 3, "bias": True}),
+        ("mine.wide", {"anything": 3}),
+        ("mine.models.plain", {}),
+        ("mine.models.decorated", {"anything": 3}),
+        ("mine.Layer", {"units": 3}),
+        ("mine.models.Child", {"anything": 3}),
+        ("mine.models.Made", {"anything": 3}),
+        ("mine.models.Static.build", {"units": 3}),
+        ("mine.models.made_later", {"anything": 3}),
+        ("mine.conditional.model", {}),
+        ("mine.all_models.plain", {}),
+        ("mine.lazy.whatever", {}),
+        ("mine.star.plain", {}),
+        ("mine.inner.deep.deep", {}),
+        ("alone.model", {}),
+        ("keras.callbacks.EarlyStopping", {"patience": 3}),
+        ("numpy.linalg.norm", {"x": 3}),
+    ],
+)
+def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(search, target, arguments):
+    check({"_target_": target, **arguments}, "model.build", GIVEN, search)
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "words"),
+    [
+        ("mine.models.deap", {}, "no deap in mine.models. Try model.build._target_=mine.models.deep."),
+        ("mine.model.deep", {}, "no model in mine. Try model.build._target_=mine.models.deep."),
+        ("mine.nothing_like_it", {}, "received mine.nothing_like_it: no nothing_like_it in mine."),
+        ("mine.inner.wide", {}, "no wide in mine.inner."),
+        ("mine.inner", {}, "received mine.inner, which is a module."),
+        ("mine.models.deep.depth", {}, "received mine.models.deep.depth: deep is one itself."),
+        ("nothing.there", {}, "there is no module 'nothing'. Run from the folder that holds it, or install it."),
+        ("mine.models.plain", {"widht": 3}, "(input_shape, width), received model.build.widht. Try model.build.width."),
+        ("mine.models.plain", {"input_shape": [3]}, "Expected model.build.input_shape to be left to the program"),
+        ("mine.models.deep", {"depth": 3}, "received none for bias. Try +model.build.bias=..."),
+        ("mine.models.deep", {}, "received none for depth, bias. Try +model.build.depth=..."),
+        ("mine.Layer", {}, "received none for units."),
+        ("mine.Layer", {"units": 3, "self": 1}, "(units, input_shape, name), received model.build.self."),
+        ("mine.broken.model", {}, "received a syntax error in line 1"),
+        ("mine", {}, "Expected model.build._target_ to be like package.function, received 'mine'."),
+        ("", {}, "received ''."),
+        (".model", {}, "received '.model'."),
+        ("mine..model", {}, "received 'mine..model'."),
+        ("mine/model", {}, "received 'mine/model'."),
+        ("mine.models:deep", {}, "received 'mine.models:deep'."),
+        (None, {}, "received none."),
+        (3, {}, "received 3."),
+        ("os.system", {"command": "ls"}, "of Python itself, which a config may not call"),
+        ("builtins.eval", {}, "of Python itself"),
+        ("eval.x", {}, "of Python itself"),
+        ("mine.subprocess.run", {}, "of Python itself"),
+        ("mine.paths.join", {}, "of Python itself"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_and_a_near_name_offered(search, target, arguments, words):
+    with pytest.raises(TargetError) as refused:
+        check({"_target_": target, **arguments}, "model.build", GIVEN, search)
+    assert str(refused.value).startswith("Expected ")
+    assert words in str(refused.value)
+
+
+def test_functions_inside_of_arguments_are_checked_too_and_get_nothing_of_ours(search):
+    inner = {"_target_": "mine.models.plain"}
+    with pytest.raises(TargetError, match=r"none for input_shape. Try \+train.loss.parts\[1\].inner.input_shape=..."):
+        check({"parts": [3, {"inner": inner}]}, "train.loss", GIVEN, search)
+    check({"_target_": "mine.wide", "x": {"_target_": "mine.wide", "input_shape": 3}}, "model.build", GIVEN, search)
+
+
+@pytest.mark.parametrize("plain", [None, 3, "adam", ["accuracy"], {"a": {"b": [1]}}, []])
+def test_values_without_a_function_are_left_alone(plain):
+    check(plain, "train.metrics")
+    assert targets.value(plain, "train.metrics") == plain
+
+
+def test_a_file_in_another_encoding_is_left_to_python(search):
+    check({"_target_": "mine.latin.model"}, "model.build", (), search)
+
+
+def test_no_module_of_a_person_s_is_imported_to_check_it(search):
+    code = (
+        "import sys; from pipeline import targets; search = sys.argv[1:]; kept = set(sys.modules)\n"
+        "targets.check({'_target_': 'alone.model'}, 'model.build', (), search)\n"
+        "targets.check({'_target_': 'keras.callbacks.EarlyStopping'}, 'model.build', (), search)\n"
+        "print(sorted(name for name in set(sys.modules) - kept if name.split('.')[0] in ('alone', 'keras')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, *search], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_every_choice_that_comes_with_the_program_passes():
+    given = {"strategy": ("devices", "addresses", "rank"), "model": GIVEN, "data": ("shard", "shards")}
+    for group, names in given.items():
+        for path in sorted((config.folder() / group).glob("*.yaml")):
+            check(yaml.safe_load(path.read_text())["build"], f"{group}.build", names, SEARCH)
+
+
+def test_what_the_program_gives_goes_where_the_signature_asks_for_it():
+    def model(input_shape, width=1):
+        return input_shape, width
+
+    sys.modules[__name__].model = model
+    node = {"_target_": f"{__name__}.model", "width": 5}
+    assert targets.call(node, "model.build", input_shape=(3,), num_classes=10) == ((3,), 5)
+    assert targets.asks_for(node, "model.build", "input_shape")
+    assert not targets.asks_for(node, "model.build", "num_classes")
+
+
+def test_nested_functions_are_called_before_those_that_take_them():
+    half = {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}
+    assert targets.value({"a": [half, 3], "b": half}, "x") == {"a": [0.5, 3], "b": 0.5}
+    assert targets.call({"_target_": "fractions.Fraction", "numerator": half}, "x") == 0.5
+    assert targets.call({"_target_": "fractions.Fraction.from_float", "f": 0.25}, "x") == 0.25
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("faulty.WIDTH", "received faulty.WIDTH, which cannot be called."),
+        ("faulty.nothing", "received faulty.nothing: no nothing there."),
+        ("nothing.there", "Expected x._target_ to name a function, received nothing.there."),
+    ],
+)
+def test_what_only_the_call_can_tell_is_told_in_words(target, words):
+    with pytest.raises(TargetError) as refused:
+        targets.call({"_target_": target}, "x")
+    assert words in str(refused.value)
+
+
+def test_a_module_that_theirs_lacks_is_their_error(tmp_path, monkeypatch):
+    (tmp_path / "lacking.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        targets.call({"_target_": "lacking.model"}, "model.build")
+
+
+def test_a_function_whose_signature_is_hidden_is_given_nothing():
+    assert not targets.asks_for({"_target_": "builtins.dict"}, "x", "input_shape")
+    assert targets.call({"_target_": "builtins.dict", "a": 1}, "x", input_shape=(3,)) == {"a": 1}

@@ -1,0 +1,315 @@
+"""Who is to blame, decided from what processes told and from invented times."""
+
+import random
+import signal
+from typing import Any
+
+import pytest
+from test_plan import config, machine
+
+from pipeline.plan import make
+from pipeline.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, Failure, Watch
+
+STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0
+BEGIN = 100.0
+
+
+class Story:
+    """Processes that are told about at invented times."""
+
+    def __init__(self, workers: int = 3, join: bool = True) -> None:
+        made = config("multi_worker", "8cpu", workers)
+        made.launch.startup_timeout = STARTUP
+        made.launch.heartbeat_timeout = HEARTBEAT
+        made.launch.progress_timeout = PROGRESS
+        self.watch = Watch(make(made, machine(8)))
+        self.ranks = list(range(workers))
+        self.counters = dict.fromkeys(self.ranks, 0)
+        self.now = BEGIN
+        for rank in self.ranks:
+            self.tell(rank, "started", pid=rank)
+            if join:
+                self.tell(rank, "joined")
+
+    def tell(self, rank: int, event: str, **fields: Any) -> None:
+        self.watch.note({"event": event, "rank": rank, "time": 0.0, **fields}, self.now)
+
+    def beat(self, rank: int, cpu_seconds: float = 0.0, progress: bool = False) -> None:
+        self.counters[rank] += progress
+        self.tell(rank, "beat", progress=self.counters[rank], cpu_seconds=cpu_seconds)
+
+    def alive(self, seconds: float, *ranks: int, progress: bool = True, cpu_share: float = 0.0) -> Failure | None:
+        """Lets time pass in half seconds while `ranks` beat; returns the first failure."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            for rank in ranks:
+                self.beat(rank, cpu_share * self.now, progress)
+            failure = self.watch.failure(self.now)
+            if failure:
+                return failure
+        return None
+
+
+def found(failure: Failure | None) -> Failure:
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_is_blamed_while_everybody_beats_and_progresses(seed):
+    chance = random.Random(seed)
+    story = Story(workers=chance.randint(1, 8))
+    story.watch.asked(story.now)
+    # Delays are below the limits, and moments come in any order; the conductor looks whenever it likes.
+    due = dict.fromkeys(story.ranks, BEGIN)
+    moved = dict.fromkeys(story.ranks, BEGIN)
+    while story.now < BEGIN + 1_000:
+        story.now += chance.uniform(0.01, 2.0)
+        for rank in story.ranks:
+            if story.now >= due[rank]:
+                progress = chance.random() < 0.5 or story.now - moved[rank] > PROGRESS - 25
+                moved[rank] = story.now if progress else moved[rank]
+                story.beat(rank, progress=progress)
+                due[rank] = story.now + chance.uniform(0.2, 20.0)
+        assert story.watch.failure(story.now) is None
+
+
+def test_an_orderly_end_is_no_failure():
+    story = Story()
+    story.watch.leaving = True
+    for rank in story.ranks:
+        story.tell(rank, "exited", code=0)
+    assert story.watch.failure(story.now + 1_000) is None
+
+
+@pytest.mark.parametrize(("code", "words"), [(1, "ended with exit code 1"), (-9, "was killed by SIGKILL")])
+def test_a_bad_end_while_leaving_is_still_a_failure(code, words):
+    story = Story()
+    story.watch.leaving = True
+    story.tell(1, "exited", code=code)
+    assert found(story.watch.failure(story.now)).error == f"worker 1 {words}."
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-64, "was killed by SIGRTMAX"),
+        (-99, "was killed by signal 99"),
+        (3, "ended with exit code 3"),
+        (0, "ended with exit code 0"),
+    ],
+)
+def test_a_process_that_ends_too_soon_is_named_with_how(code, words):
+    story = Story()
+    story.tell(2, "exited", code=code)
+    failure = found(story.watch.failure(story.now))
+    assert failure == Failure(f"worker 2 {words}.", 2)
+
+
+def test_of_several_that_died_the_killed_one_is_blamed():
+    story = Story()
+    story.tell(0, "exited", code=-signal.SIGABRT)
+    story.tell(2, "exited", code=-signal.SIGKILL)
+    assert found(story.watch.failure(story.now)).rank == 2
+
+
+def test_a_process_that_ends_before_it_joins_is_named():
+    story = Story(join=False)
+    story.tell(1, "exited", code=1)
+    assert found(story.watch.failure(story.now)).error == "worker 1 ended with exit code 1."
+
+
+def test_a_process_that_dies_after_it_told_why_is_blamed_with_its_own_words():
+    story = Story()
+    story.tell(1, "failed", error="the moon is not full", peer=False)
+    story.tell(1, "exited", code=1)
+    assert found(story.watch.failure(story.now)) == Failure("the moon is not full", 1)
+
+
+def test_peers_that_lost_a_killed_process_take_no_blame():
+    story = Story()
+    for rank in (0, 2):
+        story.tell(rank, "failed", error="UnavailableError: connection reset", peer=True)
+    assert story.watch.failure(story.now) is None
+    story.now += 1.0
+    for rank in (0, 2):
+        story.tell(rank, "exited", code=1)
+    assert story.watch.failure(story.now) is None
+    story.tell(1, "exited", code=-signal.SIGKILL)
+    assert found(story.watch.failure(story.now)) == Failure("worker 1 was killed by SIGKILL.", 1)
+
+
+def test_peers_that_lost_a_stopped_process_take_no_blame():
+    story = Story()
+    assert story.alive(5.0, *story.ranks) is None
+    story.tell(0, "failed", error="UnavailableError: connection reset", peer=True)
+    failure = found(story.alive(BLAME_SECONDS, 0, 2))
+    assert failure.rank == 1
+    assert "gave no sign of life" in failure.error
+    assert story.now < BEGIN + 5.0 + SILENT_SECONDS + 2.0
+
+
+def test_an_error_that_is_a_peer_s_end_in_other_words_is_not_believed():
+    story = Story()
+    story.tell(0, "failed", error="InternalError: collective ops is aborted", peer=False)
+    story.tell(2, "exited", code=-signal.SIGKILL)
+    assert found(story.watch.failure(story.now)).rank == 2
+
+
+def test_where_everybody_only_lost_everybody_the_run_still_ends():
+    story = Story()
+    for rank in story.ranks:
+        story.tell(rank, "failed", error="UnavailableError", peer=True)
+    failure = found(story.watch.failure(story.now))
+    assert failure.error == "chief 0 lost the connection to the other processes."
+
+
+def test_where_nobody_else_shows_a_fault_the_one_that_lost_the_others_is_named_after_a_while():
+    story = Story()
+    story.tell(1, "failed", error="UnavailableError", peer=True)
+    story.tell(1, "exited", code=1)
+    assert story.alive(BLAME_SECONDS - 1.0, 0, 2) is None
+    failure = found(story.alive(3.0, 0, 2))
+    assert failure == Failure("worker 1 lost the connection to the other processes.", 1)
+
+
+def test_a_process_that_never_speaks_is_blamed_for_not_joining():
+    story = Story(join=False)
+    for rank in (0, 1):
+        story.beat(rank)
+    story.now += STARTUP
+    assert story.watch.failure(story.now) is None
+    story.now += 0.1
+    failure = found(story.watch.failure(story.now))
+    assert failure.rank == 2
+    assert failure.stuck
+    assert failure.error == ("worker 2 did not join within 60 s. If it needs longer, try launch.startup_timeout=120.")
+
+
+def test_a_process_stopped_before_it_joins_is_blamed_though_others_are_silent_longer():
+    story = Story(join=False)
+    story.now += 10.0
+    story.beat(1)
+    story.tell(1, "stopped")
+    story.now += STARTUP
+    failure = found(story.watch.failure(story.now))
+    assert failure.rank == 1
+    assert "it is stopped" in failure.error
+
+
+def test_one_that_joins_while_another_does_not_is_not_blamed():
+    story = Story(join=False)
+    story.tell(0, "joined")
+    story.tell(1, "joined")
+    assert found(story.alive(STARTUP + 5.0, 0, 1)).rank == 2
+
+
+def test_a_stopped_process_is_named_after_the_heartbeat_timeout_and_not_before():
+    story = Story()
+    assert story.alive(10.0, *story.ranks) is None
+    assert story.alive(HEARTBEAT - 0.5, 0, 2) is None
+    story.tell(1, "stopped")
+    failure = found(story.alive(2.0, 0, 2))
+    assert failure.rank == 1
+    assert failure.error.startswith("worker 1 gave no sign of life for 3")
+    assert failure.error.endswith("s: it is stopped.")
+    assert not failure.stuck
+
+
+def test_a_process_that_goes_on_in_time_is_forgiven():
+    story = Story()
+    story.tell(1, "stopped")
+    assert story.alive(HEARTBEAT - 1.0, 0, 2) is None
+    assert story.alive(100.0, *story.ranks) is None
+
+
+def test_processes_that_neither_step_nor_compute_are_stuck():
+    story = Story()
+    story.watch.asked(story.now)
+    assert story.alive(20.0, *story.ranks) is None
+    failure = found(story.alive(PROGRESS + 2.0, *story.ranks, progress=False))
+    assert failure.stuck
+    assert failure.error == (
+        "chief 0 and worker 1 and worker 2 made no progress for 50 s; where each stands is in its log. "
+        "If a step takes that long, try launch.progress_timeout=200."
+    )
+    assert story.now > BEGIN + 20.0 + PROGRESS
+
+
+def test_a_process_that_computes_without_a_step_is_busy_for_ten_times_as_long():
+    story = Story(workers=2)
+    story.watch.asked(story.now)
+    assert story.alive(BUSY_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
+    failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
+    assert failure.stuck
+
+
+def test_one_that_computes_excuses_those_that_wait_for_it():
+    story = Story(workers=2)
+    story.watch.asked(story.now)
+    while story.now < BEGIN + 4 * PROGRESS:
+        story.now += 0.5
+        story.beat(0)
+        story.beat(1, cpu_seconds=story.now)
+        assert story.watch.failure(story.now) is None
+
+
+def test_a_process_that_has_answered_owes_nothing_and_who_has_not_is_named():
+    story = Story()
+    story.watch.asked(story.now)
+    story.watch.answer(0)
+    story.watch.answer(2)
+    failure = found(story.alive(PROGRESS + 2.0, *story.ranks, progress=False))
+    assert failure.rank == 1
+    assert failure.error.startswith("worker 1 made no progress for 50 s;")
+
+
+def test_who_stood_still_first_is_blamed():
+    story = Story()
+    story.watch.asked(story.now)
+    assert story.alive(10.0, 0, 2) is None
+    for _ in range(8):
+        story.now += 0.5
+        story.beat(0, progress=True)
+        story.beat(1)
+        story.beat(2, progress=True)
+    assert found(story.alive(PROGRESS + 5.0, *story.ranks, progress=False)).rank == 1
+
+
+def test_processes_that_wait_for_a_command_are_not_stuck():
+    story = Story()
+    for rank in story.ranks:
+        story.watch.answer(rank)
+    assert story.alive(10 * PROGRESS, *story.ranks, progress=False) is None
+
+
+def test_a_command_starts_the_clock_anew():
+    story = Story()
+    story.now += 1_000.0
+    for rank in story.ranks:
+        story.beat(rank)
+    story.watch.asked(story.now)
+    assert story.alive(PROGRESS - 1.0, *story.ranks, progress=False) is None
+
+
+def test_the_machine_s_load_is_a_sign_of_life_and_not_of_progress():
+    story = Story(workers=1)
+    story.watch.asked(story.now)
+    while story.now <= BEGIN + PROGRESS:
+        story.now += 0.5
+        story.tell(0, "system", host="host0", values={})
+    failure = found(story.watch.failure(story.now))
+    assert failure.stuck
+    assert "made no progress" in failure.error
+
+
+def test_an_event_is_progress():
+    story = Story(workers=1)
+    story.watch.asked(story.now)
+    while story.now <= BEGIN + 3 * PROGRESS:
+        story.now += PROGRESS / 2
+        story.tell(0, "steps")
+        assert story.watch.failure(story.now) is None

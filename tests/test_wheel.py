@@ -1,0 +1,69 @@
+"""The wheel works on its own: outside of the checkout, with the choices that it brings."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder into which the wheel of a copy of this checkout, built as `make wheel` builds it, is installed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pipeline", "conf"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    built = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run(built, check=True, capture_output=True)
+    shutil.rmtree(source)
+    (wheel,) = folder.glob("*.whl")
+    site = folder / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, capture_output=True)
+    return site
+
+
+def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with the installed package alone on the path; -P keeps the current folder off it."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pipeline", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_the_wheel_holds_the_package_its_choices_and_nothing_else(installed):
+    (wheel,) = installed.parent.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"pipeline", "distributed_keras_pipeline"}
+    choices = {f"pipeline/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assert choices == {name for name in names if name.endswith(".yaml")}
+
+
+def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_path):
+    before = (installed / "pipeline/conf/model/cnn.yaml").read_text()
+    shown = run(installed, tmp_path, "--info", "searchpath")
+    assert f"file://{installed}/pipeline/conf" in shown.stdout
+    assert str(ROOT) not in shown.stdout
+    try:
+        (installed / "pipeline/conf/model/cnn.yaml").write_text(before.replace("dense_units: 128", "dense_units: 129"))
+        assert "dense_units: 129" in run(installed, tmp_path, "--cfg", "job").stdout
+    finally:
+        (installed / "pipeline/conf/model/cnn.yaml").write_text(before)
+
+
+def test_it_plans_and_finds_its_own_functions(installed, tmp_path):
+    shown = run(installed, tmp_path, "mode=plan", "strategy=multi_worker", "hardware=2cpu", "model=resnet20")
+    assert "resnet20 on mnist5k, multi_worker on 2cpu: 2 CPU workers" in shown.stdout
+    assert shown.stderr == ""
