@@ -3,17 +3,20 @@
 0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 128 + n: ended by signal n.
 """
 
+import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from pipeline import config as configs
@@ -28,7 +31,11 @@ VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp",
 def main() -> None:
     """Runs the command and exits with its code."""
     sys.argv[1:] = options_first(sys.argv[1:])
-    sys.exit(command())
+    if "--version" in sys.argv:
+        print(f"pipeline {_version()}")
+        sys.exit(0)
+    wrong = wrong_options(sys.argv[1:])
+    sys.exit(_refuse(wrong) if wrong else command())
 
 
 def command() -> int:
@@ -40,9 +47,11 @@ def command() -> int:
     def point(composed: DictConfig) -> run.Result:
         where = HydraConfig.get()
         many = where.mode is RunMode.MULTIRUN
+        folder = Path(where.runtime.output_dir)
+        # As they were typed: what they refer to may not exist, which `typed` puts into words.
+        overrides = [str(each) for each in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
         if many:
-            console.print(f"\n-- {' '.join(where.overrides.task) or 'defaults'}", markup=False, highlight=False)
-        folder, overrides = Path(where.runtime.output_dir), list(where.overrides.task)
+            console.print(f"\n-- {' '.join(overrides) or 'defaults'}", markup=False, highlight=False)
         try:
             config = configs.typed(composed, overrides)
         except configs.ConfigError as error:
@@ -94,6 +103,27 @@ def options_first(arguments: list[str]) -> list[str]:
         else:
             overrides.append(argument)
     return options + overrides
+
+
+def wrong_options(arguments: list[str]) -> str | None:
+    """What is wrong with Hydra's options, which its own parser answers with a page of usage; None if nothing is.
+
+    >>> wrong_options(["--nonsense"])
+    'Expected options that exist, with their values, received: unrecognized arguments: --nonsense. Try --hydra-help.'
+    """
+    said = io.StringIO()
+    with redirect_stderr(said), suppress(SystemExit):
+        get_args_parser().parse_args(arguments)
+        return None
+    problem = said.getvalue().rpartition("error: ")[2].strip()
+    return f"Expected options that exist, with their values, received: {problem}. Try --hydra-help."
+
+
+def _version() -> str:
+    try:
+        return metadata.version("distributed-keras-pipeline")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _tell(result: run.Result, many: bool, console: Console) -> None:

@@ -65,7 +65,7 @@ def installed_gpus() -> tuple[str, ...]:
 
 
 def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order. As CUDA does, it stops at an entry that names none.
 
     >>> visible(("A100", "A100"), "1")
     ('A100',)
@@ -74,5 +74,12 @@ def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
     """
     if setting is None:
         return gpus
-    wanted = [entry for entry in setting.split(",") if entry.strip() and entry.strip() != "-1"]
-    return gpus[: len(wanted)]
+    left: list[str] = []
+    for entry in setting.split(","):
+        if entry.strip().isdecimal() and int(entry) < len(gpus):
+            left.append(gpus[int(entry)])
+        elif entry.strip().startswith(("GPU-", "MIG-")) and gpus:
+            left.append(gpus[len(left) % len(gpus)])
+        else:
+            break
+    return tuple(left)

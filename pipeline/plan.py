@@ -17,6 +17,8 @@ from pipeline.schema import Config, Kind, Scaling, Store
 
 DEFAULT_EPOCHS = 3
 DEFAULT_BATCH = 64
+# More than any cluster has; a larger number is a slip, and planning it would fill the memory.
+MOST_WORKERS = 65_536
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
@@ -106,7 +108,9 @@ class Plan:
 
 def from_json(text: str) -> Plan:
     """The plan that `Plan.to_json` wrote."""
-    values = _tuples(json.loads(text), keep=("strategy_build", "model_build", "data_build", "loss", "optimizer"))
+    values = _tuples(
+        json.loads(text), keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer")
+    )
     values["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
     return Plan(**values)
 
@@ -132,7 +136,8 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
             f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {len(machine.cores)} "
             f"core{'s' * (len(machine.cores) > 1)}: the speedup says nothing about {here} separate devices."
         )
-    stands_for_hosts = config.hardware.hosts > 1 and local_hosts == 1 and workers > per_worker_host and not notes
+    several_hosts = config.hardware.hosts > 1 and local_hosts == 1 and workers > per_worker_host
+    stands_for_hosts = several_hosts and present and not config.hardware.rehearse
     if stands_for_hosts:
         notes.append(f"This machine stands for {config.hardware.hosts} hosts: a rehearsal.")
     if config.hardware.rehearse:
@@ -141,6 +146,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         _process(rank, config, kind, workers, per_process, per_worker_host, threads, machine, ports)
         for rank in range(workers // per_process)
     )
+    _check_ports(config.cluster.base_port, len(processes))
     train, measure, launch = config.train, config.measure, config.launch
     return Plan(
         strategy=config.strategy.name,
@@ -258,6 +264,8 @@ def check_ranges(config: Config) -> None:
         "train.steps_per_call": (train.steps_per_call, 1),
         "train.seed": (train.seed, 0),
         "data.num_classes": (config.data.num_classes, 1),
+        "data.train_examples": (config.data.train_examples, 1),
+        "data.validation_examples": (config.data.validation_examples, 0),
         "measure.warmup_steps": (measure.warmup_steps, 0),
         "measure.steps": (measure.steps, 0),
         "measure.repeats": (measure.repeats, 1),
@@ -265,7 +273,7 @@ def check_ranges(config: Config) -> None:
         "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
     }
     for key, (value, least) in at_least.items():
-        if value is not None and not value >= least:
+        if value is not None and not least <= value < math.inf:
             raise PlanError(f"Expected {key} to be {least} or more, received {value}. Try {key}={least}.")
     above_zero = {
         "train.learning_rate": (train.learning_rate, 0.001),
@@ -279,6 +287,12 @@ def check_ranges(config: Config) -> None:
     for key, (number, usual) in above_zero.items():
         if number is not None and not 0 < number < math.inf:
             raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
+    for key, text, default in (
+        ("output_dir", config.output_dir, "outputs"),
+        ("tracking.experiment", config.tracking.experiment, "pipeline"),
+    ):
+        if not text.strip():
+            raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={default}.")
     if train.seed >= 2**31:
         raise PlanError(f"Expected train.seed to be below 2147483648, received {train.seed}. Try train.seed=0.")
     if train.gradient_bits not in (16, 32):
@@ -306,7 +320,7 @@ def check_ranges(config: Config) -> None:
         )
     if config.tracking.store is Store.server and not str(config.tracking.uri or "").startswith(("http://", "https://")):
         raise PlanError(
-            f"Expected tracking.uri to be an MLflow server's address, received {config.tracking.uri!r}. "
+            f"Expected tracking.uri to be an MLflow server's address, received {config.tracking.uri or 'none'}. "
             f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
         )
 
@@ -366,6 +380,14 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
+def _check_ports(base_port: int | None, processes: int) -> None:
+    if base_port is not None and processes > 1 and base_port + processes - 1 > 65535:
+        raise PlanError(
+            f"Expected cluster.base_port to leave {processes} processes a port each up to 65535, received {base_port}. "
+            f"Try cluster.base_port=null, or {65536 - processes}."
+        )
+
+
 def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int, list[str]]:
     """(kind that computes, devices per host, notes)."""
     hardware = config.hardware
@@ -403,6 +425,8 @@ def _workers(config: Config, kind: str, per_host: int) -> int:
             )
         return 1
     workers = config.workers or devices
+    if workers > MOST_WORKERS:
+        raise PlanError(f"Expected no more than {MOST_WORKERS} workers, received {workers}. Try workers={per_host}.")
     if hosts > 1 and not strategy.spans_processes and workers > per_host:
         raise PlanError(
             f"Expected one host, since {strategy.name} holds all its devices in one process, received "
@@ -414,7 +438,7 @@ def _workers(config: Config, kind: str, per_host: int) -> int:
             f"Expected no more workers than devices, received workers={workers} on hardware={hardware.name} "
             f"with {devices}. Try workers={devices}."
         )
-    if workers > per_host and workers % hosts:
+    if strategy.spans_processes and workers > 1 and workers % hosts:
         raise PlanError(
             f"Expected workers that divide evenly over {hosts} hosts, received workers={workers}. "
             f"Try workers={max(hosts, workers // hosts * hosts)}."

@@ -124,6 +124,12 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
                 f"Expected {key}._target_ to name a function, received none. Try {key}._target_=package.function."
             )
         targets.check(build, key, given, search)
+    for index, each in enumerate(config.train.callbacks):
+        if not isinstance(each, dict) or targets.KEY not in each:
+            raise PlanError(
+                f"Expected train.callbacks to be functions with their arguments, received {each} at {index}. "
+                f"Try train.callbacks=[{{_target_: keras.callbacks.EarlyStopping, patience: 2}}]."
+            )
     for key in ("optimizer", "loss", "metrics", "callbacks"):
         targets.check(getattr(config.train, key), f"train.{key}", (), search)
 

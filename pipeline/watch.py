@@ -165,7 +165,9 @@ class Watch:
 
     def _stuck(self, now: float) -> Failure | None:
         limit = self.plan.progress_timeout
-        waiting = {rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered}
+        waiting = {
+            rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered and seen.exited is None
+        }
         stuck = [
             rank
             for rank, seen in waiting.items()

@@ -265,8 +265,8 @@ def versions() -> dict[str, str]:
 def explain(error: BaseException) -> str:
     """An error in one line for a person: our own messages as they stand, others with their type."""
     text = str(error).strip().splitlines()
-    own = isinstance(error, TrainingError | build.ModelError | targets.TargetError)
     first = next((line for line in text if line.strip()), "")
+    own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")
     if "Could not start gRPC server" in first:
         return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
     if isinstance(error, tf.errors.OpError):
