@@ -456,7 +456,7 @@ def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path:
     config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     assert isinstance(config, dict)
     assert list(config) == [
-        "name", "num_classes", "input_shape", "train_examples", "validation_examples", "build",
+        "name", "num_classes", "input_shape", "train_examples", "validation_examples", "shuffle", "build",
     ]  # fmt: skip
     assert config["name"] == path.stem
     target = config["build"].pop("_target_")
