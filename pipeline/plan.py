@@ -15,7 +15,8 @@ from typing import Any
 from pipeline.machine import Machine
 from pipeline.schema import Config, Kind, Scaling, Store
 
-DEFAULT_EPOCHS = 3
+# About as long on any number of workers, which an epoch is not.
+DEFAULT_STEPS = 80
 DEFAULT_BATCH = 64
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
@@ -167,8 +168,8 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         replica_batch=replica_batch,
         global_batch=global_batch,
         scaling=scaling,
-        epochs=train.epochs if train.epochs or train.steps else DEFAULT_EPOCHS,
-        steps=train.steps,
+        epochs=train.epochs,
+        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS,
         optimizer=train.optimizer,
         learning_rate=train.learning_rate,
         loss=train.loss,
