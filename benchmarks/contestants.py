@@ -56,7 +56,7 @@ class Ours:
             self._pace = max(
                 answer["step_seconds"]
                 for group in self._groups
-                for answer in group.ask("calibrated", {"do": "calibrate"}).values()
+                for answer in group.ask("calibrated", {"do": "calibrate", "steps_per_call": None}).values()
             )
         except BaseException as failure:
             self.stop()

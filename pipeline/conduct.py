@@ -50,12 +50,15 @@ class Group:
         self.plan, self.name, self._folder, self._tell = plan, name, folder, tell
         self._watch = Watch(plan)
         self._stopped = False
+        # How long this group was asked for something, and the others waited.
+        self.seconds = 0.0
         self.job: Job = cluster.start(plan, name, folder)
 
     def ask(self, answer: str, command: Mapping[str, Any] | None = None) -> dict[int, Event]:
         """Gives a command, and returns each process's `answer` once all have given theirs. Raises `RunFailed`."""
+        began = time.monotonic()
         if command is not None:
-            self._watch.asked(time.monotonic())
+            self._watch.asked(began)
             self.job.send(dict(command))
         answers: dict[int, Event] = {}
         while len(answers) < len(self.plan.processes):
@@ -68,6 +71,7 @@ class Group:
             failure = self._watch.failure(time.monotonic())
             if failure:
                 self._fail(failure)
+        self.seconds += time.monotonic() - began
         return answers
 
     def leave(self) -> None:
@@ -119,13 +123,13 @@ def conduct(
             built = _build(group)
             measured.built = built if group is point else measured.built
         measured.seconds_startup = time.monotonic() - began
-        _measure(plan, point, one, measured)
+        started = point.seconds
+        point.job.send({"do": "begin"})
+        per_call = _measure(plan, point, one, measured)
         if one is not None:
             one.leave()
-        began = time.monotonic()
-        per_call = measured.steps_per_call
         finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
-        measured.seconds_training = time.monotonic() - began
+        measured.seconds_training = point.seconds - started
         measured.finished = finished[0]
         digests = {digest for each in finished.values() for digest in each["weights"]}
         if len(digests) > 1:
@@ -146,28 +150,29 @@ def _build(group: Group) -> dict[str, Any]:
     return group.ask("built", {"do": "build", **counts})[0]
 
 
-def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> None:
+def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
+    """Measures in the first steps of training, in turn with the baseline; returns the steps that a call takes."""
     if plan.measure_steps == 0 and plan.steps_per_call:
         measured.steps_per_call = plan.steps_per_call
-        return
+        return plan.steps_per_call
     groups = [point] if one is None else [point, one]
+    calibrate = {"do": "calibrate", "steps_per_call": plan.steps_per_call}
     pace = {
-        group.name: max(answer["step_seconds"] for answer in group.ask("calibrated", {"do": "calibrate"}).values())
+        group.name: max(answer["step_seconds"] for answer in group.ask("calibrated", calibrate).values())
         for group in groups
     }
-    per_call = plan.steps_per_call or measure.steps_per_call(pace["point"])
-    measured.steps_per_call = per_call
-    if plan.measure_steps == 0:
-        return
-    for repeat in range(plan.repeats):
+    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(pace["point"])
+    for repeat in range(plan.repeats if plan.measure_steps != 0 else 0):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
             command = {
                 "do": "measure",
                 "repeat": repeat,
-                "warmup_steps": plan.warmup_steps,
+                # Without turns, one repeat warms up the next.
+                "warmup_steps": plan.warmup_steps if repeat == 0 or len(groups) > 1 else 0,
                 "steps": plan.measure_steps or measure.steps_per_repeat(pace[group.name], per_call),
                 "steps_per_call": per_call,
             }
             timed = measure.slowest(group.ask("measured", command))
             (measured.point if group is point else measured.baseline).append(timed)
+    return per_call

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.plan import REPEAT_SECONDS
+
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
 CALL_SECONDS = 0.25
-# One timed repeat is made to last about this long where its steps are not given.
-REPEAT_SECONDS = 1.0
 MOST_STEPS_PER_CALL = 200
 
 
@@ -104,10 +104,10 @@ def steps_per_call(step_seconds: float) -> int:
 
 
 def steps_per_repeat(step_seconds: float, per_call: int) -> int:
-    """Steps that fill a repeat, in whole calls, four or more.
+    """Steps that fill a repeat, in whole calls, three or more.
 
     >>> steps_per_repeat(step_seconds=0.05, per_call=5)
-    20
+    15
     """
     calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
-    return per_call * int(np.clip(calls, 4, 1_000))
+    return per_call * int(np.clip(calls, 3, 1_000))

@@ -135,7 +135,7 @@ class TrainConfig:
 class MeasureConfig:
     """How throughput is measured and what it is compared with."""
 
-    warmup_steps: int = 5
+    warmup_steps: int = 3
     steps: int | None = None
     repeats: int = 5
     scaling: Scaling | None = None

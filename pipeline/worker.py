@@ -2,11 +2,15 @@
 
 Commands, each a dictionary with `do`:
 
-    build      {"counts": null}       make data and model; answered by `built`
-    calibrate  {}                     trace, time a few steps; `calibrated`
+    load       {}                     make the data; answered by `loaded`
+    build      {"train_counts", "validation_counts"}   make the model; `built`
+    begin      {}                     begin training: from here on, steps are those of the training while it lasts
+    calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
-    train      {"steps_per_call", "folder"}   train, validate, save; `steps`, `epoch`, `saved`, `finished`
+    train      {"steps_per_call", "folder"}   train to the end, save; `saved`, `finished`
     exit       {}                     end with 0
+
+Training tells `steps` and `epoch`. Without `begin`, as in the baseline, steps train the model for nothing but time.
 """
 
 import contextlib
@@ -29,7 +33,8 @@ import tensorflow as tf
 from pipeline import loopback, targets
 from pipeline.plan import Plan, Process, from_json
 from pipeline.train import batches, build
-from pipeline.train.loop import Data, Loop, Tell, TrainingError
+from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
+from pipeline.train.training import Training
 
 CALIBRATION_STEPS = 3
 
@@ -112,8 +117,11 @@ class Work:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
         self._parts: tuple[Any, Any] = (None, None)
         self._loop: Loop | None = None
-        self._timing: Any = None
+        self._training: Training | None = None
         self._put_back = contextlib.ExitStack()
+        self._spare = False
+        # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
+        self._held: list[tuple[str, dict[str, Any]]] | None = None
 
     def load(self) -> None:
         """Makes the data, and tells how many examples this process has of them."""
@@ -178,46 +186,68 @@ class Work:
             data_digest=_digest(train),
         )
 
-    def calibrate(self) -> None:
-        """Traces the step and times a few, on data and weights that training will not see changed."""
-        loop = self._ready()
-        self._put_back.enter_context(loop.put_back())
-        self._timing = loop.iterator()
-        loop.call(self._timing, 1)
-        started = time.perf_counter()
-        loop.call(self._timing, CALIBRATION_STEPS)
-        self._tell("calibrated", step_seconds=(time.perf_counter() - started) / CALIBRATION_STEPS)
-
-    def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
-        """Times `steps` steps after `warmup_steps`."""
-        loop = self._ready()
-        for count in _calls(warmup_steps, steps_per_call):
-            loop.call(self._timing, count)
-        calls, examples = [], 0.0
-        began = time.perf_counter()
-        for count in _calls(steps, steps_per_call):
-            started = time.perf_counter()
-            _, sizes = loop.call(self._timing, count)
-            calls.append([count, time.perf_counter() - started])
-            examples += float(sizes.sum())
-        seconds = time.perf_counter() - began
-        self._tell("measured", repeat=repeat, steps=steps, examples=examples, seconds=seconds, calls=calls)
-
-    def train(self, steps_per_call: int, folder: str) -> None:
-        """Trains as planned; the chief saves the model into `folder`."""
-        plan, loop = self._plan, self._ready()
-        self._timing = None
-        self._put_back.close()
+    def begin(self) -> None:
+        """Begins training."""
+        plan = self._plan
         keras.utils.set_random_seed(plan.seed)
         callbacks = [targets.value(each, f"train.callbacks[{index}]") for index, each in enumerate(plan.callbacks)]
         wrong = [each for each in callbacks if not isinstance(each, keras.callbacks.Callback)]
         if wrong:
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
-        result = loop.run(plan.epochs, plan.steps, steps_per_call, callbacks, self._tell)
-        if loop.chief and plan.save:
+        self._training = Training(self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training)
+
+    def calibrate(self, steps_per_call: int | None) -> None:
+        """Traces the step, and times a few: one call, or so many steps that a call's length can be chosen."""
+        self._advance(1, steps_per_call or 1)
+        timed = self._advance(steps_per_call or CALIBRATION_STEPS, steps_per_call or CALIBRATION_STEPS)
+        self._tell("calibrated", step_seconds=sum(call.seconds for call in timed) / sum(call.steps for call in timed))
+
+    def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
+        """Times at least `steps` steps after `warmup_steps`, in whole calls."""
+        self._held = []
+        self._advance(warmup_steps, steps_per_call)
+        timed = self._advance(steps, steps_per_call)
+        held, self._held = self._held, None
+        for event, fields in held:
+            self._tell(event, **fields)
+        self._tell(
+            "measured",
+            repeat=repeat,
+            steps=sum(call.steps for call in timed),
+            examples=float(sum(call.sizes.sum() for call in timed)),
+            seconds=sum(call.seconds for call in timed),
+            calls=[[call.steps, call.seconds] for call in timed],
+        )
+
+    def train(self, steps_per_call: int, folder: str) -> None:
+        """Trains to the end; the chief saves the model into `folder`."""
+        loop, training = self._ready(), self._training
+        assert training is not None, "begin comes first"
+        training.advance(None, steps_per_call)
+        self._put_back.close()
+        if loop.chief and self._plan.save:
             save(loop.model, Path(folder) / "model.keras")
             self._tell("saved", path="model.keras")
-        self._tell("finished", weights=replica_digests(loop.model), **(result if loop.chief else {}))
+        self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
+
+    def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
+        """At least `steps` steps: of the training while it lasts, then for the sake of timing alone."""
+        loop, training = self._ready(), self._training
+        calls = [] if training is None else training.advance(steps, steps_per_call)
+        done = sum(call.steps for call in calls)
+        if done < steps and training is not None and not self._spare:
+            self._spare = True
+            self._put_back.enter_context(loop.put_back())
+        while done < steps:
+            calls.append(loop.call(steps_per_call))
+            done += steps_per_call
+        return calls
+
+    def _tell_of_training(self, event: str, **fields: Any) -> None:
+        if self._held is None or event == "beat":
+            self._tell(event, **fields)
+        else:
+            self._held.append((event, {"time": time.time(), **fields}))
 
     def _ready(self) -> Loop:
         assert self._loop is not None, "build comes first"
@@ -283,16 +313,6 @@ def lost_a_peer(error: BaseException) -> bool:
         tf.errors.DeadlineExceededError,
     )
     return isinstance(error, kinds)
-
-
-def _calls(steps: int, steps_per_call: int) -> list[int]:
-    """How `steps` divide into calls.
-
-    >>> _calls(25, 10)
-    [10, 10, 5]
-    """
-    whole, rest = divmod(steps, steps_per_call)
-    return [steps_per_call] * whole + [rest] * bool(rest)
 
 
 def _num_classes(part: Any, y: Any) -> int | None:

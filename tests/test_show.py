@@ -175,7 +175,7 @@ def test_a_plan_is_told_in_five_lines() -> None:
         "processes  1 (1 chief) on 1 host; each: 2 devices, 2 cores, 1 thread",
         "batch      64 x 2 replicas = 128 a step; weak scaling (replica batch held fixed)",
         "length     3 epochs of 40 steps, 120 in all",
-        "baseline   one device, no strategy, batch 64; measured in turn, 2 repeats of about 1 s",
+        "baseline   one device, no strategy, batch 64; measured in turn, 2 repeats of about 0.75 s",
     ]
 
 
@@ -238,7 +238,7 @@ def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch() -> None:
         "joined: 2 processes after 2.5 s",
         "joined: the baseline after 3.6 s",
         "built: 1,199,882 parameters, 5,120 training examples, 1,000 validation examples, 40 steps an epoch",
-        "measuring: 2 repeats in turn with the baseline",
+        "measuring its first steps: 2 repeats in turn with the baseline",
         "repeat 1 of 2: 3,200 examples/s, baseline 1,600 examples/s",
         "repeat 2 of 2: 3,200 examples/s, baseline 1,600 examples/s",
         "training: 3 epochs, 120 steps",
@@ -267,7 +267,7 @@ def test_processes_that_keep_one_waiting_get_a_line_about_every_ten_seconds() ->
 
 def test_a_reused_baseline_takes_no_part_in_the_repeats() -> None:
     text = told(a_plan(), a_run(a_plan(), baseline=False))
-    assert "measuring: 2 repeats\nrepeat 1 of 2: 3,200 examples/s\n" in text
+    assert "measuring its first steps: 2 repeats\nrepeat 1 of 2: 3,200 examples/s\n" in text
     assert "baseline" not in text
 
 
@@ -285,6 +285,25 @@ def test_a_repeat_is_as_fast_as_its_slowest_process() -> None:
         for rank, seconds in enumerate((1.0, 2.0))
     ]
     assert "repeat 1 of 2: 50.0 examples/s" in told(plan, ((0.0, event) for event in events))
+
+
+def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
+    plan = a_plan()
+    events = [event for _, event in a_run(plan, baseline=False)]
+    timed = max(place for place, event in enumerate(events) if event["event"] == "measured")
+    steps = [event for event in events if event["event"] == "steps"]
+    rest = [event for event in events[timed:] if event["event"] != "steps"]
+    text = told(plan, ((0.0, event) for event in [*events[: timed - 1], *steps, *rest]))
+    assert [line.split(":")[0] for line in text.splitlines()][3:] == [
+        "measuring its first steps",
+        "repeat 1 of 2",
+        "training",
+        "repeat 2 of 2",
+        "epoch 1 of 3",
+        "epoch 2 of 3",
+        "epoch 3 of 3",
+        "saved",
+    ]
 
 
 def test_each_warning_is_told_once_and_moves_no_cursor() -> None:

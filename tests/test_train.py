@@ -11,6 +11,7 @@ from conftest import QUICK, Ran
 
 OWN = ("model.build._target_=own.normalised", "data.build._target_=own.numbered")
 TWO = ("strategy=multi_worker", "workers=2")
+KINDS = ("steps", "epoch", "measured", "finished")
 
 
 def epochs(ran: Ran, folder: Path) -> list[dict[str, Any]]:
@@ -75,6 +76,44 @@ def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_
     assert all((np.asarray(weight) == 0).all() for weight in saved.get_weights())
     digests = {digest for event in ran.events("finished") for digest in event["weights"]}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("layout", [("strategy=mirrored", "workers=2"), TWO])
+def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path, layout):
+    notes = tmp_path / "notes.txt"
+    ran = pipeline(
+        "-m",
+        *QUICK,
+        *layout,
+        *OWN,
+        # Nothing measured; measured in the first steps; measured for longer than training lasts.
+        "measure.steps=0,2,40",
+        "measure.repeats=2",
+        "train.epochs=2",
+        "train.replica_batch=16",
+        "train.steps_per_call=3",
+        "+model.build.optimizer=averaged",
+        f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}]",
+    )
+    assert ran.code == 0, ran.err
+    learnt, timed = [], []
+    for folder in ran.run_folders:
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        chief = {
+            kind: [event for event in events if event["event"] == kind and event.get("rank") == 0] for kind in KINDS
+        }
+        learnt.append(
+            [event["losses"] for event in chief["steps"]]
+            + [event["val_loss"] for event in chief["epoch"]]
+            + [event["weights"] for event in chief["finished"]]
+        )
+        timed.append([event["steps"] for event in chief["measured"]])
+    assert learnt[0] == learnt[1] == learnt[2]
+    assert timed[0] == []
+    assert len(timed[1]) == len(timed[2]) == 2
+    assert min(timed[2]) >= 40
+    lines = notes.read_text().splitlines()
+    assert lines == 3 * lines[: len(lines) // 3]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.plan import Plan, Process
+from pipeline.plan import REPEAT_SECONDS, Plan, Process
 from pipeline.show.words import clean, columns, listed, marks, named, plural, ranges, spread
 
 
@@ -76,7 +76,7 @@ def _training(plan: Plan) -> str:
 def _baseline(plan: Plan) -> str:
     if plan.measure_steps == 0:
         return "none, since nothing is measured"
-    size = "about 1 s" if plan.measure_steps is None else plural(plan.measure_steps, "step")
+    size = f"about {REPEAT_SECONDS:g} s" if plan.measure_steps is None else plural(plan.measure_steps, "step")
     repeats = f"{plural(plan.repeats, 'repeat')} of {size}"
     if plan.baseline == "none":
         return f"none, so no speedup; throughput from {repeats}"

@@ -101,10 +101,10 @@ class Seen:
             return View("stopping", where="a process failed")
         if self._ended:
             return View("ending", 1, 1)
-        if self._training.begun:
-            return self._training.view()
         if self.timing:
             return self._measuring()
+        if self._training.begun:
+            return self._training.view()
         return self._coming_up()
 
     def _lines(self, kind: str, baseline: bool, event: Event, now: float) -> list[Line]:
@@ -140,7 +140,9 @@ class Seen:
             return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
         if stage == "calibrated" and self._plan.measure_steps != 0:
             in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
-            return self._once(f"measuring: {plural(self._plan.repeats, 'repeat')}{in_turn}", key="measuring")
+            return self._once(
+                f"measuring its first steps: {plural(self._plan.repeats, 'repeat')}{in_turn}", key="measuring"
+            )
         return []
 
     def _measured(self, baseline: bool, event: Event) -> list[Line]:
@@ -165,7 +167,7 @@ class Seen:
         if kind == "beat":
             training.take_validated(event)
             return []
-        begins = [] if training.begun else self._once(f"training: {training.length}", key="training")
+        begins = self._once(f"training: {training.length}", key="training")
         training.begun = True
         if kind == "steps":
             training.take_steps(event)
@@ -222,7 +224,7 @@ class Seen:
         return View("measuring", sum(done.values()), repeats * len(done), where, figures)
 
     def _is_timing(self) -> bool:
-        if self._plan.measure_steps == 0 or self._training.begun or self._failed or self._ended:
+        if self._plan.measure_steps == 0 or self._failed or self._ended:
             return False
         groups = self._groups.values()
         ready = all(group.count("calibrated") >= group.expected for group in groups)

@@ -4,6 +4,7 @@ Step s of an epoch trains examples s*B to (s+1)*B of the epoch's order, whatever
 gets its even share of them, also of a smaller last batch. The order is drawn from the seed and the epoch alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +114,9 @@ def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data
                 tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
             )
 
-        return tf.data.Dataset.range(layout.steps).map(batches)
+        return tf.data.Dataset.range(layout.steps).map(_as_written(batches))
 
-    return tf.data.Dataset.counter().flat_map(epoch)
+    return tf.data.Dataset.counter().flat_map(_as_written(epoch))
 
 
 def _from_dataset(part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
@@ -138,7 +139,12 @@ def _from_dataset(part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: in
             for first, last in zip([start, *stops], stops, strict=False)
         )
 
-    return whole.enumerate().map(batches).repeat()
+    return whole.enumerate().map(_as_written(batches)).repeat()
+
+
+def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without AutoGraph's conversion, which takes longer than tracing it."""
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
 def _shares(layout: Layout, step: Any) -> tuple[Any, list[Any], Any]:
