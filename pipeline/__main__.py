@@ -39,36 +39,22 @@ def main() -> None:
 
 
 def command() -> int:
-    """Composes the config, runs each point, shows what came of it; returns the exit code."""
+    """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
     session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
-    configs.register()
-
-    def point(composed: DictConfig) -> run.Result:
-        where = HydraConfig.get()
-        many = where.mode is RunMode.MULTIRUN
-        folder = Path(where.runtime.output_dir)
-        # As they were typed: what they refer to may not exist, which `typed` puts into words.
-        overrides = [str(each) for each in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
-        if many:
-            console.print(f"\n-- {' '.join(overrides) or 'defaults'}", markup=False, highlight=False)
-        try:
-            config = configs.typed(composed, overrides)
-        except configs.ConfigError as error:
-            result = run.refused(str(error), folder, {}) | {"overrides": overrides}
-        else:
-            result = run.run(config, session, folder, overrides, Path(where.sweep.dir).name if many else None)
-        session.results.append(result)
-        _tell(result, many, console)
-        return result
-
     many = bool({"-m", "--multirun"} & set(sys.argv[1:]))
     try:
-        with _errors_as_they_are(), run.signals_interrupt():
-            hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(point)()
+        with run.signals_interrupt():
+            points = _points(session)
+            for place, point in enumerate(points):
+                if isinstance(point, run.Asked):
+                    if many:
+                        console.print(f"\n-- {' '.join(point.overrides) or 'defaults'}", markup=False, highlight=False)
+                    session.results[place] = run.run(point, session)
+                    _tell(session.results[place], many, console)
     except run.Interrupted as interrupted:
         if many and session.results:
-            console.print(show.sweep_table(session.results))
+            console.print(show.sweep_table(_done(session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
         return 128 + interrupted.number
     except Exception as error:
@@ -83,8 +69,41 @@ def command() -> int:
     finally:
         session.close()
     if many and session.results:
-        console.print(show.sweep_table(session.results))
-    return _code(session.results)
+        console.print(show.sweep_table(_done(session)))
+    return _code(_done(session))
+
+
+def _points(session: run.Session) -> list[run.Asked | None]:
+    """Every point of the command in Hydra's order, None for one that is refused, whose result the session has."""
+    points: list[run.Asked | None] = []
+
+    def collect(composed: DictConfig) -> None:
+        where = HydraConfig.get()
+        many = where.mode is RunMode.MULTIRUN
+        folder = Path(where.runtime.output_dir)
+        # As they were typed: what they refer to may not exist, which `typed` puts into words.
+        overrides = [str(each) for each in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
+        asked = None
+        try:
+            config = configs.typed(composed, overrides)
+        except configs.ConfigError as error:
+            result: run.Result | None = run.unread(str(error), folder, {}) | {"overrides": overrides}
+        else:
+            asked = run.Asked(config, folder, overrides, Path(where.sweep.dir).name if many else None)
+            result = run.look_over(asked, session)
+        if result:
+            session.results[len(points)] = result
+            _tell(result, many, session.console)
+        points.append(None if result else asked)
+
+    configs.register()
+    with _errors_as_they_are():
+        hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(collect)()
+    return points
+
+
+def _done(session: run.Session) -> list[run.Result]:
+    return [session.results[place] for place in sorted(session.results)]
 
 
 def options_first(arguments: list[str]) -> list[str]:

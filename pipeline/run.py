@@ -27,6 +27,8 @@ from pipeline.schema import Config, Mode, Store
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
+# What a point that cannot be laid out raises.
+REFUSALS = (PlanError, targets.TargetError, LaunchError)
 
 
 class Interrupted(BaseException):
@@ -44,7 +46,8 @@ class Session:
     search: tuple[str, ...]
     environ: Mapping[str, str]
     console: Console
-    results: list[Result] = field(default_factory=list)
+    # By the point's place in the command.
+    results: dict[int, Result] = field(default_factory=dict)
     baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracker | None = None
@@ -72,31 +75,48 @@ class Session:
             cluster.close()
 
 
-def run(config: Config, session: Session, folder: Path, overrides: list[str], sweep: str | None) -> Result:
+@dataclass(frozen=True)
+class Asked:
+    """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to."""
+
+    config: Config
+    folder: Path
+    overrides: list[str]
+    sweep: str | None
+
+    def about(self) -> Result:
+        """What a result says of it."""
+        return {"folder": str(self.folder), "overrides": self.overrides, "sweep": self.sweep}
+
+
+def look_over(asked: Asked, session: Session) -> Result | None:
+    """The result of a point that cannot be laid out, before any is run; None for others, whose imports begin."""
+    try:
+        cluster = prepare(asked.config, session)[2]
+    except REFUSALS as error:
+        return refused(str(error), asked)
+    if asked.config.mode is Mode.run:
+        cluster.warm_up()
+    return None
+
+
+def run(asked: Asked, session: Session) -> Result:
     """One point. Returns what result.json holds, whatever happened, except when a signal ends the command.
 
     Its `status` is FINISHED, FAILED, KILLED, REFUSED (it cannot be laid out; nothing was started) or PLANNED.
     """
-    about = {"folder": str(folder), "overrides": overrides, "sweep": sweep}
+    config, folder, about = asked.config, asked.folder, asked.about()
     try:
         planned, baseline, cluster = prepare(config, session)
-    except (PlanError, targets.TargetError, LaunchError) as error:
-        chosen = {
-            "strategy": config.strategy.name,
-            "hardware": config.hardware.name,
-            "model": config.model.name,
-            "data": config.data.name,
-            "workers": config.workers,
-        }
-        return refused(str(error), folder, chosen) | about
+    except REFUSALS as error:
+        return refused(str(error), asked)
     full = config.mode is Mode.plan
     for line in show.plan_lines(planned, full=full):
         session.console.print(line, markup=False, highlight=False, soft_wrap=True)
     if full:
         shutil.rmtree(folder, ignore_errors=True)
         return {"status": "PLANNED", "error": None} | about
-    point = Point(config, planned, session, folder, overrides, sweep)
-    return point.run(cluster, baseline) | about
+    return Point(asked, planned, session).run(cluster, baseline) | about
 
 
 def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalCluster]:
@@ -137,9 +157,8 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
 
-    def __init__(
-        self, config: Config, planned: Plan, session: Session, folder: Path, overrides: list[str], sweep: str | None
-    ) -> None:
+    def __init__(self, asked: Asked, planned: Plan, session: Session) -> None:
+        config, folder = asked.config, asked.folder
         self._config, self._plan, self._session, self._folder = config, planned, session, folder
         self._measured = Measured()
         self._store = _store(config)
@@ -161,7 +180,7 @@ class Point:
                 "pid": os.getpid(),
                 "host": os.uname().nodename,
                 "params": parameters(planned, config),
-                "tags": _tags(planned, overrides, sweep),
+                "tags": _tags(planned, asked),
             }
         )
 
@@ -308,7 +327,20 @@ class Point:
         _write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
 
 
-def refused(error: str, folder: Path, chosen: Result) -> Result:
+def refused(error: str, asked: Asked) -> Result:
+    """The result of a point that cannot be laid out."""
+    config = asked.config
+    chosen = {
+        "strategy": config.strategy.name,
+        "hardware": config.hardware.name,
+        "model": config.model.name,
+        "data": config.data.name,
+        "workers": config.workers,
+    }
+    return unread(error, asked.folder, chosen) | asked.about()
+
+
+def unread(error: str, folder: Path, chosen: Result) -> Result:
     """The result of a config that was refused, written into its folder where there is one."""
     values = {"status": "REFUSED", "error": error} | chosen
     with suppress(OSError):
@@ -367,18 +399,18 @@ def _store(config: Config) -> dict[str, Any] | None:
     }
 
 
-def _tags(planned: Plan, overrides: list[str], sweep: str | None) -> dict[str, str]:
+def _tags(planned: Plan, asked: Asked) -> dict[str, str]:
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
-        commit = asked.stdout.strip()
+        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
+        commit = said.stdout.strip()
     tags = {
         "git_commit": commit,
         "host": os.uname().nodename,
         "device_kind": planned.kind,
         "machine": planned.machine,
-        "sweep": sweep,
-        "overrides": " ".join(overrides) or None,
+        "sweep": asked.sweep,
+        "overrides": " ".join(asked.overrides) or None,
         "rehearsal": str(planned.rehearsal).lower(),
         "oversubscribed": str(planned.oversubscribed).lower(),
     }

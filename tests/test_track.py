@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import finish, left_behind, start
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -548,6 +549,47 @@ def test_a_server_killed_half_way_loses_and_doubles_nothing(tmp_path: Path, own_
             assert run.info.status == "FINISHED"
     finally:
         server.stop()
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) -> None:
+    server = Server(tmp_path).start()
+    folder = tmp_path / "work"
+    folder.mkdir()
+    try:
+        process = start(
+            folder, "tracking=server", f"tracking.uri={server.uri}", "tracking.drain_timeout=2", "measure.repeats=2",
+            "workers=1", "train.steps=150", "train.steps_per_call=2", "data=mnist5k", "model=cnn",
+        )  # fmt: skip
+        log = wait_for(lambda: next(folder.glob("outputs/runs/*/events.jsonl"), None), 60)
+        wait_for(lambda: log.read_text().count('"event": "steps"') > 10 and recall(log.parent).get("offset"), 60)
+        server.stop(signal.SIGKILL)
+        told = log.read_text().count('"event": "steps"')
+        ran = finish(process, folder, time.monotonic(), 120)
+        assert ran.code == 0, ran.err
+        assert told < log.read_text().count('"event": "steps"')
+        result = json.loads((log.parent / "result.json").read_text())
+        assert result["status"] == "FINISHED"
+        assert "pipeline.track sync" in result["tracking_note"]
+
+        server.start()
+        for _ in range(2):
+            command = [sys.executable, "-m", "pipeline.track", "sync"]
+            sent = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+            assert sent.returncode == 0
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        run = only_run(server.uri, events[0]["key"])
+        assert run.info.status == "FINISHED"
+        stored = values(server.uri, run)
+        assert set(stored.values()) == {1}
+        losses = [loss for event in events if event["event"] == "steps" for loss in event["losses"]]
+        kept = sorted((step, value) for name, value, _, step in stored if name == "loss")
+        assert kept == list(enumerate(losses, 1))
+        assert run.data.metrics["speedup"] == result["speedup"]
+        assert "model.keras" in files(server.uri, run)
+    finally:
+        server.stop()
+    assert not left_behind(folder)
 
 
 def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> None:

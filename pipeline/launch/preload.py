@@ -16,6 +16,9 @@ _absent = "sklearn" not in sys.modules
 if _absent:
     sys.modules["sklearn"] = None  # type: ignore[assignment]
 try:
+    import pipeline.data
+    import pipeline.models
+    import pipeline.strategies
     import pipeline.worker  # noqa: F401
 finally:
     if _absent:
