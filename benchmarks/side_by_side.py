@@ -1,12 +1,14 @@
 """Turns one run on this machine into ratios: our training beside TensorFlow's own, Keras's own and the machine's limit.
 
-    python benchmarks/side_by_side.py --rounds 7 --only cnn --json side_by_side.json
+    python benchmarks/side_by_side.py --rounds 9 --only cnn --json side_by_side.json
 
 All contestants of a model stay alive and wait without computing. Each in turn trains for about a second, round after
 round, and who begins changes with the round. A ratio is the median over rounds of two stretches of the same round, so
-a machine that slows down favours nobody. A stretch waits until others leave the machine alone, and is taken again where
-they came back meanwhile, as long as there is patience; rounds that were disturbed all the same are left out of a ratio
-where enough others remain. The table's last column says how much of the machine others had.
+a machine that slows down favours nobody. Between rounds all are started anew a few times, because where a process's
+memory happens to lie makes it faster or slower by some percent for its whole life. A stretch waits until others leave
+the machine alone, and is taken again where they came back meanwhile, as long as there is patience; rounds that were
+disturbed all the same are left out of a ratio where enough others remain. The table's last column says how much of the
+machine others had.
 
     limit               as many processes as workers, each on cores of its own, that never talk: throughputs added
     one                 one of these alone
@@ -25,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,18 +123,26 @@ def run_suite(
     suite: str, wanted: Callable[[str], bool], cluster: LocalCluster, folder: Path, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Starts the contestants of one model, takes their turns, prints tables; returns all stretches and ratios."""
-    running: dict[str, Contestant] = {}
-    try:
-        failed = start(field(suite, arguments.workers, cluster, folder), wanted, running)
-        stretches = take_turns(running, failed, arguments.rounds, arguments.seconds, Patience(arguments.patience))
-    finally:
-        for each in running.values():
-            each.stop()
+    stretches: dict[str, list[Stretch]] = {}
+    failed: dict[str, str] = {}
+    per_call: dict[str, int] = {}
+    patience = Patience(arguments.patience)
+    for life in range(arguments.lives):
+        rounds = range(arguments.rounds)[life :: arguments.lives]
+        running: dict[str, Contestant] = {}
+        try:
+            failed |= start(field(suite, arguments.workers, cluster, folder), wanted, running)
+            per_call |= {name: each.steps_per_call for name, each in running.items()}
+            take_turns(running, stretches, failed, rounds, arguments.seconds, patience)
+        finally:
+            for each in running.values():
+                each.stop()
     judged = [judge(claim, stretches) for claim in CLAIMS[suite] if wanted(claim.contestant)]
-    print("\n".join(_table(suite, running, stretches, failed) + [""] + [each["line"] for each in judged]), flush=True)
+    lines = [*_table(suite, per_call, stretches, failed), "", *(each["line"] for each in judged)]
+    print("\n".join(lines), flush=True)
     return {
         "stretches": {name: [dataclasses.asdict(each) for each in taken] for name, taken in stretches.items()},
-        "steps_per_call": {name: each.steps_per_call for name, each in running.items()},
+        "steps_per_call": per_call,
         "claims": judged,
         "failed": failed,
     }
@@ -213,12 +223,16 @@ def start(made: Mapping[str, Make], wanted: Callable[[str], bool], running: dict
 
 
 def take_turns(
-    running: Mapping[str, Contestant], failed: dict[str, str], rounds: int, seconds: float, patience: "Patience"
-) -> dict[str, list[Stretch]]:
-    """Stretches of each contestant, one a round; a first round warms up and is left out. Adds to `failed`."""
-    stretches: dict[str, list[Stretch]] = {name: [] for name in running}
-    for number in range(-1, rounds):
-        _say(f"round {number + 1} of {rounds}")
+    running: Mapping[str, Contestant],
+    stretches: dict[str, list[Stretch]],
+    failed: dict[str, str],
+    rounds: Iterable[int],
+    seconds: float,
+    patience: "Patience",
+) -> None:
+    """Adds a stretch of each contestant for each round to `stretches`, after one that warms up, or adds to `failed`."""
+    for number in (-1, *rounds):
+        _say("warming up" if number < 0 else f"round {number + 1}")
         names = list(running)
         first = (number * 3) % max(1, len(names))
         for name in names[first:] + names[:first]:
@@ -231,8 +245,7 @@ def take_turns(
                 _say(f"{name} failed: {failure}")
                 continue
             if number >= 0:
-                stretches[name].append(taken)
-    return stretches
+                stretches.setdefault(name, []).append(taken)
 
 
 def judge(claim: Claim, stretches: Mapping[str, Sequence[Stretch]]) -> dict[str, Any]:
@@ -300,7 +313,7 @@ class Patience:
 
 
 def _table(
-    suite: str, running: Mapping[str, Contestant], stretches: Mapping[str, Sequence[Stretch]], failed: Mapping[str, str]
+    suite: str, per_call: Mapping[str, int], stretches: Mapping[str, Sequence[Stretch]], failed: Mapping[str, str]
 ) -> list[str]:
     limit = "limit" if stretches.get("limit") else next((name for name, taken in stretches.items() if taken), "")
     titles = f"{'examples/s, median (range)':>30} {'of ' + limit:>10} {'ms a step':>10} {'a call':>7} {'others':>7}"
@@ -314,9 +327,7 @@ def _table(
         ratio = statistics.median(paired(everything, stretches[limit]) or [float("nan")])
         step_ms = statistics.median(each.step_ms for each in taken)
         others = statistics.median(each.others_share for each in taken)
-        lines.append(
-            f"{name:24} {middle:>30} {ratio:10.2f} {step_ms:10.2f} {running[name].steps_per_call:7} {others:7.0%}"
-        )
+        lines.append(f"{name:24} {middle:>30} {ratio:10.2f} {step_ms:10.2f} {per_call[name]:7} {others:7.0%}")
     return lines + [f"{name:24} failed: {why}" for name, why in failed.items()]
 
 
@@ -336,15 +347,16 @@ def _wanted(suite: str, only: Sequence[str]) -> Callable[[str], bool] | None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="timed stretches of each contestant; 5 or more")
+    parser.add_argument("--rounds", type=int, default=9, help="timed stretches of each contestant; 5 or more")
+    parser.add_argument("--lives", type=int, default=3, help="how often contestants are started, sharing the rounds")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a timed stretch, about")
     parser.add_argument("--workers", type=int, default=2, help="CPU workers")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds a model may wait for others to leave")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="cnn, mlp, NAME or cnn:NAME, ...")
     parser.add_argument("--json", type=Path, default=None, help="file for every stretch and ratio")
     arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.workers < 2 or not arguments.seconds > 0:
-        parser.error("Expected --rounds of 1 or more, --workers of 2 or more and --seconds above 0.")
+    if not 1 <= arguments.lives <= arguments.rounds or arguments.workers < 2 or not arguments.seconds > 0:
+        parser.error("Expected --rounds and --lives of 1 or more, --workers of 2 or more and --seconds above 0.")
     return arguments
 
 
