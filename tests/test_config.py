@@ -35,7 +35,11 @@ def refusal(ran: Ran) -> str:
     ("arguments", "words"),
     [
         # Choices.
-        (["strategy=mirored"], "one of mirrored, multi_worker, one_device, received mirored. Try strategy=mirrored."),
+        (
+            ["strategy=mirored"],
+            "one of central_storage, default, mirrored, multi_worker, one_device, received mirored. "
+            "Try strategy=mirrored.",
+        ),
         (["model=tiny"], "Expected model to be one of cnn, mlp, resnet20, received tiny."),
         ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),
         (["strategy=null"], "Expected the name of a choice after a group, received null."),

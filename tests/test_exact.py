@@ -78,12 +78,26 @@ def test_momentum_and_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
         assert_equal(folders)
 
 
+def test_central_storage_and_no_strategy_at_all_train_the_same(pipeline):
+    groups = sweep(
+        pipeline,
+        8,
+        "strategy=one_device,default,central_storage",
+        "workers=1,2",
+        "model=normalised",
+        "data=numbered",
+        "model.build.optimizer=sgd,adam",
+    )
+    for folders in groups.values():
+        assert_equal(folders)
+
+
 @pytest.mark.slow
 def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_device(pipeline):
     groups = sweep(
         pipeline,
-        9,
-        "strategy=one_device,mirrored,multi_worker",
+        12,
+        "strategy=one_device,mirrored,central_storage,multi_worker",
         "workers=null",
         "model=normalised",
         "data=numbered",
@@ -97,8 +111,8 @@ def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_devic
 def test_many_inputs_and_outputs_weighted_losses_added_losses_and_every_reduction(pipeline):
     groups = sweep(
         pipeline,
-        18,
-        "strategy=one_device,mirrored,multi_worker",
+        24,
+        "strategy=one_device,mirrored,central_storage,multi_worker",
         "workers=null",
         "model=two_headed",
         "data=two_headed",
@@ -112,7 +126,12 @@ def test_many_inputs_and_outputs_weighted_losses_added_losses_and_every_reductio
 @pytest.mark.slow
 def test_masked_sequences_count_by_what_is_not_masked(pipeline):
     (folders,) = sweep(
-        pipeline, 3, "strategy=one_device,mirrored,multi_worker", "workers=null", "model=masked", "data=padded"
+        pipeline,
+        4,
+        "strategy=one_device,mirrored,central_storage,multi_worker",
+        "workers=null",
+        "model=masked",
+        "data=padded",
     ).values()
     assert_equal(folders)
 
@@ -120,7 +139,12 @@ def test_masked_sequences_count_by_what_is_not_masked(pipeline):
 @pytest.mark.slow
 def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
     ran = pipeline(
-        "-m", *QUICK, "strategy=mirrored,multi_worker", "workers=2", "train.gradient_bits=16", "train.epochs=2"
+        "-m",
+        *QUICK,
+        "strategy=mirrored,central_storage,multi_worker",
+        "workers=2",
+        "train.gradient_bits=16",
+        "train.epochs=2",
     )
     assert ran.code == 0, ran.err
     for result in ran.results:

@@ -1,8 +1,9 @@
 """The distribution strategies: one function each, from device names to a `tf.distribute.Strategy`."""
 
+from pipeline.strategies.central_storage import central_storage
 from pipeline.strategies.default import default
 from pipeline.strategies.mirrored import mirrored
 from pipeline.strategies.multi_worker import multi_worker
 from pipeline.strategies.one_device import one_device
 
-__all__ = ["default", "mirrored", "multi_worker", "one_device"]
+__all__ = ["central_storage", "default", "mirrored", "multi_worker", "one_device"]

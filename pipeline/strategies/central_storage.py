@@ -1,0 +1,50 @@
+"""Several devices of one process and one copy of the variables, which every device reads and one place updates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import parameter_server_strategy, ps_values
+
+
+def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    """A `CentralStorageStrategy` that computes on `devices`, such as ("CPU:0", "CPU:1").
+
+    The variables are in the host's memory; with a single device they are on that device.
+    """
+    return _Strategy([f"/device:{device}" for device in devices])
+
+
+class _Strategy(tf.distribute.Strategy):  # type: ignore[misc]
+    """TensorFlow's strategy, with variables that Keras 3 can use from several replicas."""
+
+    def __init__(self, devices: list[str]) -> None:
+        super().__init__(_Extended(self, compute_devices=devices, parameter_device=None))
+
+
+class _Extended(parameter_server_strategy.ParameterServerStrategyExtended):  # type: ignore[misc]
+    """What TensorFlow's `CentralStorageStrategy` is made of."""
+
+    def _create_var_creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+        if self._num_replicas_in_sync == 1:
+            return next_creator
+        none, first = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
+        aggregation = kwargs.get("aggregation", none)
+        # Keras's moving statistics and random seeds name no aggregation: every replica computes the same value.
+        aggregation = first if aggregation == none else aggregation
+        return lambda **each: _Variable(self._container_strategy(), next_creator(**each), aggregation)
+
+
+class _Variable(ps_values.AggregatingVariable):  # type: ignore[misc]
+    """A variable that all replicas share.
+
+    Keras adds to a metric's total by assigning total + value. TensorFlow would sum what the replicas assign, the old
+    total once for each; here what each of them adds is summed.
+    """
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns `value`; from within replicas, what the variable's aggregation makes of their values."""
+        ours = tf.distribute.get_strategy() is self._distribute_strategy
+        if ours and not tf.distribute.in_cross_replica_context() and self._aggregation == tf.VariableAggregation.SUM:
+            return self.assign_add(tf.cast(value, self.dtype) - self._v.read_value(), *args, **kwargs)
+        return super().assign(value, *args, **kwargs)
