@@ -163,7 +163,12 @@ def test_accumulated_gradients_are_refused_on_several_replicas(pipeline):
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains_on_several_replicas(pipeline, precision):
     ran = pipeline(
-        "-m", *QUICK, "strategy=mirrored,multi_worker", "workers=2", f"train.precision={precision}", "data=digits"
+        "-m",
+        *QUICK,
+        "strategy=mirrored,central_storage,multi_worker",
+        "workers=2",
+        f"train.precision={precision}",
+        "data=digits",
     )
     assert ran.code == 0, ran.err
     for result in ran.results:

@@ -36,15 +36,21 @@ class _Extended(parameter_server_strategy.ParameterServerStrategyExtended):  # t
 
 
 class _Variable(ps_values.AggregatingVariable):  # type: ignore[misc]
-    """A variable that all replicas share.
+    """A variable that all replicas share, and that takes what Keras assigns to it from within them.
 
     Keras adds to a metric's total by assigning total + value. TensorFlow would sum what the replicas assign, the old
-    total once for each; here what each of them adds is summed.
+    total once for each; here what each of them adds is summed. What is the same on every replica is assigned by the
+    first alone, which needs no meeting of the replicas and so may be part of a condition.
     """
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns `value`; from within replicas, what the variable's aggregation makes of their values."""
-        ours = tf.distribute.get_strategy() is self._distribute_strategy
-        if ours and not tf.distribute.in_cross_replica_context() and self._aggregation == tf.VariableAggregation.SUM:
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.strategy is not self._distribute_strategy:
+            return super().assign(value, *args, **kwargs)
+        if self._aggregation == tf.VariableAggregation.SUM:
             return self.assign_add(tf.cast(value, self.dtype) - self._v.read_value(), *args, **kwargs)
+        if self._aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            first = tf.get_static_value(replica.replica_id_in_sync_group) == 0
+            return self._v.assign(value, *args, **kwargs) if first else self
         return super().assign(value, *args, **kwargs)
