@@ -31,7 +31,7 @@ Result = Mapping[str, Any]
 
 HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
 RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
-STRATEGY_WIDTH = 14  # so that a row fits in 80 columns; the overrides under it have the whole name
+STRATEGY_WIDTH = 15  # so that a row fits in 80 columns; the overrides under it have the whole name
 MISSING = "-"
 
 
