@@ -120,9 +120,20 @@ def explain(error: Exception) -> str:
     if isinstance(cause, ValidationError | ConfigTypeError):
         return _wrong_type(cause, text)
     if isinstance(cause, InterpolationKeyError | InterpolationResolutionError):
-        return f"Expected {cause.full_key} to refer to a value that exists, received: {_line(cause)}."
+        return _dangling(str(cause.full_key), _line(cause))
     why = "" if cause is error else f": {_line(cause)}"
     return _composition(text) or f"{_line(error).rstrip('.')}{why}. {HELP}"
+
+
+def _dangling(key: str, why: str) -> str:
+    """What is wrong with a value that refers to one that is not there.
+
+    >>> _dangling("model.build.categories", "Interpolation key 'data.build.categories' not found")[-64:]
+    'Try model.build.categories=..., or a choice of data that has it.'
+    """
+    group = _first(r"'(\w+)\.[\w.]+' not found", why)
+    other = f", or a choice of {group} that has it" if group and group != key.split(".")[0] else ""
+    return f"Expected {key} to refer to a value that exists, received: {why}. Try {key}=...{other}."
 
 
 def is_ours(error: Exception) -> bool:

@@ -7,7 +7,7 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     started     conductor: `pid`, `role`, `host` of a process
     joined      process: has its devices and strategy; `devices`, `versions` {}
     loaded      process: has its data; `sharded`, `train_examples`, `validation_examples`
-    built       process: has its model; `parameters`, `input_shape`, `num_classes`, `train_examples`,
+    built       process: has its model; `parameters`, `input_shape`, `input_dtype`, `num_classes`, `train_examples`,
                 `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
     calibrated  process: `step_seconds`, after tracing
     measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,

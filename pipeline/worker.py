@@ -178,6 +178,7 @@ class Work:
             "built",
             parameters=model.count_params(),
             input_shape=shape,
+            input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
             num_classes=classes,
             train_examples=data.layout.examples,
             validation_examples=held_out.layout.examples if held_out else 0,

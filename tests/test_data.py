@@ -12,6 +12,7 @@ import tarfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.data import DataError, cifar10, digits, fashion_mnist, mnist, mnist5k, synthetic
+from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic
 from pipeline.data.keras_datasets import _lock, cache_folder
 from pipeline.data.packaged import hold_out, packaged_file, read_table
 
@@ -437,12 +438,81 @@ def test_synthetic_nonsense_is_refused_in_words(arguments: dict[str, Any], words
         synthetic(**arguments)
 
 
+# ---- clicks: made while they are read
+
+
+def whole_log(part: Any) -> tuple[Array, Array, Array]:
+    """(ids, dense features, clicked) of every example."""
+    blocks = [(x["ids"], x["dense"], y) for x, y in part.batch(1_000).as_numpy_iterator()]
+    ids, dense, clicked = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    return ids, dense, clicked
+
+
+def log_rows(*parts: Any) -> Counter[tuple[Any, ...]]:
+    """Every example of some data sets, as values that can be counted."""
+    held = [part for part in parts if int(part.cardinality())]
+    return Counter(tuple(row) for part in held for row in np.column_stack(whole_log(part)).tolist())
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_shards_of_clicks_are_the_whole_log_each_row_once(shards: int) -> None:
+    sizes = {"train_examples": 3_000, "validation_examples": 1_024}
+    for part in (0, 1):
+        whole = clicks(**sizes)[part]
+        pieces = [clicks(**sizes, shard=shard, shards=shards)[part] for shard in range(shards)]
+        assert [int(piece.cardinality()) for piece in pieces] == [sum(log_rows(piece).values()) for piece in pieces]
+        assert log_rows(*pieces) == log_rows(whole)
+    assert not log_rows(clicks(**sizes)[0]) & log_rows(clicks(**sizes)[1])
+
+
+def test_clicks_are_decided_by_the_seed_and_categories_stay_in_their_columns() -> None:
+    sizes = {"categories": [7, 2], "dense_features": 1, "train_examples": 2_000, "validation_examples": 0}
+    first, again, other = (clicks(**sizes, seed=seed)[0] for seed in (1, 1, 2))
+    assert log_rows(first) == log_rows(again) != log_rows(other)
+    ids, _, _ = whole_log(first)
+    assert ids.min() == 0
+    assert ids.max(axis=0).tolist() == [6, 1]
+
+
+@pytest.mark.parametrize(("signal", "least", "most"), [(1.6, 0.79, 0.85), (0, 0.48, 0.56)])
+def test_the_signal_in_clicks_allows_the_area_that_is_said(signal: float, least: float, most: float) -> None:
+    part, _ = clicks(categories=[40, 30], train_examples=20_000, signal=signal, seed=4)
+    ids, dense, clicked = whole_log(part)
+    features = np.column_stack([dense, np.eye(40)[ids[:, 0]], np.eye(30)[ids[:, 1]]])
+    weights = np.linalg.lstsq(features, clicked - clicked.mean(), rcond=None)[0]
+    order = np.argsort(features @ weights)
+    ranks = np.empty(len(order))
+    ranks[order] = np.arange(1, len(order) + 1)
+    ones = clicked.sum()
+    area = (ranks[clicked == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(clicked) - ones))
+    assert least < area < most
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"categories": []}, r"Expected categories of one or more columns .* received \[\]\. Try 'data\.build"),
+        ({"categories": [4, 0]}, r"received \[4, 0\]"),
+        (
+            {"dense_features": 0},
+            "Expected dense_features of at least 1 .* received 0. Try data.build.dense_features=8",
+        ),
+        ({"train_examples": 0}, "Expected train_examples of at least 1"),
+        ({"signal": -1.0}, "Expected signal of at least 0"),
+    ],
+)
+def test_clicks_that_cannot_be_made_are_refused_in_words(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        clicks(**arguments)
+
+
 # ---- the YAML files
 
 
 def test_every_data_set_has_its_file() -> None:
     assert [path.stem for path in CHOICES] == [
         "cifar10",
+        "clicks",
         "digits",
         "fashion_mnist",
         "mnist",

@@ -137,6 +137,33 @@ def test_masked_sequences_count_by_what_is_not_masked(pipeline):
 
 
 @pytest.mark.slow
+def test_tables_of_which_a_step_reads_few_rows_and_an_area_under_a_curve(pipeline):
+    # One process alone reads the whole log in its order; several read shards of it.
+    (folders,) = sweep(
+        pipeline,
+        3,
+        "strategy=one_device,mirrored,central_storage",
+        "workers=null",
+        "model=recommender",
+        "data=clicks",
+        "data.build.train_examples=2500",
+        "data.build.validation_examples=1000",
+    ).values()
+    assert_equal(folders)
+
+
+@pytest.mark.slow
+def test_the_recommender_finds_the_signal_on_several_processes(pipeline):
+    ran = pipeline(
+        "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
+        "train.replica_batch=128", "measure.repeats=2",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.result["val_metrics"]["auc"] > 0.78
+    assert ran.result["notes"] == []
+
+
+@pytest.mark.slow
 def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
     ran = pipeline(
         "-m",

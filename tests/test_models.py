@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.models import cnn, mlp, resnet20
+from pipeline.models import cnn, mlp, recommender, resnet20
 
 Model = Callable[..., Any]
 BUILT_IN: list[Model] = [mlp, cnn, resnet20]
 CHOICES = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
+# Without a default of its own, because the data decides.
+NEEDED = {"categories"}
 IMAGES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]
 
 
@@ -144,8 +146,23 @@ def test_a_resnet_without_blocks_is_refused() -> None:
         resnet20(input_shape=(8, 8, 1), num_classes=10, blocks_per_stage=0)
 
 
+def test_the_recommender_has_a_table_for_each_column_and_refuses_other_input() -> None:
+    shape = {"ids": (2,), "dense": (3,)}
+    model = recommender(input_shape=shape, categories=[50, 4], embedding_dim=6, hidden=[5])
+    tables = [layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)]
+    assert [(table.input_dim, table.output_dim) for table in tables] == [(50, 6), (4, 6)]
+    batch = {"ids": np.array([[49, 3], [0, 0]], np.int32), "dense": np.zeros((2, 3), np.float32)}
+    probabilities = keras.ops.convert_to_numpy(model(batch))
+    assert probabilities.shape == (2, 1)
+    assert model.compiled
+    with pytest.raises(ValueError, match=r"for each of 2 columns .* received 1\. Try 'model\.build\.categories="):
+        recommender(input_shape=shape, categories=[50])
+    with pytest.raises(ValueError, match=r'with "ids" and "dense" .* received examples of shape .*Try data=clicks'):
+        recommender(input_shape=(28, 28, 1), categories=[50])
+
+
 def test_every_model_has_its_file() -> None:
-    assert [path.stem for path in CHOICES] == sorted(build.__name__ for build in BUILT_IN)
+    assert [path.stem for path in CHOICES] == sorted(build.__name__ for build in [*BUILT_IN, recommender])
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
@@ -153,12 +170,13 @@ def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path:
     config: Any = OmegaConf.to_container(OmegaConf.load(path))
     assert config["name"] == path.stem
     parameters = dict(inspect.signature(function(config["build"].pop("_target_"))).parameters)
-    del parameters["input_shape"], parameters["num_classes"]  # the program fills these in from the data
+    for name in ("input_shape", "num_classes"):  # the program fills these in from the data
+        parameters.pop(name, None)
     defaults = {
         name: list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
         for name, parameter in parameters.items()
     }
-    assert config["build"] == defaults
+    assert config["build"] == defaults | {name: config["build"][name] for name in NEEDED & set(defaults)}
     assert path.read_text().startswith("# ")
     lines = path.read_text().split("_target_")[1].splitlines()[1:]
     assert all(" # " in line for line in lines)

@@ -1,16 +1,18 @@
 """The built-in data sets: one function per choice, from its arguments to `(train, validation)`.
 
 A part is `(x, y)`, two NumPy arrays: float32 [examples, height, width, channel] in [0, 1], and int32
-[examples]. Every call with the same arguments returns the same arrays, on every worker. How they are sharded,
-shuffled and batched is left to the caller. Importing this package takes NumPy alone.
+[examples]; that of `clicks` is a `tf.data.Dataset` of examples that are made while they are read, for one shard of
+the workers. Every call with the same arguments returns the same. How parts are shuffled and batched is left to the
+caller. Importing this package takes NumPy alone.
 
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
 """
 
+from pipeline.data.clicks import clicks
 from pipeline.data.digits import digits
 from pipeline.data.errors import DataError
 from pipeline.data.keras_datasets import cifar10, fashion_mnist, mnist
 from pipeline.data.mnist5k import mnist5k
 from pipeline.data.synthetic import synthetic
 
-__all__ = ["DataError", "cifar10", "digits", "fashion_mnist", "mnist", "mnist5k", "synthetic"]
+__all__ = ["DataError", "cifar10", "clicks", "digits", "fashion_mnist", "mnist", "mnist5k", "synthetic"]

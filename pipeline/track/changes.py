@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -131,12 +131,12 @@ def _built(event: Event, seen: Seen) -> Iterator[Change]:
             yield Tag(name, text(event[name], TAG_CHARACTERS))
     params = (seen.run or {}).get("params") or {}
     counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
-    features = _tensor("float32", event.get("input_shape") or [])
+    features = _tensors(event.get("input_dtype") or "float32", event.get("input_shape") or [])
     yield Data(
         name=text(params.get("data", "data"), NAME_CHARACTERS),
         digest=text(event.get("data_digest") or "unknown", DIGEST_CHARACTERS),
         # As mlflow.data.schema.TensorDatasetSchema writes it: JSON within JSON.
-        schema=json.dumps({"mlflow_tensorspec": {"features": features, "targets": _tensor("int32", [])}}),
+        schema=json.dumps({"mlflow_tensorspec": {"features": features, "targets": _tensors("int32", [])}}),
         profile=json.dumps({name: event[name] for name in counted if event.get(name) is not None}),
     )
 
@@ -243,5 +243,18 @@ def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name if name.startswith("val_") else f"val_{name}": value for name, value in found.items()}
 
 
-def _tensor(dtype: str, shape: Sequence[int]) -> str:
-    return json.dumps([{"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": [-1, *shape]}}])
+def _tensors(dtype: Any, shape: Any) -> str:
+    """MLflow's words for a tensor of one example's `shape`, or for several, named as in the two mappings.
+
+    >>> _tensors("int32", [3])
+    '[{"type": "tensor", "tensor-spec": {"dtype": "int32", "shape": [-1, 3]}}]'
+    """
+    named = shape if isinstance(shape, Mapping) else {None: shape}
+    dtypes = dtype if isinstance(dtype, Mapping) else {}
+    return json.dumps(
+        [
+            ({} if name is None else {"name": str(name)})
+            | {"type": "tensor", "tensor-spec": {"dtype": str(dtypes.get(name, dtype)), "shape": [-1, *each]}}
+            for name, each in named.items()
+        ]
+    )
