@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, expect_at_least
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -98,14 +98,11 @@ def _check(
             f"Expected categories of one or more columns of at least 1 for data=clicks, received {list(categories)}. "
             f"Try 'data.build.categories=[1000,200,20]'."
         )
-    for name, value, least, usual in (
+    limits = (
         ("dense_features", dense_features, 1, 8),
         ("train_examples", train_examples, 1, 65_536),
         ("validation_examples", validation_examples, 0, 8_192),
         ("seed", seed, 0, 0),
         ("signal", signal, 0, 1.6),
-    ):
-        if value < least:
-            raise DataError(
-                f"Expected {name} of at least {least} for data=clicks, received {value}. Try data.build.{name}={usual}."
-            )
+    )
+    expect_at_least("clicks", limits)

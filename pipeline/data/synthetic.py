@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, expect_at_least
 from pipeline.data.packaged import Part
 
 _MEAN_CELLS = 4
@@ -87,17 +87,13 @@ def _check(
             f"Expected a shape of one or more sizes of at least 1 for data=synthetic, "
             f"received {list(shape)}. Try 'data.build.shape=[28,28,1]'."
         )
-    for name, value, least, usual in (
+    limits = (
         ("num_classes", num_classes, 2, 10),
         ("train_examples", train_examples, 1, 8_192),
         ("validation_examples", validation_examples, 0, 1_024),
         ("seed", seed, 0, 0),
-    ):
-        if value < least:
-            raise DataError(
-                f"Expected {name} of at least {least} for data=synthetic, received {value}. "
-                f"Try data.build.{name}={usual}."
-            )
+    )
+    expect_at_least("synthetic", limits)
     if not 0 <= noise <= 1:
         raise DataError(
             f"Expected noise between 0 and 1 for data=synthetic, received {noise}. Try data.build.noise=0.7."
