@@ -127,8 +127,9 @@ def run_suite(
     failed: dict[str, str] = {}
     per_call: dict[str, int] = {}
     patience = Patience(arguments.patience)
-    for life in range(arguments.lives):
-        rounds = range(arguments.rounds)[life :: arguments.lives]
+    lives = min(arguments.lives, arguments.rounds)
+    for life in range(lives):
+        rounds = range(arguments.rounds)[life::lives]
         running: dict[str, Contestant] = {}
         try:
             failed |= start(field(suite, arguments.workers, cluster, folder), wanted, running)
@@ -355,7 +356,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="cnn, mlp, NAME or cnn:NAME, ...")
     parser.add_argument("--json", type=Path, default=None, help="file for every stretch and ratio")
     arguments = parser.parse_args()
-    if not 1 <= arguments.lives <= arguments.rounds or arguments.workers < 2 or not arguments.seconds > 0:
+    if min(arguments.lives, arguments.rounds) < 1 or arguments.workers < 2 or not arguments.seconds > 0:
         parser.error("Expected --rounds and --lives of 1 or more, --workers of 2 or more and --seconds above 0.")
     return arguments
 
