@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -205,12 +205,9 @@ class Work:
 
     def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
         """Times at least `steps` steps after `warmup_steps`, in whole calls."""
-        self._held = []
-        self._advance(warmup_steps, steps_per_call)
-        timed = self._advance(steps, steps_per_call)
-        held, self._held = self._held, None
-        for event, fields in held:
-            self._tell(event, **fields)
+        with self._told_afterwards():
+            self._advance(warmup_steps, steps_per_call)
+            timed = self._advance(steps, steps_per_call)
         self._tell(
             "measured",
             repeat=repeat,
@@ -224,7 +221,8 @@ class Work:
         """Trains to the end; the chief saves the model into `folder`."""
         loop, training = self._ready(), self._training
         assert training is not None, "begin comes first"
-        training.advance(None, steps_per_call)
+        for _ in training.advance(None, steps_per_call):
+            pass
         self._put_back.close()
         if loop.chief and self._plan.save:
             save(loop.model, Path(folder) / "model.keras")
@@ -234,7 +232,7 @@ class Work:
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
         """At least `steps` steps: of the training while it lasts, then for the sake of timing alone."""
         loop, training = self._ready(), self._training
-        calls = [] if training is None else training.advance(steps, steps_per_call)
+        calls = [] if training is None else list(training.advance(steps, steps_per_call))
         done = sum(call.steps for call in calls)
         if done < steps and training is not None and not self._spare:
             self._spare = True
@@ -243,6 +241,17 @@ class Work:
             calls.append(loop.call(steps_per_call))
             done += steps_per_call
         return calls
+
+    @contextlib.contextmanager
+    def _told_afterwards(self) -> Iterator[None]:
+        """Inside, what training tells is held back; afterwards it is told, also where training failed."""
+        held = self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+            for event, fields in held:
+                self._tell(event, **fields)
 
     def _tell_of_training(self, event: str, **fields: Any) -> None:
         if self._held is None or event == "beat":

@@ -354,7 +354,7 @@ def test_steps_of_an_epoch_count_the_uneven_last_one():
     assert [plan.steps_per_epoch(examples) for examples in (1, 32, 33, 64, 245)] == [1, 1, 2, 2, 8]
 
 
-def test_it_trains_eighty_steps_where_no_length_is_given():
+def test_it_trains_63_steps_where_no_length_is_given():
     planned = make(config(), machine())
     assert (planned.epochs, planned.steps) == (None, 63)
     plan = make(config(train__steps=7), machine())

@@ -35,22 +35,18 @@ class Training:
         self._steps_per_call = 1
         self._seconds, self._resumed = 0.0, 0.0
         self._calls = self._run()
-        self.over = False
         # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
         self.result: dict[str, Any] = {}
 
-    def advance(self, steps: int | None, steps_per_call: int) -> list[Call]:
+    def advance(self, steps: int | None, steps_per_call: int) -> Iterator[Call]:
         """Trains at least `steps` steps in whole calls, or to the end where there are fewer or `steps` is None."""
-        calls: list[Call] = []
+        done = 0
         self._steps_per_call = steps_per_call
         self._resumed = self._clock()
-        while not self.over and (steps is None or sum(call.steps for call in calls) < steps):
-            call = next(self._calls, None)
-            self.over = call is None
-            if call is not None:
-                calls.append(call)
+        while (steps is None or done < steps) and (call := next(self._calls, None)):
+            done += call.steps
+            yield call
         self._seconds += self._clock() - self._resumed
-        return calls
 
     def _run(self) -> Iterator[Call]:
         loop, per_epoch = self._loop, self._loop.train_data.layout.steps
