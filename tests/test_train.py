@@ -116,6 +116,17 @@ def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path, layo
     assert lines == 3 * lines[: len(lines) // 3]
 
 
+def test_what_was_trained_is_told_also_where_training_fails_while_it_is_timed(pipeline):
+    ran = pipeline(
+        *QUICK, *OWN, "workers=1", "measure.steps=20", "train.epochs=2", "train.replica_batch=16",
+        "train.steps_per_call=1", "train.callbacks=[{_target_: own.Failing}]",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "six are enough" in ran.err
+    assert [event["step"] for event in ran.events("steps")] == [1, 2, 3, 4, 5, 6]
+    assert ran.events("measured") == []
+
+
 @pytest.mark.slow
 def test_keras_own_callbacks_work_on_several_processes(pipeline, tmp_path):
     callbacks = [

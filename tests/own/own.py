@@ -212,6 +212,14 @@ class Recording(keras.callbacks.Callback):
         self._note("train_end", "")
 
 
+class Failing(keras.callbacks.Callback):
+    """Fails after the sixth batch of an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            raise RuntimeError("six are enough")
+
+
 def halving():
     """A LambdaCallback that changes weights between batches."""
 
