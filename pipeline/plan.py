@@ -22,6 +22,7 @@ DEFAULT_BATCH = 64
 REPEAT_SECONDS = 0.75
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
+WORKERS_PER_SERVER = 4
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
@@ -36,7 +37,8 @@ class PlanError(ValueError):
 class Process:
     """One operating-system process: its rank, role and host, and the devices and cores it computes on.
 
-    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, one for each device.
+    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, one for each device. A
+    coordinator and a parameter server train none and have no device.
     """
 
     rank: int
@@ -56,6 +58,8 @@ class Plan:
 
     strategy: str
     strategy_build: dict[str, Any]
+    asynchronous: bool
+    min_shard_bytes: int | None
     hardware: str
     kind: str
     hosts: int
@@ -94,11 +98,26 @@ class Plan:
     heartbeat_timeout: float
     progress_timeout: float
     stop_timeout: float
+    restarts: int
     system_metrics_seconds: float
     rehearsal: bool
     oversubscribed: bool
     machine: str
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def lanes(self) -> int:
+        """Workers that take steps of their own, beside each other: 1 where all of them make each step together."""
+        return self.workers if self.asynchronous else 1
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """Ranks of the processes that are told what to do: all, or the coordinator, who has the others work."""
+        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes)
+
+    def ranks(self, role: str) -> tuple[int, ...]:
+        """Ranks of the processes with a role."""
+        return tuple(process.rank for process in self.processes if process.role == role)
 
     def steps_per_epoch(self, examples: int) -> int:
         """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch."""
@@ -128,7 +147,11 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     kind, per_host, notes = _devices(config, machine, present)
     workers = _workers(config, kind, per_host)
     per_process, per_worker_host = _layout(config, workers)
-    scaling, replica_batch, global_batch = split_batch(config, workers)
+    asynchronous = config.strategy.asynchronous
+    lanes = workers if asynchronous else 1
+    servers = _parameter_servers(config, workers)
+    # Workers that race make each step alone.
+    scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else workers)
     on_cpu = kind == "cpu"
     local_hosts = 1 if config.cluster.name == "local" else config.hardware.hosts
     here = workers if local_hosts == 1 else per_worker_host
@@ -145,15 +168,51 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         notes.append(f"This machine stands for {config.hardware.hosts} hosts: a rehearsal.")
     if config.hardware.rehearse:
         notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
-    processes = tuple(
-        _process(rank, config, kind, workers, per_process, per_worker_host, threads, machine, ports)
-        for rank in range(workers // per_process)
+    first = 1 if asynchronous else 0
+    training = workers // per_process
+    alone = training == 1 and not asynchronous
+    address = {
+        rank: None if alone else f"{config.cluster.host}:{ports[rank] if ports else 0}"
+        for rank in range(first + training + servers)
+    }
+    processes = (
+        *(_other(rank, "coordinator", 0, address[rank]) for rank in range(first)),
+        *(
+            _process(
+                number,
+                first,
+                address[first + number],
+                config,
+                kind,
+                workers,
+                per_process,
+                per_worker_host,
+                threads,
+                machine,
+            )
+            for number in range(training)
+        ),
+        *(
+            _other(
+                first + training + number,
+                "parameter server",
+                number % config.hardware.hosts,
+                address[first + training + number],
+            )
+            for number in range(servers)
+        ),
     )
+    if asynchronous and workers > 1:
+        notes.append(
+            "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
+        )
     _check_ports(config.cluster.base_port, len(processes))
     train, measure, launch = config.train, config.measure, config.launch
     return Plan(
         strategy=config.strategy.name,
         strategy_build=config.strategy.build,
+        asynchronous=asynchronous,
+        min_shard_bytes=config.strategy.min_shard_bytes,
         hardware=config.hardware.name,
         kind=kind,
         hosts=max(process.host for process in processes) + 1,
@@ -171,7 +230,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         global_batch=global_batch,
         scaling=scaling,
         epochs=train.epochs,
-        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS,
+        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS * lanes,
         optimizer=train.optimizer,
         learning_rate=train.learning_rate,
         loss=train.loss,
@@ -192,6 +251,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         heartbeat_timeout=launch.heartbeat_timeout,
         progress_timeout=launch.progress_timeout,
         stop_timeout=launch.stop_timeout,
+        restarts=launch.restarts,
         system_metrics_seconds=config.tracking.system_metrics_seconds,
         rehearsal=config.hardware.rehearse or stands_for_hosts,
         oversubscribed=oversubscribed,
@@ -206,10 +266,11 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
     Weak scaling keeps the replica batch, so the one device trains `replica_batch` examples a step; strong scaling
     keeps the global batch.
     """
-    first = plan.processes[0]
+    first = next(process for process in plan.processes if process.devices)
     threads = plan.threads_per_device or 0
     one = dataclasses.replace(
         first,
+        rank=0,
         role="chief",
         host=0,
         address=None,
@@ -224,6 +285,8 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         plan,
         strategy="default",
         strategy_build={"_target_": "pipeline.strategies.default"},
+        asynchronous=False,
+        min_shard_bytes=None,
         processes=(one,),
         workers=1,
         hosts=1,
@@ -257,6 +320,8 @@ def check_ranges(config: Config) -> None:
     at_least = {
         "workers": (config.workers, 1),
         "strategy.devices_per_process": (config.strategy.devices_per_process, 1),
+        "strategy.parameter_servers": (config.strategy.parameter_servers, 1),
+        "strategy.min_shard_bytes": (config.strategy.min_shard_bytes, 1),
         "hardware.hosts": (config.hardware.hosts, 1),
         "hardware.devices_per_host": (config.hardware.devices_per_host, 1),
         "hardware.threads_per_device": (config.hardware.threads_per_device, 1),
@@ -274,6 +339,7 @@ def check_ranges(config: Config) -> None:
         "measure.repeats": (measure.repeats, 1),
         "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
         "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
+        "launch.restarts": (launch.restarts, 0),
     }
     for key, (value, least) in at_least.items():
         if value is not None and not least <= value < math.inf:
@@ -476,8 +542,35 @@ def _layout(config: Config, workers: int) -> tuple[int, int]:
     return per_process, per_host
 
 
+def _parameter_servers(config: Config, workers: int) -> int:
+    strategy = config.strategy
+    if not strategy.asynchronous:
+        for key in ("parameter_servers", "min_shard_bytes"):
+            if getattr(strategy, key) is not None:
+                raise PlanError(
+                    f"Expected strategy.{key} with strategy=parameter_server only, received it with {strategy.name}. "
+                    f"Try strategy.{key}=null, or strategy=parameter_server."
+                )
+        return 0
+    if config.train.deterministic and workers > 1:
+        raise PlanError(
+            f"Expected train.deterministic=false under {strategy.name}, where {workers} workers race, received true. "
+            f"Try workers=1, or strategy=mirrored."
+        )
+    # What a server passes on grows with the workers, and one keeps up with a few of them.
+    servers = strategy.parameter_servers or math.ceil(workers / WORKERS_PER_SERVER)
+    if servers > MOST_WORKERS:
+        raise PlanError(
+            f"Expected no more than {MOST_WORKERS} parameter servers, received {servers}. "
+            f"Try strategy.parameter_servers=null."
+        )
+    return servers
+
+
 def _process(
-    rank: int,
+    number: int,
+    first_rank: int,
+    address: str | None,
     config: Config,
     kind: str,
     workers: int,
@@ -485,10 +578,9 @@ def _process(
     per_host: int,
     threads: int,
     machine: Machine,
-    ports: tuple[int, ...],
 ) -> Process:
-    count = workers // per_process
-    replicas = tuple(range(rank * per_process, (rank + 1) * per_process))
+    """The process that holds `per_process` of the workers, and `number` times as many come before."""
+    replicas = tuple(range(number * per_process, (number + 1) * per_process))
     host = replicas[0] // per_host
     local = config.cluster.name == "local"
     first = replicas[0] if local else replicas[0] % per_host
@@ -506,12 +598,9 @@ def _process(
     devices = tuple(f"{kind.upper()}:{index}" for index in range(per_process))
     if kind == "gpu":
         devices = tuple(f"GPU:{first + index}" for index in range(per_process))
-    address = None
-    if count > 1:
-        address = f"{config.cluster.host}:{ports[rank] if ports else 0}"
     return Process(
-        rank=rank,
-        role="chief" if rank == 0 else "worker",
+        rank=first_rank + number,
+        role="chief" if first_rank + number == 0 else "worker",
         host=host,
         address=address,
         devices=devices,
@@ -520,6 +609,11 @@ def _process(
         intra_op_threads=intra,
         inter_op_threads=inter,
     )
+
+
+def _other(rank: int, role: str, host: int, address: str | None) -> Process:
+    """A process that trains no replica: on any core, with as many threads as TensorFlow takes."""
+    return Process(rank, role, host, address, (), (), (), 0, 0)
 
 
 def _machine_name(machine: Machine) -> str:

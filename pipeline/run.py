@@ -135,7 +135,11 @@ def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalC
 def check_targets(config: Config, search: tuple[str, ...]) -> None:
     """Refuses functions that do not exist or do not take their arguments, before anything is imported."""
     for key, build, given in (
-        ("strategy.build", config.strategy.build, ("devices", "addresses", "rank")),
+        (
+            "strategy.build",
+            config.strategy.build,
+            ("devices", "addresses", "rank", "coordinator", "workers", "parameter_servers"),
+        ),
         ("model.build", config.model.build, ("input_shape", "num_classes")),
         ("data.build", config.data.build, ("shard", "shards")),
     ):
@@ -298,6 +302,8 @@ class Point:
             "rehearsal": planned.rehearsal,
             "oversubscribed": planned.oversubscribed,
             "notes": [*planned.notes, *measured.notes],
+            "asynchronous": planned.asynchronous,
+            **(_of_race(planned, measured) if planned.asynchronous else {}),
             "epochs": finished.get("epochs"),
             "loss": finished.get("loss"),
             "metrics": finished.get("metrics", {}),
@@ -325,6 +331,17 @@ class Point:
 
     def _write(self, values: Result) -> None:
         _write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+
+
+def _of_race(planned: Plan, measured: Measured) -> Result:
+    """What only an asynchronous training has: staleness in updates, and who made its steps."""
+    names = ("staleness_mean", "staleness_max", "steps", "updates")
+    counts = measured.finished.get("worker_steps") or []
+    ranks = planned.ranks("worker")
+    return {name: measured.finished.get(name) for name in names} | {
+        "worker_steps": {f"worker {rank}": count for rank, count in zip(ranks, counts, strict=False)},
+        "restarts": measured.restarts,
+    }
 
 
 def refused(error: str, asked: Asked) -> Result:

@@ -71,7 +71,10 @@ class StrategyConfig:
     name: str = "???"
     spans_devices: bool = False
     spans_processes: bool = False
+    asynchronous: bool = False
     devices_per_process: int | None = None
+    parameter_servers: int | None = None
+    min_shard_bytes: int | None = None
     build: dict[str, Any] = field(default_factory=dict)
 
 
@@ -167,12 +170,14 @@ class ClusterConfig:
 
 @dataclass
 class LaunchConfig:
-    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, and to stop."""
+    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, and to stop; and how
+    often a worker that others can do without is started again."""
 
     startup_timeout: float = 60.0
     heartbeat_timeout: float = 30.0
     progress_timeout: float = 50.0
     stop_timeout: float = 4.0
+    restarts: int = 3
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """One process's life: its devices, strategy, data and model, then what the conductor asks of it, told as events.
 
+A worker or parameter server of an asynchronous training serves its coordinator, and takes `exit` alone.
+
 Commands, each a dictionary with `do`:
 
     load       {}                     make the data; answered by `loaded`
@@ -32,8 +34,10 @@ import tensorflow as tf
 
 from pipeline import loopback, targets
 from pipeline.plan import Plan, Process, from_json
+from pipeline.strategies.parameter_server import serve
 from pipeline.train import batches, build
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
+from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
 
 CALIBRATION_STEPS = 3
@@ -51,15 +55,20 @@ def main(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     prepare_devices(plan, process)
-    strategy = make_strategy(plan, process, tell)
+    leads = rank in plan.leaders
+    strategy = make_strategy(plan, process, tell) if leads else None
+    # Kept for the process's life.
+    server = None if leads else start_server(plan, process, tell)
     # TensorFlow swallows SIGTERM once the strategy exists; put the default back so that a scheduler can stop us.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     tell("joined", devices=list(process.devices), versions=versions())
     if process.rank == min(each.rank for each in plan.processes if each.host == process.host):
         _sample_system(plan.system_metrics_seconds, process.host, tell)
-    work = Work(plan, process, strategy, tell)
+    work = None if strategy is None else Work(plan, process, strategy, tell)
     while (command := take())["do"] != "exit":
-        getattr(work, command.pop("do"))(**command)
+        if work is not None:
+            getattr(work, command.pop("do"))(**command)
+    del server
     leave(0)
 
 
@@ -70,7 +79,7 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
     gpus = tf.config.list_physical_devices("GPU")
-    if plan.kind == "gpu":
+    if plan.kind == "gpu" and process.devices:
         wanted = [int(name.split(":")[1]) for name in process.devices]
         if max(wanted) >= len(gpus):
             raise TrainingError(
@@ -84,7 +93,9 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     else:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(process.devices))
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
+        )
     keras.utils.set_random_seed(plan.seed)
     keras.config.set_dtype_policy(plan.precision)
     if plan.deterministic:
@@ -94,6 +105,46 @@ def prepare_devices(plan: Plan, process: Process) -> None:
 def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
     """The plan's strategy over this process's devices; returns once every process has joined."""
     kind = plan.kind.upper()
+    _stay_on_loopback(plan, process, tell)
+    return targets.call(
+        plan.strategy_build,
+        "strategy.build",
+        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
+        addresses=tuple(each.address for each in plan.processes if each.address),
+        rank=process.rank,
+        **addresses_by_role(plan),
+    )
+
+
+def start_server(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Server:
+    """The server through which the coordinator uses this process's device, or keeps its variables here."""
+    _stay_on_loopback(plan, process, tell)
+    on_gpu = plan.kind == "gpu" and process.devices
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=process.intra_op_threads,
+        inter_op_parallelism_threads=process.inter_op_threads,
+        device_count={} if on_gpu else {"GPU": 0},
+    )
+    if on_gpu:
+        config.gpu_options.visible_device_list = ",".join(name.split(":")[1] for name in process.devices)
+        config.gpu_options.allow_growth = True
+    addresses = addresses_by_role(plan)
+    return serve(**addresses, address=str(process.address), config=config)
+
+
+def addresses_by_role(plan: Plan) -> dict[str, Any]:
+    """The addresses of an asynchronous training: `coordinator`, `workers` and `parameter_servers`."""
+    if not plan.asynchronous:
+        return {}
+    address = {each.rank: str(each.address) for each in plan.processes}
+    return {
+        "coordinator": address[0],
+        "workers": tuple(address[rank] for rank in plan.ranks("worker")),
+        "parameter_servers": tuple(address[rank] for rank in plan.ranks("parameter server")),
+    }
+
+
+def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
     addresses = [each.address for each in plan.processes if each.address]
     if (
         addresses
@@ -101,13 +152,6 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
         and not loopback.listen_on_loopback_only()
     ):
         tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
-    return targets.call(
-        plan.strategy_build,
-        "strategy.build",
-        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
-        addresses=tuple(addresses),
-        rank=process.rank,
-    )
 
 
 class Work:
@@ -125,17 +169,9 @@ class Work:
 
     def load(self) -> None:
         """Makes the data, and tells how many examples this process has of them."""
-        plan, processes = self._plan, len(self._plan.processes)
-        sharded = processes > 1 and targets.asks_for(plan.data_build, "data.build", "shard")
-        with tf.device("CPU:0"):
-            made = targets.call(plan.data_build, "data.build", shard=self._process.rank, shards=processes)
-        try:
-            train, validation = made
-        except (TypeError, ValueError) as error:
-            raise TrainingError(
-                f"Expected data.build to return (train, validation), received {type(made).__name__}."
-            ) from error
-        self._parts = (train, validation)
+        processes = len(self._plan.leaders)
+        sharded = processes > 1 and self._has_shards()
+        train, validation = self._parts = self._shard(self._process.rank, processes)
         self._tell(
             "loaded",
             sharded=sharded,
@@ -172,8 +208,14 @@ class Work:
             targets.value(plan.metrics, "train.metrics"),
         )
         chief = self._process.rank == 0
-        alone = len(plan.processes) == 1
-        self._loop = Loop(model, strategy, data, held_out, outputs, plan.gradient_bits, chief, alone)
+        alone = len(plan.leaders) == 1
+        if plan.asynchronous:
+            # Workers that race each read a part of their own, where the data can be had in parts.
+            shares = plan.workers if plan.workers > 1 and self._has_shards() else 1
+            shards = [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
+            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, held_out, outputs)
+        else:
+            self._loop = Loop(model, strategy, data, held_out, outputs, plan.gradient_bits, chief, alone)
         self._tell(
             "built",
             parameters=model.count_params(),
@@ -199,9 +241,13 @@ class Work:
 
     def calibrate(self, steps_per_call: int | None) -> None:
         """Traces the step, and times a few: one call, or so many steps that a call's length can be chosen."""
+        loop, count = self._ready(), steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
-        timed = self._advance(steps_per_call or CALIBRATION_STEPS, steps_per_call or CALIBRATION_STEPS)
-        self._tell("calibrated", step_seconds=sum(call.seconds for call in timed) / sum(call.steps for call in timed))
+        while not loop.warm:
+            self._advance(loop.lanes, 1)
+        timed = self._advance(count * loop.lanes, count)
+        seconds = sum(call.seconds for call in timed) * loop.lanes
+        self._tell("calibrated", step_seconds=seconds / sum(call.steps for call in timed))
 
     def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
         """Times at least `steps` steps after `warmup_steps`, in whole calls."""
@@ -238,8 +284,8 @@ class Work:
             self._spare = True
             self._put_back.enter_context(loop.put_back())
         while done < steps:
-            calls.append(loop.call(steps_per_call))
-            done += steps_per_call
+            calls.append(loop.call(steps_per_call, steps - done))
+            done += calls[-1].steps
         return calls
 
     @contextlib.contextmanager
@@ -259,15 +305,32 @@ class Work:
         else:
             self._held.append((event, {"time": time.time(), **fields}))
 
+    def _has_shards(self) -> bool:
+        return targets.asks_for(self._plan.data_build, "data.build", "shard")
+
+    def _shard(self, shard: int, shards: int) -> tuple[Any, Any]:
+        """(training, validation) data, or a shard of them where the data can be had in shards."""
+        with tf.device("CPU:0"):
+            made = targets.call(self._plan.data_build, "data.build", shard=shard, shards=shards)
+        try:
+            train, validation = made
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"Expected data.build to return (train, validation), received {type(made).__name__}."
+            ) from error
+        return train, validation
+
     def _ready(self) -> Loop:
         assert self._loop is not None, "build comes first"
         return self._loop
 
     def _layout(self, counts: list[int]) -> batches.Layout:
-        process = self._process
+        plan, process = self._plan, self._process
+        if plan.asynchronous:
+            return batches.Layout(plan.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
         return batches.Layout(
-            self._plan.global_batch,
-            self._plan.workers,
+            plan.global_batch,
+            plan.workers,
             process.replicas[0],
             len(process.replicas),
             tuple(counts),

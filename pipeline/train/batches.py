@@ -98,20 +98,23 @@ def spec(part: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: tf.zeros((2, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), part)
 
 
+def order(examples: int, seed: int, epoch: Any) -> Any:
+    """The places of an epoch's examples in their order, int64 [examples]; drawn from `seed` and `epoch`, an int64."""
+    return tf.random.experimental.stateless_shuffle(tf.range(examples, dtype=tf.int64), seed=[seed, epoch])
+
+
 def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     mine = layout.counts[layout.process] if layout.sharded else layout.examples
 
     def epoch(number: Any) -> tf.data.Dataset:
-        order = tf.range(mine, dtype=tf.int64)
-        if shuffle:
-            order = tf.random.experimental.stateless_shuffle(order, seed=[seed, number])
+        rows = order(mine, seed, number) if shuffle else tf.range(mine, dtype=tf.int64)
 
         def batches(step: Any) -> Any:
             start, stops, total = _shares(layout, step)
-            chosen = [order[first:last] for first, last in zip([start, *stops], stops, strict=False)]
+            chosen = [rows[first:last] for first, last in zip([start, *stops], stops, strict=False)]
             return total, tuple(
-                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
+                tf.nest.map_structure(lambda array, rows=each: tf.gather(array, rows), arrays) for each in chosen
             )
 
         return tf.data.Dataset.range(layout.steps).map(_as_written(batches))

@@ -95,8 +95,13 @@ class Loop:
         self._training: Iterator[Any] | None = None
         self._validation: Iterator[Any] | None = None
 
-    def call(self, count: int) -> Call:
-        """Trains `count` steps on the batches that follow those of the call before."""
+    # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
+    pending, lanes, warm = 0, 1, True
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
+        whatever number of steps is `wanted` in all.
+        """
         if self._training is None:
             self._training = self.train_data.iterator()
         started = time.perf_counter()
@@ -109,30 +114,44 @@ class Loop:
             return {}
         if self._validation is None:
             self._validation = self.validation_data.iterator()
-        self.model.reset_metrics()
+        self.reset_metrics()
         totals, left = self.totals(), self.validation_data.layout.steps
         while left:
             count = min(steps_per_call, left)
-            values, sizes = self._validate(self._validation, tf.constant(count))
-            totals.add(values.numpy(), sizes.numpy())
+            totals.add(*self._validate_some(self._validation, count))
             left -= count
             tell("beat", validated=self.validation_data.layout.steps - left)
         return totals.means() | self.metrics()
+
+    def facts(self) -> dict[str, Any]:
+        """What else there is to tell of the training so far."""
+        return {}
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self.model.reset_metrics()
 
     def totals(self) -> Totals:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
 
+    def _validate_some(self, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes = self._validate(iterator, tf.constant(count))
+        return values.numpy(), sizes.numpy()
+
     def metrics(self) -> dict[str, float]:
         """The metrics over all replicas, without the losses that Keras tracks among them."""
         flat: dict[str, float] = {}
-        for name, value in self._results().items():
+        for name, value in self._metric_results().items():
             values = np.asarray(value)
             if name in ("loss", *self.outputs):
                 continue
             many = {f"{name}_{index}": float(each) for index, each in enumerate(values.flat)}
             flat |= many if values.ndim else {name: float(values)}
         return flat
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self._results()  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -142,4 +161,4 @@ class Loop:
         yield
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
-        self.model.reset_metrics()
+        self.reset_metrics()
