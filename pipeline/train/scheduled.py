@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from pipeline.train import batches
 from pipeline.train import step as steps
-from pipeline.train.loop import Call, Data, Loop
+from pipeline.train.loop import Call, Data, Loop, TrainingError
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
 AHEAD = 2
@@ -218,23 +218,39 @@ def _on_worker(data: Data, shards: Sequence[Any], workers: int) -> Callable[[], 
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
         return lambda: tf.data.Dataset.from_tensors(arrays).repeat()
-    if workers == 1:
-        return lambda: batches.stream(data.part, layout, data.shuffle, data.seed).map(lambda _, mine: mine[0])
+    graphs = [_graph(shard) for shard in shards]
 
     def made() -> tf.data.Dataset:
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        if len(shards) == 1:
-            mine = shards[0].shard(workers, tf.cast(worker, tf.int64))
+        parts = [
+            tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), data.part.element_spec)
+            for graph in graphs
+        ]
+        if workers == 1:
+            # In the order of one device, in which the last batch of an epoch is a smaller one.
+            return batches.stream(parts[0], layout, data.shuffle, data.seed).map(lambda _, mine: mine[0])
+        worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+        if len(parts) == 1:
+            mine = parts[0].shard(workers, worker)
         else:
-            mine = tf.data.Dataset.choose_from_datasets(
-                [shard.repeat() for shard in shards], tf.data.Dataset.from_tensors(tf.cast(worker, tf.int64)).repeat()
-            )
+            chosen = tf.data.Dataset.from_tensors(worker).repeat()
+            mine = tf.data.Dataset.choose_from_datasets([part.repeat() for part in parts], chosen)
         if data.shuffle:
             window = min(max(1, layout.examples // workers), batches.SHUFFLE_WINDOW)
             mine = mine.shuffle(window, seed=data.seed, reshuffle_each_iteration=True)
         return mine.repeat().batch(layout.global_batch, drop_remainder=True).prefetch(2)
 
     return made
+
+
+def _graph(part: tf.data.Dataset) -> Any:
+    """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
+    graph = part._as_serialized_graph(strip_device_assignment=True)
+    if b"PyFunc" in graph.numpy():
+        raise TrainingError(
+            "Expected data that workers can read without this program's Python, received a data set made with "
+            "from_generator, py_function or numpy_function. Try arrays, or a data set of files."
+        )
+    return graph
 
 
 def _gathered(source: Any, rows: Any, start: Any, stop: Any) -> Any:
