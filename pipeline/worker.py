@@ -35,7 +35,7 @@ import tensorflow as tf
 from pipeline import loopback, targets
 from pipeline.plan import Plan, Process, from_json
 from pipeline.strategies.parameter_server import serve
-from pipeline.train import batches, build
+from pipeline.train import batches, build, tables
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
@@ -162,6 +162,8 @@ class Work:
         self._parts: tuple[Any, Any] = (None, None)
         self._loop: Loop | None = None
         self._training: Training | None = None
+        # Makes the same model again, without a strategy.
+        self._plain: Callable[[], keras.Model] = keras.Model
         self._put_back = contextlib.ExitStack()
         self._spare = False
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
@@ -198,15 +200,26 @@ class Work:
                 "Try data.num_classes=10, or whatever it is."
             )
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
-        model, outputs = build.model(
-            lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
-            strategy,
-            sample,
-            targets.value(plan.optimizer, "train.optimizer"),
-            plan.learning_rate,
-            targets.value(plan.loss, "train.loss"),
-            targets.value(plan.metrics, "train.metrics"),
-        )
+
+        def make(strategy: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
+            return build.model(
+                lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
+                strategy,
+                sample,
+                targets.value(plan.optimizer, "train.optimizer"),
+                plan.learning_rate,
+                targets.value(plan.loss, "train.loss"),
+                targets.value(plan.metrics, "train.metrics"),
+            )
+
+        if plan.asynchronous:
+            with tables.on_servers(len(plan.ranks("parameter server")), plan.min_shard_bytes):
+                model, outputs = make(strategy)
+            for text in tables.check(model, plan.min_shard_bytes):
+                self._tell("warning", text=text)
+        else:
+            model, outputs = make(strategy)
+        self._plain = lambda: make(tf.distribute.get_strategy())[0]
         chief = self._process.rank == 0
         alone = len(plan.leaders) == 1
         if plan.asynchronous:
@@ -271,7 +284,8 @@ class Work:
             pass
         self._put_back.close()
         if loop.chief and self._plan.save:
-            save(loop.model, Path(folder) / "model.keras")
+            model = tables.whole(loop.model, self._plain()) if tables.has_tables(loop.model) else loop.model
+            save(model, Path(folder) / "model.keras")
             self._tell("saved", path="model.keras")
         self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
 
