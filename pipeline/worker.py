@@ -381,6 +381,8 @@ def versions() -> dict[str, str]:
 
 def explain(error: BaseException) -> str:
     """An error in one line for a person: our own messages as they stand, others with their type."""
+    # What TensorFlow wraps around the error of a step that a coordinator handed out.
+    error = getattr(error, "original_exception", error)
     text = str(error).strip().splitlines()
     first = next((line for line in text if line.strip()), "")
     own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")

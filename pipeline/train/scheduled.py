@@ -174,7 +174,8 @@ class ScheduledLoop(Loop):
 
     def _result_of(self, state: Sequence[Any]) -> Any:
         with keras.StatelessScope(zip(self.model.metrics_variables, state, strict=True)):
-            return self.model.get_metrics_result()
+            # A metric may give its variable as it is, which has this state's value in here only.
+            return tf.nest.map_structure(tf.convert_to_tensor, self.model.get_metrics_result())
 
     def _tensors(self, state: Sequence[np.ndarray]) -> list[Any]:
         with tf.device("CPU:0"):
@@ -218,6 +219,12 @@ def _on_worker(data: Data, shards: Sequence[Any], workers: int) -> Callable[[], 
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
         return lambda: tf.data.Dataset.from_tensors(arrays).repeat()
+    counts = [int(shard.cardinality()) for shard in shards] if len(shards) > 1 else [layout.examples // workers]
+    if 0 in counts:
+        raise TrainingError(
+            f"Expected training examples for each of {workers} workers, received {layout.examples} and none for worker "
+            f"{counts.index(0) + 1}. Try workers=1."
+        )
     graphs = [_graph(shard) for shard in shards]
 
     def made() -> tf.data.Dataset:
