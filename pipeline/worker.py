@@ -31,8 +31,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import loopback, targets
-from pipeline.plan import Plan, Process, from_json
-from pipeline.train import batches, build
+from pipeline.plan import Plan, Process, from_json, left_out
+from pipeline.train import batches, build, static
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
 from pipeline.train.training import Training
 
@@ -81,14 +81,22 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         for index in wanted:
             # The baseline has its turn on the same GPU.
             tf.config.experimental.set_memory_growth(gpus[index], True)
+    elif plan.kind == "tpu":
+        # The TPU is found when the strategy connects to it.
+        tf.config.set_visible_devices([], "GPU")
     else:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(process.devices))
-    keras.utils.set_random_seed(plan.seed)
-    keras.config.set_dtype_policy(plan.precision)
+    _set_policy(plan)
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
+
+
+def _set_policy(plan: Plan) -> None:
+    """The seed and the precision, which Keras keeps for the process."""
+    keras.utils.set_random_seed(plan.seed)
+    keras.config.set_dtype_policy(plan.precision)
 
 
 def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
@@ -135,6 +143,9 @@ class Work:
             raise TrainingError(
                 f"Expected data.build to return (train, validation), received {type(made).__name__}."
             ) from error
+        if plan.static_batches:
+            static.check_data(train, "training")
+            static.check_data(validation, "validation")
         self._parts = (train, validation)
         self._tell(
             "loaded",
@@ -146,13 +157,13 @@ class Work:
     def build(self, train_counts: list[int], validation_counts: list[int]) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
-        train, validation = self._parts
+        train = self._parts[0]
         if sum(train_counts) == 0:
             raise TrainingError("Expected training data with examples, received none.")
+        if plan.static_batches:
+            left_out(sum(train_counts), plan.workers, plan.global_batch)
         data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
-        held_out = (
-            Data(validation, self._layout(validation_counts), False, plan.seed) if validation is not None else None
-        )
+        held_out = [Data(part, layout, False, plan.seed) for part, layout in self._validation_parts(validation_counts)]
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
         classes = plan.num_classes or _num_classes(train, y)
@@ -162,18 +173,28 @@ class Work:
                 "Try data.num_classes=10, or whatever it is."
             )
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
-        model, outputs = build.model(
-            lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
-            strategy,
-            sample,
-            targets.value(plan.optimizer, "train.optimizer"),
-            plan.learning_rate,
-            targets.value(plan.loss, "train.loss"),
-            targets.value(plan.metrics, "train.metrics"),
-        )
+
+        def built(under: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
+            return build.model(
+                lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
+                under,
+                sample,
+                targets.value(plan.optimizer, "train.optimizer"),
+                plan.learning_rate,
+                targets.value(plan.loss, "train.loss"),
+                targets.value(plan.metrics, "train.metrics"),
+            )
+
+        if plan.static_batches and plan.rehearsal:
+            static.check_model(built(tf.distribute.get_strategy())[0], sample, plan.replica_batch, plan.gradient_bits)
+            # The model that trains has the names and the initial weights that it has without the check.
+            keras.utils.clear_session()
+            _set_policy(plan)
+        model, outputs = built(strategy)
         chief = self._process.rank == 0
         alone = len(plan.processes) == 1
-        self._loop = Loop(model, strategy, data, held_out, outputs, plan.gradient_bits, chief, alone)
+        first, rest = (*held_out, None, None)[:2]
+        self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest)
         self._tell(
             "built",
             parameters=model.count_params(),
@@ -181,7 +202,8 @@ class Work:
             input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
             num_classes=classes,
             train_examples=data.layout.examples,
-            validation_examples=held_out.layout.examples if held_out else 0,
+            validation_examples=sum(each.layout.examples for each in held_out),
+            validation_steps=sum(each.layout.steps for each in held_out),
             steps_per_epoch=data.layout.steps,
             epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
             data_digest=_digest(train),
@@ -272,7 +294,16 @@ class Work:
             len(process.replicas),
             tuple(counts),
             process.rank,
+            "left out" if self._plan.static_batches else "short",
         )
+
+    def _validation_parts(self, counts: list[int]) -> list[tuple[Any, batches.Layout]]:
+        """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
+        part = self._parts[1]
+        if part is None:
+            return []
+        layout = self._layout(counts)
+        return batches.static_parts(part, layout) if self._plan.static_batches else [(part, layout)]
 
 
 def replica_digests(model: keras.Model) -> list[str]:
