@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 CONNECT_SECONDS = 3.0
 # From connecting to the whole answer; what no socket's timeout bounds, such as looking up a name, ends a second later.
-ANSWER_SECONDS = 6.0
+ANSWER_SECONDS = 4.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Types of frames, and flags: that a SETTINGS or PING is acknowledged is the bit that ends a stream elsewhere.
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7

@@ -25,6 +25,8 @@ INSTEAD = {
     "StridedSlice": "a slice of a fixed size, or a mask",
 }
 MASK = "a fixed size and a mask"
+# What no input of known shape gives a known shape.
+ALWAYS_OPEN = ("Where", "Unique", "UniqueV2")
 
 
 def check_data(part: Any, name: str) -> None:
@@ -68,13 +70,12 @@ def _check_shapes(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec]) 
     with losses.without_keras_scaling():
         traced = tf.function(forward, autograph=False).get_concrete_function(*leaves)
     for operation in _operations(traced.graph, set()):
-        for output in operation.outputs:
-            if output.dtype not in (tf.resource, tf.variant) and not output.shape.is_fully_defined():
-                raise ModelError(
-                    f"Expected operations of static shapes, without which XLA compiles nothing for a TPU, received "
-                    f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}. "
-                    f"Try {INSTEAD.get(operation.type, MASK)}."
-                )
+        for output in filter(_open, operation.outputs):
+            raise ModelError(
+                f"Expected operations of static shapes, without which XLA compiles nothing for a TPU, received "
+                f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}. "
+                f"Try {INSTEAD.get(operation.type, MASK)}."
+            )
 
 
 def _check_compiles(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
@@ -115,9 +116,16 @@ def _explain(model: keras.Model, said: str) -> str:
 
 
 def _operations(graph: Any, seen: set[str]) -> Iterator[tf.Operation]:
-    """Every operation of a graph and of the functions that it calls, such as the bodies of loops."""
-    for operation in graph.get_operations():
-        yield operation
+    """Operations of a graph and of the functions that it calls, such as the bodies of loops.
+
+    A function that was traced for any shape shows open ones that XLA knows; of its operations only those come that
+    are open whatever they are given.
+    """
+    operations = graph.get_operations()
+    vague = bool(seen) and any(_open(each.outputs[0]) for each in operations if each.type == "Placeholder")
+    for operation in operations:
+        if not vague or operation.type in ALWAYS_OPEN:
+            yield operation
         for attribute in operation.op_def.attr:
             if attribute.type not in ("func", "list(func)"):
                 continue
@@ -126,6 +134,10 @@ def _operations(graph: Any, seen: set[str]) -> Iterator[tf.Operation]:
                 if each.name not in seen:
                     seen.add(each.name)
                     yield from _operations(graph._get_function(each.name).graph, seen)
+
+
+def _open(tensor: Any) -> bool:
+    return tensor.dtype not in (tf.resource, tf.variant) and not tensor.shape.is_fully_defined()
 
 
 def _where(model: keras.Model, path: str) -> str:
