@@ -9,17 +9,20 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.machine import Machine
-from pipeline.schema import Config, Kind, Scaling, Store
+from pipeline.schema import Baseline, Config, Kind, Precision, Scaling, Store
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
 DEFAULT_BATCH = 64
 # One timed repeat is made to last about this long where its steps are not given.
 REPEAT_SECONDS = 0.75
+# Where a TPU's worker listens; the port that Google's TPUs have is 8470.
+TPU_ADDRESS = re.compile(r"grpc://([^\s:/,@]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
 WORKERS_PER_SERVER = 4
@@ -86,6 +89,7 @@ class Plan:
     seed: int
     deterministic: bool
     precision: str
+    static_batches: bool
     gradient_bits: int
     steps_per_call: int | None
     save: bool
@@ -120,8 +124,11 @@ class Plan:
         return tuple(process.rank for process in self.processes if process.role == role)
 
     def steps_per_epoch(self, examples: int) -> int:
-        """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch."""
-        return math.ceil(examples / self.global_batch)
+        """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch.
+
+        With static batches the last, incomplete one is left out.
+        """
+        return examples // self.global_batch if self.static_batches else math.ceil(examples / self.global_batch)
 
     def to_json(self) -> str:
         """The plan as JSON text, keys in the order above."""
@@ -152,6 +159,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     servers = _parameter_servers(config, workers)
     # Workers that race make each step alone.
     scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else workers)
+    notes += _notes_on_tpu(config, kind, workers, global_batch)
     on_cpu = kind == "cpu"
     local_hosts = 1 if config.cluster.name == "local" else config.hardware.hosts
     here = workers if local_hosts == 1 else per_worker_host
@@ -210,7 +218,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     train, measure, launch = config.train, config.measure, config.launch
     return Plan(
         strategy=config.strategy.name,
-        strategy_build=config.strategy.build,
+        strategy_build=_with_address(config, machine) if kind == "tpu" else config.strategy.build,
         asynchronous=asynchronous,
         min_shard_bytes=config.strategy.min_shard_bytes,
         hardware=config.hardware.name,
@@ -238,14 +246,15 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         callbacks=tuple(train.callbacks),
         seed=train.seed,
         deterministic=train.deterministic,
-        precision=train.precision.value,
+        precision=_precision(config),
+        static_batches=config.strategy.on_tpu,
         gradient_bits=train.gradient_bits,
         steps_per_call=train.steps_per_call,
         save=train.save,
         warmup_steps=measure.warmup_steps,
         measure_steps=measure.steps,
         repeats=measure.repeats,
-        baseline=measure.baseline.value if measure.baseline else "once",
+        baseline=_baseline(config, kind),
         threads_per_device=threads if on_cpu else config.hardware.threads_per_device,
         startup_timeout=launch.startup_timeout,
         heartbeat_timeout=launch.heartbeat_timeout,
@@ -307,8 +316,8 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
     """
     decides = (
         "model_build", "data_build", "shuffle", "kind", "replica_batch", "scaling", "optimizer", "learning_rate",
-        "loss", "metrics", "deterministic", "precision", "steps_per_call", "warmup_steps", "threads_per_device",
-        "machine",
+        "loss", "metrics", "deterministic", "precision", "static_batches", "steps_per_call", "warmup_steps",
+        "threads_per_device", "machine",
     )  # fmt: skip
     facts = {name: getattr(plan, name) for name in decides} | {"versions": versions}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -433,6 +442,21 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     return scaling.value, global_batch // replicas, global_batch
 
 
+def left_out(examples: int, workers: int, global_batch: int) -> int:
+    """Examples of an epoch that fill no whole global batch. Refuses data that fill none.
+
+    >>> left_out(examples=1_438, workers=8, global_batch=512)
+    414
+    """
+    if examples < global_batch:
+        fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
+        raise PlanError(
+            f"Expected training data for at least one whole batch of {global_batch}, since a TPU takes no other, "
+            f"received {examples} examples. Try {fitting}."
+        )
+    return examples % global_batch
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
         return
@@ -461,13 +485,18 @@ def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int,
     """(kind that computes, devices per host, notes)."""
     hardware = config.hardware
     notes: list[str] = []
+    _check_on_tpu(config, machine)
     kind = hardware.kind
-    if kind is Kind.auto:
+    if kind is Kind.auto and config.strategy.on_tpu:
+        kind = Kind.tpu
+    elif kind is Kind.auto:
         kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
-    there = len(machine.gpus) if kind is Kind.gpu else len(machine.cores)
+    there = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
     per_host = hardware.devices_per_host or max(1, there)
     if hardware.rehearse:
         return "cpu", per_host, notes
+    if kind is Kind.tpu:
+        return kind.value, per_host, _absent_tpu(config, machine, present)
     here = per_host * hardware.hosts if config.cluster.name == "local" else per_host
     if kind is Kind.gpu and here > len(machine.gpus):
         gpus, cores = len(machine.gpus), len(machine.cores)
@@ -480,6 +509,105 @@ def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int,
             )
         notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
     return kind.value, per_host, notes
+
+
+def _check_on_tpu(config: Config, machine: Machine) -> None:
+    """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
+    strategy, hardware = config.strategy, config.hardware
+    found = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
+    if strategy.on_tpu and hardware.kind is not Kind.tpu and not found:
+        raise PlanError(
+            f"Expected the hardware of a TPU, since {strategy.name} trains on nothing else, received "
+            f"hardware={hardware.name}. Try hardware=tpu_v5e_8, with hardware.rehearse=true where there is none."
+        )
+    if hardware.kind is Kind.tpu and not strategy.on_tpu:
+        raise PlanError(
+            f"Expected a strategy for TPUs, since hardware={hardware.name} is one, received "
+            f"strategy={strategy.name}. Try strategy=tpu."
+        )
+
+
+def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
+    """A note on a TPU that is not there; with `present` true it is refused."""
+    if _tpu_address(config, machine):
+        return []
+    name = config.hardware.name
+    called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
+    if present:
+        raise PlanError(
+            f"Expected a TPU for hardware={name}, received a machine without one and no address of one{called}. "
+            f"Try it on a TPU VM, strategy.build.address=grpc://HOST:8470, "
+            f"or hardware.rehearse=true to run the same plan on logical CPU devices."
+        )
+    return [f"hardware={name} is a TPU, this machine has none{called}: a run here is refused without "
+            f"hardware.rehearse=true."]  # fmt: skip
+
+
+def _tpu_address(config: Config, machine: Machine) -> str | None:
+    """Where the TPU is: an address, "local" for one that is attached, None where there is none. Refuses others."""
+    given = config.strategy.build.get("address")
+    key, address = ("strategy.build.address", given) if given else ("TPU_NAME", machine.tpu_name or "")
+    if given == "local":
+        return "local" if machine.tpus else None
+    if not given and not address.startswith("grpc:"):
+        return "local" if machine.tpus else None
+    found = TPU_ADDRESS.fullmatch(str(address))
+    if found is None or not 1 <= int(found.group(2)) <= 65535:
+        bare = re.sub(r"^[a-z]*:/*", "", str(address))
+        near = [each for each in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(each)]
+        offered = near[0] if near and found is None else "grpc://10.0.0.2:8470"
+        raise PlanError(
+            f"Expected {key} to be local or grpc://HOST:PORT, with a port up to 65535, received {address}. "
+            f"Try {key}={offered}."
+        )
+    return str(address)
+
+
+def _with_address(config: Config, machine: Machine) -> dict[str, Any]:
+    """What makes the strategy, with the TPU's address where its function takes one."""
+    build = config.strategy.build
+    return build | {"address": _tpu_address(config, machine)} if "address" in build else build
+
+
+def _precision(config: Config) -> str:
+    named, on_tpu = config.train.precision, config.strategy.on_tpu
+    if on_tpu and named is Precision.mixed_float16:
+        raise PlanError(
+            "Expected train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in "
+            "bfloat16, received mixed_float16. Try train.precision=mixed_bfloat16."
+        )
+    return (named or (Precision.mixed_bfloat16 if on_tpu else Precision.float32)).value
+
+
+def _baseline(config: Config, kind: str) -> str:
+    """Where the baseline comes from; a TPU belongs to one process, and there is no second one for a baseline."""
+    named = config.measure.baseline
+    if kind != "tpu":
+        return named.value if named else "once"
+    if named not in (None, Baseline.none):
+        raise PlanError(
+            f"Expected measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline, "
+            f"received {named.value}. Try measure.baseline=none, and -m workers=1,{config.workers or 8} to compare."
+        )
+    return "none"
+
+
+def _notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> list[str]:
+    """What batches of one size leave out, and why there is no baseline."""
+    if not config.strategy.on_tpu:
+        return []
+    notes, examples = [], config.data.train_examples
+    out = None if examples is None else left_out(examples, workers, global_batch)
+    if out != 0:
+        count = f"up to {global_batch - 1}" if out is None else f"{out} of {examples}"
+        others = ", others each time" if config.data.shuffle else ""
+        notes.append(
+            f"Batches are all of {global_batch}, as a TPU needs: each epoch leaves out {count} training "
+            f"examples{others}."
+        )
+    if kind == "tpu" and config.measure.baseline is None and config.measure.steps != 0:
+        notes.append("A TPU belongs to one process, which leaves none for a baseline: compare with a run of workers=1.")
+    return notes
 
 
 def _workers(config: Config, kind: str, per_host: int) -> int:
@@ -500,9 +628,9 @@ def _workers(config: Config, kind: str, per_host: int) -> int:
         raise PlanError(
             f"Expected one host, since {strategy.name} holds all its devices in one process, received "
             f"hardware={hardware.name} with {hosts} hosts. "
-            f"Try strategy=multi_worker, or workers={per_host} for one host."
+            f"Try {'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host."
         )
-    if workers > devices and (kind == "gpu" or hardware.rehearse):
+    if workers > devices and (kind != "cpu" or hardware.rehearse):
         raise PlanError(
             f"Expected no more workers than devices, received workers={workers} on hardware={hardware.name} "
             f"with {devices}. Try workers={devices}."
@@ -617,7 +745,9 @@ def _other(rank: int, role: str, host: int, address: str | None) -> Process:
 
 
 def _machine_name(machine: Machine) -> str:
-    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {', '.join(machine.gpus) or 'none'}"
+    gpus = f"GPUs: {', '.join(machine.gpus) or 'none'}"
+    chips = f", TPU chips: {len(machine.tpus)}" if machine.tpus else ""
+    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, {gpus}{chips}"
 
 
 def _tuples(values: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:

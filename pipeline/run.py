@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from pipeline import machine as machines
-from pipeline import measure, plan, show, targets
+from pipeline import measure, plan, reach, show, targets
 from pipeline.conduct import Measured, RunFailed, conduct
 from pipeline.events import PASSING, Event, EventLog
 from pipeline.launch import Cluster, LaunchError
@@ -28,7 +28,7 @@ from pipeline.track import Tracker
 
 Result = dict[str, Any]
 # What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError)
+REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError)
 
 
 class Interrupted(BaseException):
@@ -49,6 +49,8 @@ class Session:
     # By the point's place in the command.
     results: dict[int, Result] = field(default_factory=dict)
     baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    # Addresses where a TPU has answered.
+    tpus: set[str] = field(default_factory=set)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracker | None = None
 
@@ -128,8 +130,18 @@ def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalC
     cluster = session.cluster(config)
     ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
     planned = plan.make(config, machine, ports, present)
+    if present:
+        _expect_tpu(planned, session)
     wanted = planned.baseline != "none" and planned.measure_steps != 0
     return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
+
+
+def _expect_tpu(planned: Plan, session: Session) -> None:
+    """Refuses the address of a TPU at which none answers, before TensorFlow waits there for minutes."""
+    address = str(planned.strategy_build["address"]) if "address" in planned.strategy_build else ""
+    if planned.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
+        reach.expect_tpu(address)
+        session.tpus.add(address)
 
 
 def check_targets(config: Config, search: tuple[str, ...]) -> None:

@@ -18,11 +18,12 @@ class Mode(Enum):
 
 
 class Kind(Enum):
-    """The kind of a hardware's devices; `auto` takes GPUs where the machine has any."""
+    """The kind of a hardware's devices; `auto` takes GPUs where there are any, under a strategy for TPUs the TPU."""
 
     auto = "auto"
     cpu = "cpu"
     gpu = "gpu"
+    tpu = "tpu"
 
 
 class Scaling(Enum):
@@ -75,6 +76,7 @@ class StrategyConfig:
     devices_per_process: int | None = None
     parameter_servers: int | None = None
     min_shard_bytes: int | None = None
+    on_tpu: bool = False
     build: dict[str, Any] = field(default_factory=dict)
 
 
@@ -128,7 +130,7 @@ class TrainConfig:
     callbacks: list[Any] = field(default_factory=list)
     seed: int = 0
     deterministic: bool = False
-    precision: Precision = Precision.float32
+    precision: Precision | None = None
     steps_per_call: int | None = None
     gradient_bits: int = 32
     save: bool = True

@@ -33,9 +33,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import loopback, targets
-from pipeline.plan import Plan, Process, from_json
+from pipeline.plan import Plan, Process, from_json, left_out
 from pipeline.strategies.parameter_server import serve
-from pipeline.train import batches, build, tables
+from pipeline.train import batches, build, static, tables
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
@@ -90,16 +90,24 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         for index in wanted:
             # The baseline has its turn on the same GPU.
             tf.config.experimental.set_memory_growth(gpus[index], True)
+    elif plan.kind == "tpu":
+        # The TPU is found when the strategy connects to it.
+        tf.config.set_visible_devices([], "GPU")
     else:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
         )
-    keras.utils.set_random_seed(plan.seed)
-    keras.config.set_dtype_policy(plan.precision)
+    _set_policy(plan)
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
+
+
+def _set_policy(plan: Plan) -> None:
+    """The seed and the precision, which Keras keeps for the process."""
+    keras.utils.set_random_seed(plan.seed)
+    keras.config.set_dtype_policy(plan.precision)
 
 
 def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
@@ -174,6 +182,9 @@ class Work:
         processes = len(self._plan.leaders)
         sharded = processes > 1 and self._has_shards()
         train, validation = self._parts = self._shard(self._process.rank, processes)
+        if self._plan.static_batches:
+            static.check_data(train, "training")
+            static.check_data(validation, "validation")
         self._tell(
             "loaded",
             sharded=sharded,
@@ -184,13 +195,13 @@ class Work:
     def build(self, train_counts: list[int], validation_counts: list[int]) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
-        train, validation = self._parts
+        train = self._parts[0]
         if sum(train_counts) == 0:
             raise TrainingError("Expected training data with examples, received none.")
+        if plan.static_batches:
+            left_out(sum(train_counts), plan.workers, plan.global_batch)
         data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
-        held_out = (
-            Data(validation, self._layout(validation_counts), False, plan.seed) if validation is not None else None
-        )
+        held_out = [Data(part, layout, False, plan.seed) for part, layout in self._validation_parts(validation_counts)]
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
         classes = plan.num_classes or _num_classes(train, y)
@@ -201,10 +212,10 @@ class Work:
             )
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
 
-        def make(strategy: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
+        def make(under: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
             return build.model(
                 lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
-                strategy,
+                under,
                 sample,
                 targets.value(plan.optimizer, "train.optimizer"),
                 plan.learning_rate,
@@ -212,6 +223,11 @@ class Work:
                 targets.value(plan.metrics, "train.metrics"),
             )
 
+        if plan.static_batches and plan.rehearsal:
+            static.check_model(make(tf.distribute.get_strategy())[0], sample, plan.replica_batch, plan.gradient_bits)
+            # The model that trains has the names and the initial weights that it has without the check.
+            keras.utils.clear_session()
+            _set_policy(plan)
         if plan.asynchronous:
             with tables.on_servers(len(plan.ranks("parameter server")), plan.min_shard_bytes):
                 model, outputs = make(strategy)
@@ -222,13 +238,14 @@ class Work:
         self._plain = lambda: make(tf.distribute.get_strategy())[0]
         chief = self._process.rank == 0
         alone = len(plan.leaders) == 1
+        first, rest = (*held_out, None, None)[:2]
         if plan.asynchronous:
             # Workers that race each read a part of their own, where the data can be had in parts.
             shares = plan.workers if plan.workers > 1 and self._has_shards() else 1
             shards = [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
-            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, held_out, outputs)
+            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, first, outputs)
         else:
-            self._loop = Loop(model, strategy, data, held_out, outputs, plan.gradient_bits, chief, alone)
+            self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest)
         self._tell(
             "built",
             parameters=model.count_params(),
@@ -236,7 +253,8 @@ class Work:
             input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
             num_classes=classes,
             train_examples=data.layout.examples,
-            validation_examples=held_out.layout.examples if held_out else 0,
+            validation_examples=sum(each.layout.examples for each in held_out),
+            validation_steps=sum(each.layout.steps for each in held_out),
             steps_per_epoch=data.layout.steps,
             epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
             data_digest=_digest(train),
@@ -349,7 +367,16 @@ class Work:
             len(process.replicas),
             tuple(counts),
             process.rank,
+            "left out" if self._plan.static_batches else "short",
         )
+
+    def _validation_parts(self, counts: list[int]) -> list[tuple[Any, batches.Layout]]:
+        """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
+        part = self._parts[1]
+        if part is None:
+            return []
+        layout = self._layout(counts)
+        return batches.static_parts(part, layout) if self._plan.static_batches else [(part, layout)]
 
 
 def replica_digests(model: keras.Model) -> list[str]:

@@ -304,7 +304,9 @@ class _Training:
         self._per_epoch = whole(event.get("steps_per_epoch")) or self._per_epoch
         held_out = whole(event.get("validation_examples"))
         if held_out is not None:
-            self._validation_steps = math.ceil(held_out / self._plan.global_batch)
+            self._validation_steps = whole(event.get("validation_steps")) or math.ceil(
+                held_out / self._plan.global_batch
+            )
         self.facts = listed(
             plural(whole(event.get("parameters")), "parameter"),
             plural(whole(event.get("train_examples")), "training example"),

@@ -83,17 +83,26 @@ class Loop:
         gradient_bits: int = 32,
         chief: bool = True,
         alone: bool = True,
+        rest: Data | None = None,
     ) -> None:
-        """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first."""
+        """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
+
+        `rest` is what is validated after `validation`, in batches of another size.
+        """
         self.model, self.strategy = model, strategy
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
-        self._train = steps.training_steps(model, strategy, gradient_bits, train.layout.always_fed)
-        self._validate = steps.validation_steps(model, strategy)
+        layout = train.layout
+        self._train = steps.training_steps(model, strategy, gradient_bits, layout.always_fed, layout.last != "short")
+        held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
+        # A compiled function each, because one that has seen two shapes takes neither for granted.
+        self._held_out = [
+            (data, steps.validation_steps(model, strategy, data.layout.last == "padded")) for data in held_out
+        ]
         self._results = tf.function(model.get_metrics_result, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Iterator[Any] | None = None
-        self._validation: Iterator[Any] | None = None
+        self._validation: list[Iterator[Any]] | None = None
 
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, lanes, warm = 0, 1, True
@@ -110,17 +119,19 @@ class Loop:
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
-        if self.validation_data is None or self.validation_data.layout.examples == 0:
+        if not self._held_out:
             return {}
         if self._validation is None:
-            self._validation = self.validation_data.iterator()
+            self._validation = [data.iterator() for data, _ in self._held_out]
         self.reset_metrics()
-        totals, left = self.totals(), self.validation_data.layout.steps
-        while left:
-            count = min(steps_per_call, left)
-            totals.add(*self._validate_some(self._validation, count))
-            left -= count
-            tell("beat", validated=self.validation_data.layout.steps - left)
+        totals, done = self.totals(), 0
+        for (data, validate), iterator in zip(self._held_out, self._validation, strict=True):
+            left = data.layout.steps
+            while left:
+                count = min(steps_per_call, left)
+                totals.add(*self._validate_some(validate, iterator, count))
+                left, done = left - count, done + count
+                tell("beat", validated=done)
         return totals.means() | self.metrics()
 
     def facts(self) -> dict[str, Any]:
@@ -135,8 +146,8 @@ class Loop:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
 
-    def _validate_some(self, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-        values, sizes = self._validate(iterator, tf.constant(count))
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes = validate(iterator, tf.constant(count))
         return values.numpy(), sizes.numpy()
 
     def metrics(self) -> dict[str, float]:

@@ -56,7 +56,7 @@ class ScheduledLoop(Loop):
         self._source = iter(self._coordinator.create_per_worker_dataset(_on_worker(train, shards, workers)))
         self._rows = _Rows(train)
         take = _gathered if self._rows.known else _next
-        self._validate_alone = steps.validation_alone(model)
+        self._held_out = [(data, steps.validation_alone(model)) for data, _ in self._held_out]
         model.reset_metrics()
         # The metrics' state before any batch, and now.
         self._fresh = [np.array(variable) for variable in model.metrics_variables]
@@ -164,8 +164,8 @@ class ScheduledLoop(Loop):
                 # Raises what a call has failed with.
                 self._coordinator.done()
 
-    def _validate_some(self, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-        values, sizes, state = self._validate_alone(iterator, tf.constant(count), self._tensors(self._state))
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes, state = validate(iterator, tf.constant(count), self._tensors(self._state))
         self._state = [each.numpy().astype(np.float64) for each in state]
         return values.numpy(), sizes.numpy()
 

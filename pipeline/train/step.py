@@ -21,16 +21,25 @@ Steps = Callable[[Iterator[Any], Any], tuple[Any, Any]]
 
 
 def training_steps(
-    model: keras.Model, strategy: tf.distribute.Strategy, gradient_bits: int, always_fed: bool = False
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    gradient_bits: int,
+    always_fed: bool = False,
+    static: bool = False,
 ) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
-    gradients.
+    gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
     """
+    return _many(strategy, training_step(model, gradient_bits, always_fed, static))
+
+
+def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
+    """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     _sum_once(model.optimizer)
-    call = _call(model)
+    call = caller(model)
     variables = model.trainable_variables
 
     def replica_step(examples: Any, batch: Any) -> Any:
@@ -41,6 +50,9 @@ def training_steps(
             values = losses.weighted(model, x, y, y_pred, weights, share, training=True)
             scaled = model.optimizer.scale_loss(values[0])
         gradients = tape.gradient(scaled, variables)
+        if static:
+            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
+            gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         # Nothing from a replica without examples may reach the sum: what it divides by is 0.
         if not always_fed:
             gradients = [_where(share > 0, gradient) for gradient in gradients]
@@ -49,7 +61,7 @@ def training_steps(
         model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
 
-    return _many(strategy, replica_step)
+    return replica_step
 
 
 def scheduled_steps(
@@ -63,7 +75,7 @@ def scheduled_steps(
     Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
     `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`.
     """
-    call = _call(model)
+    call = caller(model)
     variables = model.trainable_variables
     updates = getattr(model.optimizer, "inner_optimizer", model.optimizer).iterations.value
 
@@ -105,7 +117,7 @@ def validation_alone(model: keras.Model) -> Any:
     (iterator over (examples, [a batch]), steps, the metrics' state) ->
         (loss vectors [steps, 1 + outputs], examples of each step [steps], the metrics' state after them)
     """
-    call = _call(model)
+    call = caller(model)
 
     def steps(iterator: Any, count: Any, state: Any) -> Any:
         def one(index: Any, state: Any, values: Any, sizes: Any) -> Any:
@@ -152,15 +164,20 @@ def _added_in_place() -> Iterator[None]:
         keras_variables.Variable.assign_add = kept
 
 
-def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy) -> Steps:
-    """A compiled function that evaluates `model` for a number of steps and updates its metrics."""
-    call = _call(model)
+def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padded: bool = False) -> Steps:
+    """A compiled function that evaluates `model` for a number of steps and updates its metrics.
+
+    With `padded`, each replica has one example, and those of the last replicas may only pad the global batch.
+    """
+    call = caller(model)
 
     def replica_step(examples: Any, batch: Any) -> Any:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         y_pred = call(x, training=False)
-        values = losses.weighted(model, x, y, y_pred, weights, _share(batch, examples), training=False)
-        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        share = _share_of_one(examples) if padded else _share(batch, examples)
+        values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
+        with _undone_unless(share > 0, model.metrics_variables if padded else []):
+            model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
     return _many(strategy, replica_step)
@@ -227,8 +244,23 @@ def _share(batch: Any, examples: Any) -> Any:
     return tf.cast(here, tf.float32) / examples
 
 
-def _call(model: keras.Model) -> Callable[..., Any]:
-    """Calls the model with `training` where its `call` takes that."""
+def _share_of_one(examples: Any) -> Any:
+    """The share of a replica that has a single example: the first replicas have those that count."""
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
+
+
+@contextlib.contextmanager
+def _undone_unless(condition: Any, variables: list[keras.Variable]) -> Iterator[None]:
+    """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
+    kept = [tf.convert_to_tensor(variable.value) for variable in variables]
+    yield
+    for variable, before in zip(variables, kept, strict=True):
+        variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
+
+
+def caller(model: keras.Model) -> Callable[..., Any]:
+    """What calls the model with `training` where its `call` takes that."""
     return model if model._call_has_training_arg else lambda x, training: model(x)
 
 
