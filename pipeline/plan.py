@@ -655,7 +655,7 @@ def _layout(config: Config, workers: int) -> tuple[int, int]:
                 f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
             )
         return workers, workers
-    per_process = used or (1 if hosts == 1 else per_host)
+    per_process = used or (per_host if hosts > 1 and strategy.spans_devices else 1)
     if per_process > 1 and not strategy.spans_devices:
         raise PlanError(
             f"Expected strategy.devices_per_process=1 under {strategy.name}, received {per_process}. "

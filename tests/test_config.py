@@ -37,8 +37,8 @@ def refusal(ran: Ran) -> str:
         # Choices.
         (
             ["strategy=mirored"],
-            "one of central_storage, default, mirrored, multi_worker, one_device, tpu, received mirored. "
-            "Try strategy=mirrored.",
+            "one of central_storage, default, mirrored, multi_worker, one_device, parameter_server, tpu, "
+            "received mirored. Try strategy=mirrored.",
         ),
         (["model=tiny"], "Expected model to be one of cnn, mlp, recommender, resnet20, received tiny."),
         ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from pipeline.machine import Machine
-from pipeline.plan import Plan, PlanError, baseline_of, check_ranges, fingerprint, from_json, make, split_batch
+from pipeline.plan import (
+    DEFAULT_STEPS,
+    Plan,
+    PlanError,
+    baseline_of,
+    check_ranges,
+    fingerprint,
+    from_json,
+    make,
+    split_batch,
+)
 from pipeline.schema import (
     Baseline,
     ClusterConfig,
@@ -28,6 +38,9 @@ STRATEGIES = {
     "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),
     "mirrored": StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"}),
     "multi_worker": StrategyConfig("multi_worker", True, True, build={"_target_": "pipeline.strategies.multi_worker"}),
+    "parameter_server": StrategyConfig(
+        "parameter_server", False, True, True, build={"_target_": "pipeline.strategies.parameter_server"}
+    ),
     "tpu": StrategyConfig("tpu", True, on_tpu=True, build={"_target_": "pipeline.strategies.tpu", "address": None}),
 }
 HARDWARE = {
@@ -102,12 +115,17 @@ def assert_whole(plan: Plan, cores: int) -> None:
     """What holds for every plan."""
     processes = plan.processes
     assert [each.rank for each in processes] == list(range(len(processes)))
-    assert [each.role for each in processes] == ["chief", *["worker"] * (len(processes) - 1)]
+    training = [each for each in processes if each.replicas]
+    if plan.asynchronous:
+        assert [each.role for each in training] == ["worker"] * plan.workers
+        assert {each.role for each in processes if not each.devices} == {"coordinator", "parameter server"}
+    else:
+        assert [each.role for each in processes] == ["chief", *["worker"] * (len(processes) - 1)]
     assert [replica for each in processes for replica in each.replicas] == list(range(plan.workers))
     assert plan.hosts == max(each.host for each in processes) + 1
-    assert [each.host for each in processes] == sorted(each.host for each in processes)
-    assert plan.global_batch == plan.replica_batch * plan.workers
-    for each in processes:
+    assert [each.host for each in training] == sorted(each.host for each in training)
+    assert plan.global_batch == plan.replica_batch * (plan.workers if plan.lanes == 1 else 1)
+    for each in training:
         assert len(each.devices) == len(each.replicas) > 0
         assert {name.split(":")[0] for name in each.devices} == {plan.kind.upper()}
     if len(processes) == 1:
@@ -118,8 +136,8 @@ def assert_whole(plan: Plan, cores: int) -> None:
     taken = [core for each in processes for core in each.cores]
     assert len(taken) == len(set(taken)) <= cores
     if plan.kind == "cpu" and not plan.oversubscribed:
-        assert all(len(each.cores) == (plan.threads_per_device or 0) * len(each.devices) for each in processes)
-        assert all(each.inter_op_threads >= 2 for each in processes)
+        assert all(len(each.cores) == (plan.threads_per_device or 0) * len(each.devices) for each in training)
+        assert all(each.inter_op_threads >= 2 for each in training)
     else:
         assert taken == []
     if plan.kind == "gpu":
@@ -654,3 +672,52 @@ def test_a_plan_without_ports_yet_is_the_same_but_for_them():
     planned = make(config("multi_worker", "4cpu"), machine(8), PORTS)
     without = [dataclasses.replace(each, address=None) for each in planned.processes]
     assert without == [dataclasses.replace(each, address=None) for each in drafted.processes]
+
+
+@pytest.mark.parametrize(("workers", "named", "servers"), [(1, None, 1), (4, None, 1), (5, None, 2), (2, 3, 3)])
+def test_racing_workers_have_a_coordinator_and_a_server_for_every_four(workers, named, servers):
+    plan = make(config("parameter_server", "8cpu", workers, strategy__parameter_servers=named), machine(8), PORTS)
+    roles = [process.role for process in plan.processes]
+    assert roles == ["coordinator", *["worker"] * workers, *["parameter server"] * servers]
+    assert [process.rank for process in plan.processes] == list(range(1 + workers + servers))
+    assert len({process.address for process in plan.processes}) == len(plan.processes)
+    assert [process.replicas for process in plan.processes if process.devices] == [(rank,) for rank in range(workers)]
+    assert (plan.leaders, plan.lanes, plan.ranks("worker")) == ((0,), workers, tuple(range(1, workers + 1)))
+    assert from_json(plan.to_json()) == plan
+    assert any(note.startswith("Asynchronous") for note in plan.notes) == (workers > 1)
+
+
+def test_a_racing_worker_makes_each_step_alone():
+    for keys in ({"train__replica_batch": 48}, {"train__global_batch": 48}):
+        plan = make(config("parameter_server", "4cpu", 3, **keys), machine(8))
+        assert (plan.replica_batch, plan.global_batch) == (48, 48)
+        baseline = baseline_of(plan, machine(8))
+        assert (baseline.global_batch, baseline.asynchronous, baseline.lanes) == (48, False, 1)
+        assert [process.devices for process in baseline.processes] == [("CPU:0",)]
+    # As many steps a worker as there would be where all step together.
+    assert make(config("parameter_server", "4cpu", 3), machine(8)).steps == 3 * DEFAULT_STEPS
+
+
+def test_racing_workers_on_hosts_share_the_servers_out():
+    plan = make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8), PORTS)
+    assert [process.host for process in plan.processes] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
+    assert plan.hosts == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "words"),
+    [
+        ("mirrored", {"strategy__parameter_servers": 2}, "Try strategy.parameter_servers=null"),
+        ("mirrored", {"strategy__min_shard_bytes": 2}, "Try strategy.min_shard_bytes=null"),
+        ("parameter_server", {"strategy__parameter_servers": 0}, "Expected strategy.parameter_servers to be 1 or more"),
+        ("parameter_server", {"strategy__parameter_servers": 10**9}, "Try strategy.parameter_servers=null."),
+        ("parameter_server", {"strategy__min_shard_bytes": 0}, "Expected strategy.min_shard_bytes to be 1 or more"),
+        ("parameter_server", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1."),
+        ("parameter_server", {"train__deterministic": True}, "where 2 workers race, received true. Try workers=1"),
+        ("parameter_server", {"launch__restarts": -1}, "Expected launch.restarts to be 0 or more"),
+    ],
+)
+def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):
+    with pytest.raises(PlanError) as refused:
+        make(config(strategy, "2cpu", **keys), machine(8))
+    assert words in str(refused.value)
