@@ -269,6 +269,14 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     )
 
 
+def on_one_device(config: Config) -> Config:
+    """The config with one worker where its strategy trains on one device however many are asked for; else itself."""
+    strategy = config.strategy
+    if strategy.spans_devices or strategy.spans_processes or config.workers in (None, 1):
+        return config
+    return dataclasses.replace(config, workers=1)
+
+
 def baseline_of(plan: Plan, machine: Machine) -> Plan:
     """The same model, data, precision and threads per device on one device, with no strategy.
 
