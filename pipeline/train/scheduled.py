@@ -26,54 +26,58 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
+class Source:
+    """What workers take their batches from.
+
+    `made` makes a worker's data set, in a function that runs there. `rows` says which examples so many steps from a
+    number on train: their places in arrays, and the edges between the batches. `batch` is a step's batch, from the data
+    set's iterator, the rows and two edges.
+    """
+
+    made: Callable[[], tf.data.Dataset]
+    rows: Callable[[int, int], tuple[Any, Any]]
+    batch: Callable[..., Any]
+
+
+@dataclass(frozen=True)
 class _Done:
     """One call's results as they came back: from which worker, and how stale the variables were that it read."""
 
     worker: int
     losses: np.ndarray
     sizes: np.ndarray
-    metrics: list[np.ndarray]
     stale: np.ndarray
+    metrics: list[np.ndarray]
 
 
-class ScheduledLoop(Loop):
-    """What an asynchronous training is made of, on its coordinator."""
+class Race:
+    """Steps that are handed out, and what comes back of them. The metrics' state is kept here, and is exact."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        train: Data,
-        shards: Sequence[Any],
-        workers: int,
-        validation: Data | None = None,
-        outputs: Sequence[str] = (),
+        self, model: keras.Model, strategy: tf.distribute.Strategy, source: Source, workers: int, losses: int
     ) -> None:
-        """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
-        super().__init__(model, strategy, train, validation, outputs)
-        self.lanes = workers
+        """`losses` is the length of a step's loss vector."""
+        self.model, self.lanes, self._losses = model, workers, losses
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._source = iter(self._coordinator.create_per_worker_dataset(_on_worker(train, shards, workers)))
-        self._rows = _Rows(train)
-        take = _gathered if self._rows.known else _next
-        self._held_out = [(data, steps.validation_alone(model)) for data, _ in self._held_out]
+        self._rows = source.rows
+        self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
         model.reset_metrics()
         # The metrics' state before any batch, and now.
         self._fresh = [np.array(variable) for variable in model.metrics_variables]
         self._state = list(self._fresh)
-        self._call = steps.scheduled_steps(model, strategy, take, self._fresh)
+        self._call = steps.scheduled_steps(model, strategy, source.batch, self._fresh)
         self._results = tf.function(self._result_of, autograph=False)
         self._compiled: Any = None
         # Steps handed out since the beginning, steps under way, and the calls that those are in.
         self._handed_out, self.pending, self._under_way = 0, 0, 0
-        self._updates_before = self._updates()
         self._done: queue.Queue[_Done] = queue.Queue()
         self._since = 0.0
         self._steps_of: Counter[int] = Counter()
         self._stale_sum, self._stale_most = 0.0, 0
+        self._updates_before = self._updates()
 
     @property
-    def warm(self) -> bool:  # type: ignore[override]
+    def warm(self) -> bool:
         """Has every worker made a step, and so has all that it needs for the next?"""
         return len(self._steps_of) == self.lanes
 
@@ -102,6 +106,20 @@ class ScheduledLoop(Loop):
         ]
         return Call(done.losses, done.sizes, seconds)
 
+    def validate(self, function: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Losses and examples of so many steps of `steps.validation_alone`, made here, which add to the metrics."""
+        values, sizes, state = function(iterator, tf.constant(count), self._tensors(self._state))
+        self._state = [each.numpy().astype(np.float64) for each in state]
+        return values.numpy(), sizes.numpy()
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew."""
+        self._state = list(self._fresh)
+
+    def results(self) -> dict[str, Any]:
+        """The metrics, as the model gives them."""
+        return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
+
     def facts(self) -> dict[str, Any]:
         """Staleness, updates and whose steps they were."""
         made = sum(self._steps_of.values())
@@ -113,16 +131,12 @@ class ScheduledLoop(Loop):
             "worker_steps": [self._steps_of[worker] for worker in range(self.lanes)],
         }
 
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew, as for an epoch."""
-        self._state = list(self._fresh)
-
     def _updates(self) -> int:
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         return int(optimizer.iterations.numpy())
 
     def _hand_out(self, count: int) -> None:
-        rows, edges = self._rows.of(self._handed_out, count)
+        rows, edges = self._rows(self._handed_out, count)
         if self._compiled is None:
             index = tf.TensorSpec([None], tf.int64)
             self._compiled = tf.function(self._packed, autograph=False).get_concrete_function(
@@ -136,25 +150,20 @@ class ScheduledLoop(Loop):
 
     def _make(self, source: Any, rows: Any, edges: Any) -> None:
         """Has a worker make a call, and waits for it, in the thread that TensorFlow keeps for that worker."""
-        packed = self._compiled(source, rows, edges).numpy()
-        self._done.put(self._unpacked(packed, np.diff(edges.numpy())))
+        self._done.put(self._unpacked(self._compiled(source, rows, edges).numpy(), len(edges) - 1))
 
     def _packed(self, source: Any, rows: Any, edges: Any) -> Any:
         """All results in one tensor, since each is fetched on a way of its own."""
-        worker, losses, stale, state = self._call(source, rows, edges)
-        parts = [worker, losses, stale, *state]
+        worker, losses, sizes, stale, state = self._call(source, rows, edges)
+        parts = [worker, losses, sizes, stale, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
 
-    def _unpacked(self, packed: np.ndarray, sizes: np.ndarray) -> _Done:
-        count, outputs = len(sizes), 1 + len(self.outputs)
-        worker, losses, stale, state = np.split(packed, np.cumsum([1, count * outputs, count]))
-        ends = np.cumsum([value.size for value in self._fresh])
-        metrics = [
-            part.reshape(value.shape) for part, value in zip(np.split(state, ends[:-1]), self._fresh, strict=True)
-        ]
-        return _Done(
-            int(worker[0]), losses.reshape(count, outputs).astype(np.float32), sizes.astype(np.float32), metrics, stale
-        )
+    def _unpacked(self, packed: np.ndarray, count: int) -> _Done:
+        ends = np.cumsum([1, count * self._losses, count, count, *(value.size for value in self._fresh)])
+        worker, losses, sizes, stale, *state = np.split(packed, ends[:-1])
+        metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
+        losses = losses.reshape(count, self._losses)
+        return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, metrics)
 
     def _next_done(self) -> _Done:
         while True:
@@ -163,14 +172,6 @@ class ScheduledLoop(Loop):
             except queue.Empty:
                 # Raises what a call has failed with.
                 self._coordinator.done()
-
-    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-        values, sizes, state = validate(iterator, tf.constant(count), self._tensors(self._state))
-        self._state = [each.numpy().astype(np.float64) for each in state]
-        return values.numpy(), sizes.numpy()
-
-    def _metric_results(self) -> dict[str, Any]:
-        return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
 
     def _result_of(self, state: Sequence[Any]) -> Any:
         with keras.StatelessScope(zip(self.model.metrics_variables, state, strict=True)):
@@ -182,56 +183,75 @@ class ScheduledLoop(Loop):
             return [tf.constant(value, each.dtype) for value, each in zip(state, self._fresh, strict=True)]
 
 
-class _Rows:
-    """Which examples each step trains, by their places in arrays; for other data, how many."""
+class ScheduledLoop(Loop):
+    """What an asynchronous training is made of, on its coordinator."""
 
-    def __init__(self, data: Data) -> None:
-        self._data, self.known = data, not isinstance(data.part, tf.data.Dataset)
-        self._order = cache(self._of_epoch)
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        train: Data,
+        shards: Sequence[Any],
+        workers: int,
+        validation: Data | None = None,
+        outputs: Sequence[str] = (),
+    ) -> None:
+        """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
+        super().__init__(model, strategy, train, validation, outputs)
+        self._race = Race(model, strategy, source(train, shards, workers), workers, 1 + len(self.outputs))
+        self._held_out = [(data, steps.validation_alone(model)) for data, _ in self._held_out]
+        self.lanes = workers
 
-    def of(self, first: int, count: int) -> tuple[Any, Any]:
-        """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
-        layout = self._data.layout
-        chosen, sizes = [np.zeros(0, np.int64)], [0]
-        for step in range(first, first + count):
-            epoch, place = divmod(step, layout.steps)
-            start = place * layout.global_batch
-            stop = min(start + layout.global_batch, layout.examples)
-            sizes.append(stop - start)
-            if self.known:
-                chosen.append(self._order(epoch)[start:stop])
-        with tf.device("CPU:0"):
-            return tf.constant(np.concatenate(chosen)), tf.constant(np.cumsum(sizes), tf.int64)
+    @property
+    def pending(self) -> int:  # type: ignore[override]
+        """Steps under way."""
+        return self._race.pending
 
-    def _of_epoch(self, epoch: int) -> np.ndarray:
-        layout, data = self._data.layout, self._data
-        if not data.shuffle:
-            return np.arange(layout.examples)
-        self._order.cache_clear()
-        with tf.device("CPU:0"):
-            return np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
+    @property
+    def warm(self) -> bool:  # type: ignore[override]
+        """Has every worker made a step?"""
+        return self._race.warm
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """The results of the next call that a worker has made; see `Race.call`."""
+        return self._race.call(count, wanted)
+
+    def facts(self) -> dict[str, Any]:
+        """Staleness, updates and whose steps they were."""
+        return self._race.facts()
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self._race.reset_metrics()
+
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._race.validate(validate, iterator, count)
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self._race.results()
 
 
-def _on_worker(data: Data, shards: Sequence[Any], workers: int) -> Callable[[], tf.data.Dataset]:
-    """A function that makes what a worker takes its batches from, without end: whole arrays, or batches in turn."""
-    layout = data.layout
+def source(data: Data, shards: Sequence[Any], workers: int) -> Source:
+    """What workers take their batches from: arrays by the places that a step stands for, data sets in turn.
+
+    Arrays are trained once an epoch, each example, whoever is faster. Of a data set each worker reads its own shard,
+    round and round, and takes as many examples as a step stands for.
+    """
+    layout, rows = data.layout, _Rows(data)
     if not isinstance(data.part, tf.data.Dataset):
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
-        return lambda: tf.data.Dataset.from_tensors(arrays).repeat()
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
     counts = [int(shard.cardinality()) for shard in shards] if len(shards) > 1 else [layout.examples // workers]
     if 0 in counts:
         raise TrainingError(
             f"Expected training examples for each of {workers} workers, received {layout.examples} and none for worker "
             f"{counts.index(0) + 1}. Try workers=1."
         )
-    graphs = [_graph(shard) for shard in shards]
+    graphs = [graph(shard) for shard in shards]
 
     def made() -> tf.data.Dataset:
-        parts = [
-            tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), data.part.element_spec)
-            for graph in graphs
-        ]
+        parts = [from_graph(each, data.part.element_spec) for each in graphs]
         if workers == 1:
             # In the order of one device, in which the last batch of an epoch is a smaller one.
             return batches.stream(parts[0], layout, data.shuffle, data.seed).map(lambda _, mine: mine[0])
@@ -246,18 +266,53 @@ def _on_worker(data: Data, shards: Sequence[Any], workers: int) -> Callable[[], 
             mine = mine.shuffle(window, seed=data.seed, reshuffle_each_iteration=True)
         return mine.repeat().batch(layout.global_batch, drop_remainder=True).prefetch(2)
 
-    return made
+    return Source(made, rows.of, _next)
 
 
-def _graph(part: tf.data.Dataset) -> Any:
+def graph(part: tf.data.Dataset) -> Any:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
-    graph = part._as_serialized_graph(strip_device_assignment=True)
-    if b"PyFunc" in graph.numpy():
+    made = part._as_serialized_graph(strip_device_assignment=True)
+    if b"PyFunc" in made.numpy():
         raise TrainingError(
             "Expected data that workers can read without this program's Python, received a data set made with "
             "from_generator, py_function or numpy_function. Try arrays, or a data set of files."
         )
-    return graph
+    return made
+
+
+def from_graph(made: Any, spec: Any) -> tf.data.Dataset:
+    """The data set of a graph, with elements of `spec`."""
+    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=made), spec)
+
+
+class _Rows:
+    """Which examples each step trains, by their places in arrays; for other data, how many."""
+
+    def __init__(self, data: Data) -> None:
+        self._data, self._known = data, not isinstance(data.part, tf.data.Dataset)
+        self._order = cache(self._of_epoch)
+
+    def of(self, first: int, count: int) -> tuple[Any, Any]:
+        """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
+        layout = self._data.layout
+        chosen, sizes = [np.zeros(0, np.int64)], [0]
+        for step in range(first, first + count):
+            epoch, place = divmod(step, layout.steps)
+            start = place * layout.global_batch
+            stop = min(start + layout.global_batch, layout.examples)
+            sizes.append(stop - start)
+            if self._known:
+                chosen.append(self._order(epoch)[start:stop])
+        with tf.device("CPU:0"):
+            return tf.constant(np.concatenate(chosen)), tf.constant(np.cumsum(sizes), tf.int64)
+
+    def _of_epoch(self, epoch: int) -> np.ndarray:
+        layout, data = self._data.layout, self._data
+        if not data.shuffle:
+            return np.arange(layout.examples)
+        self._order.cache_clear()
+        with tf.device("CPU:0"):
+            return np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
 
 
 def _gathered(source: Any, rows: Any, start: Any, stop: Any) -> Any:

@@ -70,7 +70,8 @@ def scheduled_steps(
     """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
 
     (source, rows, edges [steps + 1]) ->
-        (number of the worker, loss vectors [steps, 1 + outputs], staleness [steps], the metrics' state)
+        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps], the
+        metrics' state)
 
     Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
     `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`.
@@ -95,18 +96,20 @@ def scheduled_steps(
         return values, metrics_state(model, state, x, y, y_pred, weights), stale
 
     def steps(source: Any, rows: Any, edges: Any) -> Any:
-        def one(index: Any, state: Any, values: Any, stale: Any) -> Any:
+        def one(index: Any, state: Any, values: Any, sizes: Any, stale: Any) -> Any:
             mine = batch(source, rows, edges[index], edges[index + 1])
             with losses.without_keras_scaling(), _added_in_place():
                 loss, state, age = strategy.run(replica_step, args=(mine, state))
-            return index + 1, state, values.write(index, loss), stale.write(index, tf.cast(age, tf.int64))
+            size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
+            age = tf.cast(age, tf.int64)
+            return index + 1, state, values.write(index, loss), sizes.write(index, size), stale.write(index, age)
 
         count = tf.shape(edges)[0] - 1
-        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.int64, size=count))
+        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64)]
         state = [tf.constant(value) for value in fresh]
-        _, state, values, stale = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
+        _, state, values, sizes, stale = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return worker, values.stack(), stale.stack(), state
+        return worker, values.stack(), sizes.stack(), stale.stack(), state
 
     return tf.function(steps, reduce_retracing=True, autograph=False)
 
