@@ -95,6 +95,15 @@ class Loop:
         self._training: Iterator[Any] | None = None
         self._validation: Iterator[Any] | None = None
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch, as far as they are known beforehand."""
+        return self.train_data.layout.steps
+
+    def steps_ahead(self) -> int:
+        """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
+        return self.steps_per_epoch
+
     def call(self, count: int) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
         if self._training is None:

@@ -26,7 +26,7 @@ def training_steps(
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
     gradients.
     """
-    _sum_once(model.optimizer)
+    sum_once(model.optimizer)
     call = _call(model)
     variables = model.trainable_variables
 
@@ -61,6 +61,20 @@ def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy) -> St
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
     return _many(strategy, replica_step)
+
+
+def sum_once(optimizer: keras.optimizers.Optimizer) -> None:
+    """Keeps Keras from summing gradients over replicas a second time."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            each._all_reduce_sum_gradients = list
+
+
+def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            vars(each).pop("_all_reduce_sum_gradients", None)
 
 
 def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:
@@ -127,10 +141,3 @@ def _share(batch: Any, examples: Any) -> Any:
 def _call(model: keras.Model) -> Callable[..., Any]:
     """Calls the model with `training` where its `call` takes that."""
     return model if model._call_has_training_arg else lambda x, training: model(x)
-
-
-def _sum_once(optimizer: Any) -> None:
-    """Keeps Keras from summing gradients over replicas a second time."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            each._all_reduce_sum_gradients = list
