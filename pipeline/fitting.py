@@ -4,16 +4,14 @@ Keras's own `fit` fails under several of TensorFlow's strategies. This takes the
 history, and refuses in words what it cannot honour. Steps, exact sums and hooks are those of `pipeline.train`.
 """
 
-import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing
-from tensorflow.python.distribute import distribute_lib
 
 from pipeline import measure
 from pipeline.train import agree, build, passes
@@ -67,7 +65,7 @@ def fit(
     loop_class = _loop_class(strategy)
     where = passes.place(strategy)
     _check_compiled(model, where)
-    hooks = _callbacks(callbacks)
+    hooks = _callbacks(callbacks, where)
     epochs = min(epochs, keras.config.max_epochs() or epochs)
     steps_per_epoch = _capped(steps_per_epoch)
     due = _due(model, validation_freq)
@@ -76,25 +74,25 @@ def fit(
             (x, y, sample_weight), validation_split=validation_split
         )
 
-    with _outside_scope():
-        seed = _agreed_seed(strategy, where)
-        train = passes.passes(
-            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
-            class_weight=class_weight,
-        )  # fmt: skip
-        held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
-        _check_same(strategy, where, {
-            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
-            "batch_size": batch_size, "batches": train.steps, "examples": train.examples, "validation_steps": validation_steps,
-            "validation batches": held_out and held_out.steps, "validation examples": held_out and held_out.examples,
-            "callbacks": len(hooks), "steps_per_execution": model.steps_per_execution,
-        })  # fmt: skip
-        with build.lent(model, strategy, train.spec) as outputs:
-            loop = _loop(loop_class, model, strategy, train, outputs, where)
-            runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
-            with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
-                training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
-                return _train(training, loop, _steps_per_call(model, hooks, loop))
+    seed = _agreed_seed(strategy, where)
+    train = passes.passes(
+        where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
+        class_weight=class_weight,
+    )  # fmt: skip
+    held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
+    per_call = _steps_per_call(model, hooks, train)
+    _check_same(strategy, where, {
+        "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch, "batch_size": batch_size,
+        "number of batches": train.steps, "number of examples": train.examples, "validation_steps": validation_steps,
+        "number of validation batches": held_out and held_out.steps, "number of callbacks": len(hooks),
+        "number of validation examples": held_out and held_out.examples, "steps per call": per_call,
+    })  # fmt: skip
+    with build.lent(model, strategy, train.spec) as outputs:
+        loop = _loop(loop_class, model, strategy, train, outputs, where)
+        runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
+        with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
+            training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
+            return _train(training, loop, per_call)
 
 
 def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
@@ -144,9 +142,9 @@ def _train(training: Training, loop: KerasLoop, steps_per_call: int | None) -> k
     return loop.running.history()
 
 
-def _steps_per_call(model: keras.Model, hooks: Sequence[keras.callbacks.Callback], loop: KerasLoop) -> int | None:
+def _steps_per_call(model: keras.Model, hooks: Sequence[keras.callbacks.Callback], train: Passes) -> int | None:
     """Steps in a call of the compiled loop; None leaves it to their pace."""
-    if loop.one_by_one:
+    if train.one_by_one:
         return 1
     if model.steps_per_execution > 1:
         return int(model.steps_per_execution)
@@ -210,12 +208,18 @@ def _strategy(model: keras.Model, named: tf.distribute.Strategy | None) -> tf.di
     return strategy
 
 
-def _callbacks(given: Any) -> list[keras.callbacks.Callback]:
+def _callbacks(given: Any, where: Place) -> list[keras.callbacks.Callback]:
     inside = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
     found = [each for each in keras.tree.flatten(inside) if each is not None]
     wrong = [each for each in found if not isinstance(each, keras.callbacks.Callback)]
     if wrong:
         raise FitError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
+    if found and where.processes > 1 and tf.distribute.has_strategy():
+        # To save a model makes variables, which there all processes must make together; callbacks run in the first.
+        raise FitError(
+            "Expected fit with callbacks to be called outside strategy.scope(), received a call inside it. "
+            "Try to end the `with` block before fit."
+        )
     return found
 
 
@@ -268,23 +272,11 @@ def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, 
     (differing,) = agree.over_replicas(strategy)([tf.cast(mine != first, tf.float64)])
     for name, here, there, found in zip(said, mine.numpy(), first.numpy(), differing.numpy(), strict=True):
         if found:
+            mine = "another elsewhere" if here == there else f"{here:g} here"
             raise FitError(
-                f"Expected every process to call fit with the same {name}, received {here:g} here and {there:g} in "
-                f"the first process (-1: none), or another in a third."
+                f"Expected every process to call fit with the same {name}, received {there:g} in the first process and "
+                f"{mine} (-1: none)."
             )
-
-
-@contextlib.contextmanager
-def _outside_scope() -> Iterator[None]:
-    """Inside, no strategy is current, also where `fit` is called within `strategy.scope()`.
-
-    What callbacks make in the first process alone would otherwise be variables that all processes make together.
-    """
-    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
-    try:
-        yield
-    finally:
-        distribute_lib._pop_per_thread_mode()
 
 
 def _tell_nobody(event: str, **fields: Any) -> None:

@@ -29,12 +29,19 @@ def over_replicas(strategy: tf.distribute.Strategy) -> Callable[[list[Any]], lis
 def _summed(
     strategy: tf.distribute.Strategy, part: Callable[[list[Any]], list[Any]]
 ) -> Callable[[list[Any]], list[Any]]:
-    def on_replica(values: list[Any]) -> Any:
+    def on_replica(values: list[Any]) -> list[Any]:
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, part(values))
+        mine = part(values)
+        summed = dict[int, Any]()
+        # What is sent together is packed into one tensor, which has one type.
+        for kind in dict.fromkeys(value.dtype for value in mine):
+            these = [number for number, value in enumerate(mine) if value.dtype == kind]
+            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [mine[number] for number in these])
+            summed |= zip(these, sums, strict=True)
+        return [summed[number] for number in range(len(mine))]
 
     def everywhere(values: list[Any]) -> list[Any]:
         summed = strategy.run(on_replica, args=(values,))
         return [strategy.experimental_local_results(value)[0] for value in summed]
 
-    return tf.function(everywhere, reduce_retracing=True)  # type: ignore[no-any-return]
+    return tf.function(everywhere, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]

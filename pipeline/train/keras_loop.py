@@ -79,11 +79,6 @@ class KerasLoop(Loop):
         assert self.hooks is not None, "training makes the hooks"
         return self.hooks
 
-    @property
-    def one_by_one(self) -> bool:
-        """Must each call make a single step, because the data may end after any?"""
-        return self._passes.steps is None and not self._passes.endless
-
     def steps_ahead(self) -> int:
         """Steps in the epoch that begins now: fewer than asked for where a pass over the data ends before."""
         if self._passes.steps is None:
@@ -112,6 +107,8 @@ class KerasLoop(Loop):
         self._seen += made.steps
         if self._seen == self._passes.steps:
             self._end_pass()
+            if self._steps is None:
+                self._passes.skip()
         return made
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
@@ -123,7 +120,7 @@ class KerasLoop(Loop):
         until = min(wanted, data.steps or wanted)
         if until < wanted:
             _warn_of_end(wanted, until, "validation_steps")
-        most = steps_per_call if data.steps or data.endless else 1
+        most = 1 if data.one_by_one else steps_per_call
         hooks.call("on_test_begin")
         self.model.reset_metrics()
         totals, iterator, done = self.totals(), data.begin(), 0
@@ -140,6 +137,8 @@ class KerasLoop(Loop):
             logs = totals.means() | self.metrics() if hooks.every_test_batch or done == until else logs
             hooks.call("on_test_batch_end", done - 1, logs)
         data.end()
+        if done == data.steps:
+            data.skip()
         logs = totals.means() | self.metrics()
         hooks.call("on_test_end", logs)
         return logs

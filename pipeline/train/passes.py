@@ -71,6 +71,11 @@ class Passes:
     spec: Any
 
     @property
+    def one_by_one(self) -> bool:
+        """Must each call make a single step, because the data may end after any?"""
+        return self.steps is None and not self.endless
+
+    @property
     def layout(self) -> "Passes":
         """What `Loop` asks of its data."""
         return self
@@ -81,6 +86,9 @@ class Passes:
 
     def end(self) -> None:
         """Says that a pass is over."""
+
+    def skip(self) -> None:
+        """Leaves out one order of a shuffle: after a whole pass Keras makes an iterator that nobody reads."""
 
 
 def passes(
@@ -187,6 +195,9 @@ class _Batches(Passes):
 
     def end(self) -> None:
         self._adapter.on_epoch_end()
+
+    def skip(self) -> None:
+        iter(self._shares)
 
 
 def _is_own(data: tf.data.Dataset, where: Place) -> bool:

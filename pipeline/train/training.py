@@ -35,7 +35,7 @@ class Training:
         self._loop, self._tell, self._clock = loop, tell, clock
         self._hooks, self._must_be_finite = hooks, must_be_finite
         per_epoch = loop.steps_per_epoch
-        self._last_step = last_step or (epochs or 1) * per_epoch
+        self._last_step = last_step or (1 if epochs is None else epochs) * per_epoch
         self._epochs = -(-self._last_step // per_epoch)
         self._callbacks = callbacks
         self._steps_per_call = 1
