@@ -88,6 +88,7 @@ def fit(
         "number of validation examples": held_out and held_out.examples, "steps per call": per_call,
     })  # fmt: skip
     with build.lent(model, strategy, train.spec) as outputs:
+        _check_made_under(strategy, model.metrics_variables)
         loop = _loop(loop_class, model, strategy, train, outputs, where)
         runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
         with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
@@ -197,15 +198,18 @@ def _check_compiled(model: keras.Model, where: Place) -> None:
 
 def _strategy(model: keras.Model, named: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
     strategy = named or model.distribute_strategy
-    variables = [*model.variables, *model.optimizer.variables]
+    _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
+    return strategy
+
+
+def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
     foreign = [each for each in variables if not strategy.extended.variable_created_in_scope(each.value)]
     if foreign:
         raise FitError(
-            f"Expected a model and an optimizer made under the strategy they train with, "
+            f"Expected a model, an optimizer and metrics made under the strategy they train with, "
             f"{type(strategy).__name__}, received {foreign[0].path}, made outside it. "
             f"Try to make and compile the model inside `with strategy.scope():`."
         )
-    return strategy
 
 
 def _callbacks(given: Any, where: Place) -> list[keras.callbacks.Callback]:

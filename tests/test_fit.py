@@ -392,6 +392,11 @@ def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str
 def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
     with pytest.raises(FitError, match="Try to make and compile the model inside `with strategy"):
         pipeline.fit(classifier(), X, Y, strategy=mirrored)
+    metric = keras.metrics.MeanSquaredError()
+    with mirrored.scope():
+        model = classifier(metrics=[metric])
+    with pytest.raises(FitError, match="received mean_squared_error/total, made outside it"):
+        pipeline.fit(model, X, Y[:, None] / 3.0)
     central = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"])
     with central.scope():
         model = classifier()

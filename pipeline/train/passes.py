@@ -115,6 +115,11 @@ def passes(
             f"Expected no batch size for a data set, whose elements are global batches, received {batch_size}. "
             f"Try dataset.batch({batch_size}) and batch_size=None."
         )
+    if isinstance(x, keras.utils.PyDataset) and shuffle and where.processes > 1:
+        raise FitError(
+            f"Expected shuffle=False for a {type(x).__name__} on {where.processes} processes, which would each shuffle "
+            f"it in an order of their own, received shuffle={shuffle}. Try to shuffle in its on_epoch_end, from a seed."
+        )
     # A data set is shuffled by its maker, and Keras warns of every other use of its default.
     adapter = get_data_adapter(
         x, y, sample_weight, batch_size, steps, shuffle=False if batched else shuffle, class_weight=class_weight
