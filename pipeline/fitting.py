@@ -85,6 +85,7 @@ def fit(
         "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch, "batch_size": batch_size,
         "number of batches": train.steps, "number of examples": train.examples, "validation_steps": validation_steps,
         "number of validation batches": held_out and held_out.steps, "number of callbacks": len(hooks),
+        "number of validations": sum(map(due, range(initial_epoch, epochs))), "shuffle": shuffle is True,
         "number of validation examples": held_out and held_out.examples, "steps per call": per_call,
     })  # fmt: skip
     with build.lent(model, strategy, train.spec) as outputs:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -330,6 +331,7 @@ def test_keras_own_bar_shows_the_progress(verbose: Any, capsys) -> None:
     assert history.params == {"verbose": verbose, "epochs": 2, "steps": 2}
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_from_its_backup(mirrored, tmp_path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -410,7 +412,7 @@ def test_the_package_is_imported_without_tensorflow() -> None:
     assert done.stdout.split() == ["False", "True", "True"]
 
 
-def two_processes(steps: int, timeout: float = 240.0) -> list[dict[str, Any]]:
+def two_processes(steps: int, folder: Path, timeout: float = 240.0) -> list[dict[str, Any]]:
     """What each of the tutorial's two processes told."""
     with reserved_ports(2) as ports, ExitStack() as stack:
         started = []
@@ -420,7 +422,7 @@ def two_processes(steps: int, timeout: float = 240.0) -> list[dict[str, Any]]:
                 "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}",
             }
-            command = [sys.executable, str(OWN / "tutorial.py"), str(steps)]
+            command = [sys.executable, str(OWN / "tutorial.py"), str(steps), str(folder / "backup")]
             process = subprocess.Popen(
                 command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
@@ -433,8 +435,8 @@ def two_processes(steps: int, timeout: float = 240.0) -> list[dict[str, Any]]:
     return [json.loads(each.rpartition("TOLD")[2].splitlines()[0]) for each in shown]
 
 
-def assert_two_processes_train_what_one_device_does(steps: int) -> None:
-    first, second = two_processes(steps)
+def assert_two_processes_train_what_one_device_does(steps: int, folder: Path) -> None:
+    first, second = two_processes(steps, folder)
     assert first["keras"].startswith("ValueError: Attempt to convert a value (PerReplica")
     model = tutorial.build_and_compile_cnn_model()
     alone = model.fit(tutorial.mnist_dataset(128), epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0)
@@ -457,14 +459,15 @@ def assert_two_processes_train_what_one_device_does(steps: int) -> None:
     alone = pipeline.fit(model, x[:256, ..., 0], y[:256], shuffle=False, verbose=0)
     for told in (first, second):
         assert told["own parts"]["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
+        assert told["rest"] == pytest.approx(told["whole"][1:], rel=1e-5)
         assert "Expected every process to call fit with the same epochs, received 2 in the first" in told["different"]
         assert "Expected data whose number of batches is known beforehand for 2 processes" in told["unknown"]
 
 
-def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains() -> None:
-    assert_two_processes_train_what_one_device_does(steps=12)
+def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
+    assert_two_processes_train_what_one_device_does(12, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_multi_worker_tutorial_trains_so_at_its_full_length() -> None:
-    assert_two_processes_train_what_one_device_does(steps=70)
+def test_the_multi_worker_tutorial_trains_so_at_its_full_length(tmp_path) -> None:
+    assert_two_processes_train_what_one_device_does(70, tmp_path)

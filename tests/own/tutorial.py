@@ -1,4 +1,4 @@
-"""TensorFlow's tutorial "Multi-worker training with Keras", one of its processes: `python tutorial.py STEPS`.
+"""TensorFlow's tutorial "Multi-worker training with Keras", one of its processes: `python tutorial.py STEPS FOLDER`.
 
 Prints a JSON line: the error of Keras's own `fit`, and the histories of ours.
 """
@@ -77,7 +77,33 @@ def refused(call):
     return "not refused"
 
 
-def main(steps):
+class Stop(keras.callbacks.Callback):
+    """Ends training after the first epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
+def from_backup(strategy, folder):
+    """(losses of two epochs, those of the second one alone, which went on from a backup of the first)."""
+    (x, y), _ = mnist5k()
+    histories = []
+    for callbacks in (
+        [],
+        [keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False), Stop()],
+        [keras.callbacks.BackupAndRestore(folder)],
+    ):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            layers = [keras.Input((28, 28)), keras.layers.Flatten(), keras.layers.Dense(10, activation="softmax")]
+            model = keras.Sequential(layers)
+            model.compile("adam", loss="sparse_categorical_crossentropy")
+        data = {"x": x[:99, ..., 0], "y": y[:99], "shuffle": False, "verbose": 0}
+        histories.append(pipeline.fit(model, **data, epochs=2, callbacks=callbacks).history["loss"])
+    return histories[0], histories[2]
+
+
+def main(steps, folder):
     """One process of the two."""
     assert loopback.listen_on_loopback_only()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -99,10 +125,11 @@ def main(steps):
     told["own parts"] = pipeline.fit(
         model, own_parts(rank, 32), steps_per_epoch=8, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()]
     ).history
+    told["whole"], told["rest"] = from_backup(strategy, folder)
     told["different"] = refused(lambda: pipeline.fit(model, **(arrays() | {"epochs": 2 + rank})))
     told["unknown"] = refused(lambda: pipeline.fit(model, data.take(9).filter(lambda x, y: True), verbose=0))
     print("TOLD", json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])
