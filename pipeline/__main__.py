@@ -3,6 +3,7 @@
 0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 128 + n: ended by signal n.
 """
 
+import dataclasses
 import io
 import os
 import sys
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from pipeline import config as configs
-from pipeline import run, show
+from pipeline import plan, run, show
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -74,8 +75,17 @@ def command() -> int:
 
 
 def _points(session: run.Session) -> list[run.Asked | None]:
-    """Every point of the command in Hydra's order, None for one that is refused, whose result the session has."""
+    """Every point of the command in Hydra's order, None for one that is refused, whose result the session has.
+
+    In a sweep, a strategy of one device is the control of the others: it has a point, on its one device, also where all
+    points of the sweep ask for more.
+    """
     points: list[run.Asked | None] = []
+
+    def look_over(place: int, asked: run.Asked) -> None:
+        if result := run.look_over(asked, session):
+            session.results[place], points[place] = result, None
+            _tell(result, asked.sweep is not None, session.console)
 
     def collect(composed: DictConfig) -> None:
         where = HydraConfig.get()
@@ -83,22 +93,31 @@ def _points(session: run.Session) -> list[run.Asked | None]:
         folder = Path(where.runtime.output_dir)
         # As they were typed: what they refer to may not exist, which `typed` puts into words.
         overrides = [str(each) for each in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
-        asked = None
+        place = len(points)
         try:
             config = configs.typed(composed, overrides)
         except configs.ConfigError as error:
-            result: run.Result | None = run.unread(str(error), folder, {}) | {"overrides": overrides}
+            points.append(None)
+            session.results[place] = run.unread(str(error), folder, {}) | {"overrides": overrides}
+            _tell(session.results[place], many, session.console)
         else:
             asked = run.Asked(config, folder, overrides, Path(where.sweep.dir).name if many else None)
-            result = run.look_over(asked, session)
-        if result:
-            session.results[len(points)] = result
-            _tell(result, many, session.console)
-        points.append(None if result else asked)
+            points.append(asked)
+            if not many or plan.on_one_device(config) is config:
+                look_over(place, asked)
 
     configs.register()
     with _errors_as_they_are():
         hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(collect)()
+    for place, asked in enumerate(points):
+        one = None if asked is None or asked.sweep is None else plan.on_one_device(asked.config)
+        if asked is None or one is None or one is asked.config:
+            continue
+        if all(each is None or each.config != one for each in points):
+            asked = points[place] = dataclasses.replace(asked, config=one)
+            name = one.strategy.name
+            session.console.print(f"Point {place} trains on one device, as {name} does.", markup=False, highlight=False)
+        look_over(place, asked)
     return points
 
 

@@ -41,6 +41,7 @@ class Measured:
     seconds_training: float | None = None
     steps_per_call: int | None = None
     notes: list[str] = field(default_factory=list)
+    restarts: int = 0
 
 
 class Group:
@@ -50,6 +51,8 @@ class Group:
         self.plan, self.name, self._folder, self._tell = plan, name, folder, tell
         self._watch = Watch(plan)
         self._stopped = False
+        # What was done about workers that were lost, in words.
+        self.replaced: list[str] = []
         # How long this group was asked for something, and the others waited.
         self.seconds = 0.0
         self.job: Job = cluster.start(plan, name, folder)
@@ -61,22 +64,30 @@ class Group:
             self._watch.asked(began)
             self.job.send(dict(command))
         answers: dict[int, Event] = {}
-        while len(answers) < len(self.plan.processes):
+        # All join; from then on those answer who are told what to do.
+        ranks = range(len(self.plan.processes)) if command is None else self.plan.leaders
+        while not answers.keys() >= set(ranks):
             for event in self.job.events(POLL_SECONDS):
                 self._watch.note(event, time.monotonic())
                 self._tell(event)
                 if event["event"] == answer:
                     answers[event["rank"]] = event
                     self._watch.answer(event["rank"])
+            self._replace(self._watch.to_replace(time.monotonic()))
             failure = self._watch.failure(time.monotonic())
             if failure:
                 self._fail(failure)
         self.seconds += time.monotonic() - began
         return answers
 
+    def begin(self) -> None:
+        """Has the processes begin training; from now on, workers that race can be replaced."""
+        self._watch.replacing = True
+        self.job.send({"do": "begin"})
+
     def leave(self) -> None:
         """Ends the processes in order."""
-        self._watch.leaving = True
+        self._watch.leaving, self._watch.replacing = True, False
         self.job.send({"do": "exit"})
         self.stop()
 
@@ -85,6 +96,13 @@ class Group:
         if not self._stopped:
             self._stopped = True
             self.job.stop(self.plan.stop_timeout)
+
+    def _replace(self, gone: Mapping[int, str]) -> None:
+        for rank, why in gone.items():
+            self.job.restart(rank)
+            text = f"{why}. It was started again; the steps that it was making are made again, by any worker."
+            self.replaced.append(text)
+            self._tell({"time": time.time(), "event": "warning", "group": self.name, "rank": rank, "text": text})
 
     def _fail(self, failure: Failure) -> None:
         if failure.stuck:
@@ -124,13 +142,14 @@ def conduct(
             measured.built = built if group is point else measured.built
         measured.seconds_startup = time.monotonic() - began
         started = point.seconds
-        point.job.send({"do": "begin"})
+        point.begin()
         per_call = _measure(plan, point, one, measured)
         if one is not None:
             one.leave()
         finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
         measured.seconds_training = point.seconds - started
         measured.finished = finished[0]
+        measured.restarts = len(point.replaced)
         digests = {digest for each in finished.values() for digest in each["weights"]}
         if len(digests) > 1:
             measured.notes.append(
@@ -138,6 +157,7 @@ def conduct(
             )
         point.leave()
     finally:
+        measured.notes += groups[0].replaced if groups else []
         for group in groups:
             group.stop()
 
@@ -161,7 +181,7 @@ def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) ->
         group.name: max(answer["step_seconds"] for answer in group.ask("calibrated", calibrate).values())
         for group in groups
     }
-    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(pace["point"])
+    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(pace["point"], plan.lanes)
     for repeat in range(plan.repeats if plan.measure_steps != 0 else 0):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
@@ -170,7 +190,7 @@ def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) ->
                 "repeat": repeat,
                 # Without turns, one repeat warms up the next.
                 "warmup_steps": plan.warmup_steps if repeat == 0 or len(groups) > 1 else 0,
-                "steps": plan.measure_steps or measure.steps_per_repeat(pace[group.name], per_call),
+                "steps": plan.measure_steps or measure.steps_per_repeat(pace[group.name], per_call, group.plan.lanes),
                 "steps_per_call": per_call,
             }
             timed = measure.slowest(group.ask("measured", command))

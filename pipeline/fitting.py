@@ -99,10 +99,10 @@ def fit(
 
 def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
     """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy | tf.distribute.TPUStrategy):
         raise FitError(
-            "Expected a strategy whose replicas train in step, received ParameterServerStrategy. "
-            "Try tf.distribute.MultiWorkerMirroredStrategy."
+            f"Expected a strategy whose replicas train in step on CPUs or GPUs, received {type(strategy).__name__}. "
+            f"Try tf.distribute.MultiWorkerMirroredStrategy, or python -m pipeline strategy=parameter_server, or =tpu."
         )
     name = type(strategy).__name__
     if name == "CentralStorageStrategy":

@@ -1,7 +1,7 @@
 """Finds out what this machine has, without importing TensorFlow.
 
 Cores are those this process may run on, so a container's or a scheduler's limit counts. GPUs are asked of
-`nvidia-smi`, and of `CUDA_VISIBLE_DEVICES` when a scheduler has set it.
+`nvidia-smi`, and of `CUDA_VISIBLE_DEVICES` when a scheduler has set it. TPU chips are files under /dev.
 """
 
 import os
@@ -12,16 +12,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# PCI identities of TPU chips, from `hardware_utils.py` of JAX: v2 and v3, one without a public name, v4, v5p, v5e, v6e.
+GOOGLE = "0x1ae0"
+TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f")
+# Set on TPU VMs and in pods that have a TPU.
+TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
+
 
 @dataclass(frozen=True)
 class Machine:
-    """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU."""
+    """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU and TPU chip.
+
+    `tpu_name` is what the environment calls its TPU, a name or an address.
+    """
 
     hostname: str
     cores: tuple[int, ...]
     memory_gib: float
     cpu: str
     gpus: tuple[str, ...] = ()
+    tpus: tuple[str, ...] = ()
+    tpu_name: str | None = None
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
@@ -32,6 +43,8 @@ def detect(environ: Mapping[str, str]) -> Machine:
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         cpu=cpu_name(Path("/proc/cpuinfo")),
         gpus=visible(installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        tpus=installed_tpus(environ),
+        tpu_name=environ.get("TPU_NAME") or None,
     )
 
 
@@ -83,3 +96,28 @@ def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
         else:
             break
     return tuple(left)
+
+
+def installed_tpus(
+    environ: Mapping[str, str], dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")
+) -> tuple[str, ...]:
+    """The file of each TPU chip that is attached: /dev/accel0 and so on up to v4, /dev/vfio/0 and so on since v5e.
+
+    Other devices are passed on through /dev/vfio too, so that counts only where a TPU is known to be there.
+    """
+    chips = sorted(dev.glob("accel[0-9]*"))
+    if not chips and (_on_bus(pci) or any(name in environ for name in TPU_VARIABLES)):
+        chips = sorted(dev.glob("vfio/[0-9]*"))
+    return tuple(map(str, chips))
+
+
+def _on_bus(pci: Path) -> bool:
+    """Is there a TPU chip among the PCI devices?"""
+    for device in pci.glob("*"):
+        try:
+            vendor, chip = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:
+            continue
+        if vendor == GOOGLE and chip in TPU_CHIPS:
+            return True
+    return False

@@ -9,19 +9,23 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.machine import Machine
-from pipeline.schema import Config, Kind, Scaling, Store
+from pipeline.schema import Baseline, Config, Kind, Precision, Scaling, Store
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
 DEFAULT_BATCH = 64
 # One timed repeat is made to last about this long where its steps are not given.
 REPEAT_SECONDS = 0.75
+# Where a TPU's worker listens; the port that Google's TPUs have is 8470.
+TPU_ADDRESS = re.compile(r"grpc://([^\s:/,@]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
+WORKERS_PER_SERVER = 4
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
@@ -36,7 +40,8 @@ class PlanError(ValueError):
 class Process:
     """One operating-system process: its rank, role and host, and the devices and cores it computes on.
 
-    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, one for each device.
+    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, one for each device. A
+    coordinator and a parameter server train none and have no device.
     """
 
     rank: int
@@ -56,6 +61,8 @@ class Plan:
 
     strategy: str
     strategy_build: dict[str, Any]
+    asynchronous: bool
+    min_shard_bytes: int | None
     hardware: str
     kind: str
     hosts: int
@@ -82,6 +89,7 @@ class Plan:
     seed: int
     deterministic: bool
     precision: str
+    static_batches: bool
     gradient_bits: int
     steps_per_call: int | None
     save: bool
@@ -94,15 +102,33 @@ class Plan:
     heartbeat_timeout: float
     progress_timeout: float
     stop_timeout: float
+    restarts: int
     system_metrics_seconds: float
     rehearsal: bool
     oversubscribed: bool
     machine: str
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def lanes(self) -> int:
+        """Workers that take steps of their own, beside each other: 1 where all of them make each step together."""
+        return self.workers if self.asynchronous else 1
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """Ranks of the processes that are told what to do: all, or the coordinator, who has the others work."""
+        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes)
+
+    def ranks(self, role: str) -> tuple[int, ...]:
+        """Ranks of the processes with a role."""
+        return tuple(process.rank for process in self.processes if process.role == role)
+
     def steps_per_epoch(self, examples: int) -> int:
-        """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch."""
-        return math.ceil(examples / self.global_batch)
+        """Optimizer steps that see each of `examples` once; the last may be smaller than the global batch.
+
+        With static batches the last, incomplete one is left out.
+        """
+        return examples // self.global_batch if self.static_batches else math.ceil(examples / self.global_batch)
 
     def to_json(self) -> str:
         """The plan as JSON text, keys in the order above."""
@@ -128,7 +154,12 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     kind, per_host, notes = _devices(config, machine, present)
     workers = _workers(config, kind, per_host)
     per_process, per_worker_host = _layout(config, workers)
-    scaling, replica_batch, global_batch = split_batch(config, workers)
+    asynchronous = config.strategy.asynchronous
+    lanes = workers if asynchronous else 1
+    servers = _parameter_servers(config, workers)
+    # Workers that race make each step alone.
+    scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else workers)
+    notes += _notes_on_tpu(config, kind, workers, global_batch)
     on_cpu = kind == "cpu"
     local_hosts = 1 if config.cluster.name == "local" else config.hardware.hosts
     here = workers if local_hosts == 1 else per_worker_host
@@ -145,15 +176,51 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         notes.append(f"This machine stands for {config.hardware.hosts} hosts: a rehearsal.")
     if config.hardware.rehearse:
         notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
-    processes = tuple(
-        _process(rank, config, kind, workers, per_process, per_worker_host, threads, machine, ports)
-        for rank in range(workers // per_process)
+    first = 1 if asynchronous else 0
+    training = workers // per_process
+    alone = training == 1 and not asynchronous
+    address = {
+        rank: None if alone else f"{config.cluster.host}:{ports[rank] if ports else 0}"
+        for rank in range(first + training + servers)
+    }
+    processes = (
+        *(_other(rank, "coordinator", 0, address[rank]) for rank in range(first)),
+        *(
+            _process(
+                number,
+                first,
+                address[first + number],
+                config,
+                kind,
+                workers,
+                per_process,
+                per_worker_host,
+                threads,
+                machine,
+            )
+            for number in range(training)
+        ),
+        *(
+            _other(
+                first + training + number,
+                "parameter server",
+                number % config.hardware.hosts,
+                address[first + training + number],
+            )
+            for number in range(servers)
+        ),
     )
+    if asynchronous and workers > 1:
+        notes.append(
+            "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
+        )
     _check_ports(config.cluster.base_port, len(processes))
     train, measure, launch = config.train, config.measure, config.launch
     return Plan(
         strategy=config.strategy.name,
-        strategy_build=config.strategy.build,
+        strategy_build=_with_address(config, machine) if kind == "tpu" else config.strategy.build,
+        asynchronous=asynchronous,
+        min_shard_bytes=config.strategy.min_shard_bytes,
         hardware=config.hardware.name,
         kind=kind,
         hosts=max(process.host for process in processes) + 1,
@@ -171,7 +238,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         global_batch=global_batch,
         scaling=scaling,
         epochs=train.epochs,
-        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS,
+        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS * lanes,
         optimizer=train.optimizer,
         learning_rate=train.learning_rate,
         loss=train.loss,
@@ -179,19 +246,21 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         callbacks=tuple(train.callbacks),
         seed=train.seed,
         deterministic=train.deterministic,
-        precision=train.precision.value,
+        precision=_precision(config),
+        static_batches=config.strategy.on_tpu,
         gradient_bits=train.gradient_bits,
         steps_per_call=train.steps_per_call,
         save=train.save,
         warmup_steps=measure.warmup_steps,
         measure_steps=measure.steps,
         repeats=measure.repeats,
-        baseline=measure.baseline.value if measure.baseline else "once",
+        baseline=_baseline(config, kind),
         threads_per_device=threads if on_cpu else config.hardware.threads_per_device,
         startup_timeout=launch.startup_timeout,
         heartbeat_timeout=launch.heartbeat_timeout,
         progress_timeout=launch.progress_timeout,
         stop_timeout=launch.stop_timeout,
+        restarts=launch.restarts,
         system_metrics_seconds=config.tracking.system_metrics_seconds,
         rehearsal=config.hardware.rehearse or stands_for_hosts,
         oversubscribed=oversubscribed,
@@ -200,16 +269,25 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     )
 
 
+def on_one_device(config: Config) -> Config:
+    """The config with one worker where its strategy trains on one device however many are asked for; else itself."""
+    strategy = config.strategy
+    if strategy.spans_devices or strategy.spans_processes or config.workers in (None, 1):
+        return config
+    return dataclasses.replace(config, workers=1)
+
+
 def baseline_of(plan: Plan, machine: Machine) -> Plan:
     """The same model, data, precision and threads per device on one device, with no strategy.
 
     Weak scaling keeps the replica batch, so the one device trains `replica_batch` examples a step; strong scaling
     keeps the global batch.
     """
-    first = plan.processes[0]
+    first = next(process for process in plan.processes if process.devices)
     threads = plan.threads_per_device or 0
     one = dataclasses.replace(
         first,
+        rank=0,
         role="chief",
         host=0,
         address=None,
@@ -224,6 +302,8 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         plan,
         strategy="default",
         strategy_build={"_target_": "pipeline.strategies.default"},
+        asynchronous=False,
+        min_shard_bytes=None,
         processes=(one,),
         workers=1,
         hosts=1,
@@ -244,8 +324,8 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
     """
     decides = (
         "model_build", "data_build", "shuffle", "kind", "replica_batch", "scaling", "optimizer", "learning_rate",
-        "loss", "metrics", "deterministic", "precision", "steps_per_call", "warmup_steps", "threads_per_device",
-        "machine",
+        "loss", "metrics", "deterministic", "precision", "static_batches", "steps_per_call", "warmup_steps",
+        "threads_per_device", "machine",
     )  # fmt: skip
     facts = {name: getattr(plan, name) for name in decides} | {"versions": versions}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -257,6 +337,8 @@ def check_ranges(config: Config) -> None:
     at_least = {
         "workers": (config.workers, 1),
         "strategy.devices_per_process": (config.strategy.devices_per_process, 1),
+        "strategy.parameter_servers": (config.strategy.parameter_servers, 1),
+        "strategy.min_shard_bytes": (config.strategy.min_shard_bytes, 1),
         "hardware.hosts": (config.hardware.hosts, 1),
         "hardware.devices_per_host": (config.hardware.devices_per_host, 1),
         "hardware.threads_per_device": (config.hardware.threads_per_device, 1),
@@ -274,6 +356,7 @@ def check_ranges(config: Config) -> None:
         "measure.repeats": (measure.repeats, 1),
         "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
         "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
+        "launch.restarts": (launch.restarts, 0),
     }
     for key, (value, least) in at_least.items():
         if value is not None and not least <= value < math.inf:
@@ -367,6 +450,21 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     return scaling.value, global_batch // replicas, global_batch
 
 
+def left_out(examples: int, workers: int, global_batch: int) -> int:
+    """Examples of an epoch that fill no whole global batch. Refuses data that fill none.
+
+    >>> left_out(examples=1_438, workers=8, global_batch=512)
+    414
+    """
+    if examples < global_batch:
+        fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
+        raise PlanError(
+            f"Expected training data for at least one whole batch of {global_batch}, since a TPU takes no other, "
+            f"received {examples} examples. Try {fitting}."
+        )
+    return examples % global_batch
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
         return
@@ -395,13 +493,18 @@ def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int,
     """(kind that computes, devices per host, notes)."""
     hardware = config.hardware
     notes: list[str] = []
+    _check_on_tpu(config, machine)
     kind = hardware.kind
-    if kind is Kind.auto:
+    if kind is Kind.auto and config.strategy.on_tpu:
+        kind = Kind.tpu
+    elif kind is Kind.auto:
         kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
-    there = len(machine.gpus) if kind is Kind.gpu else len(machine.cores)
+    there = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
     per_host = hardware.devices_per_host or max(1, there)
     if hardware.rehearse:
         return "cpu", per_host, notes
+    if kind is Kind.tpu:
+        return kind.value, per_host, _absent_tpu(config, machine, present)
     here = per_host * hardware.hosts if config.cluster.name == "local" else per_host
     if kind is Kind.gpu and here > len(machine.gpus):
         gpus, cores = len(machine.gpus), len(machine.cores)
@@ -414,6 +517,105 @@ def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int,
             )
         notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
     return kind.value, per_host, notes
+
+
+def _check_on_tpu(config: Config, machine: Machine) -> None:
+    """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
+    strategy, hardware = config.strategy, config.hardware
+    found = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
+    if strategy.on_tpu and hardware.kind is not Kind.tpu and not found:
+        raise PlanError(
+            f"Expected the hardware of a TPU, since {strategy.name} trains on nothing else, received "
+            f"hardware={hardware.name}. Try hardware=tpu_v5e_8, with hardware.rehearse=true where there is none."
+        )
+    if hardware.kind is Kind.tpu and not strategy.on_tpu:
+        raise PlanError(
+            f"Expected a strategy for TPUs, since hardware={hardware.name} is one, received "
+            f"strategy={strategy.name}. Try strategy=tpu."
+        )
+
+
+def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
+    """A note on a TPU that is not there; with `present` true it is refused."""
+    if _tpu_address(config, machine):
+        return []
+    name = config.hardware.name
+    called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
+    if present:
+        raise PlanError(
+            f"Expected a TPU for hardware={name}, received a machine without one and no address of one{called}. "
+            f"Try it on a TPU VM, strategy.build.address=grpc://HOST:8470, "
+            f"or hardware.rehearse=true to run the same plan on logical CPU devices."
+        )
+    return [f"hardware={name} is a TPU, this machine has none{called}: a run here is refused without "
+            f"hardware.rehearse=true."]  # fmt: skip
+
+
+def _tpu_address(config: Config, machine: Machine) -> str | None:
+    """Where the TPU is: an address, "local" for one that is attached, None where there is none. Refuses others."""
+    given = config.strategy.build.get("address")
+    key, address = ("strategy.build.address", given) if given else ("TPU_NAME", machine.tpu_name or "")
+    if given == "local":
+        return "local" if machine.tpus else None
+    if not given and not address.startswith("grpc:"):
+        return "local" if machine.tpus else None
+    found = TPU_ADDRESS.fullmatch(str(address))
+    if found is None or not 1 <= int(found.group(2)) <= 65535:
+        bare = re.sub(r"^[a-z]*:/*", "", str(address))
+        near = [each for each in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(each)]
+        offered = near[0] if near and found is None else "grpc://10.0.0.2:8470"
+        raise PlanError(
+            f"Expected {key} to be local or grpc://HOST:PORT, with a port up to 65535, received {address}. "
+            f"Try {key}={offered}."
+        )
+    return str(address)
+
+
+def _with_address(config: Config, machine: Machine) -> dict[str, Any]:
+    """What makes the strategy, with the TPU's address where its function takes one."""
+    build = config.strategy.build
+    return build | {"address": _tpu_address(config, machine)} if "address" in build else build
+
+
+def _precision(config: Config) -> str:
+    named, on_tpu = config.train.precision, config.strategy.on_tpu
+    if on_tpu and named is Precision.mixed_float16:
+        raise PlanError(
+            "Expected train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in "
+            "bfloat16, received mixed_float16. Try train.precision=mixed_bfloat16."
+        )
+    return (named or (Precision.mixed_bfloat16 if on_tpu else Precision.float32)).value
+
+
+def _baseline(config: Config, kind: str) -> str:
+    """Where the baseline comes from; a TPU belongs to one process, and there is no second one for a baseline."""
+    named = config.measure.baseline
+    if kind != "tpu":
+        return named.value if named else "once"
+    if named not in (None, Baseline.none):
+        raise PlanError(
+            f"Expected measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline, "
+            f"received {named.value}. Try measure.baseline=none, and -m workers=1,{config.workers or 8} to compare."
+        )
+    return "none"
+
+
+def _notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> list[str]:
+    """What batches of one size leave out, and why there is no baseline."""
+    if not config.strategy.on_tpu:
+        return []
+    notes, examples = [], config.data.train_examples
+    out = None if examples is None else left_out(examples, workers, global_batch)
+    if out != 0:
+        count = f"up to {global_batch - 1}" if out is None else f"{out} of {examples}"
+        others = ", others each time" if config.data.shuffle else ""
+        notes.append(
+            f"Batches are all of {global_batch}, as a TPU needs: each epoch leaves out {count} training "
+            f"examples{others}."
+        )
+    if kind == "tpu" and config.measure.baseline is None and config.measure.steps != 0:
+        notes.append("A TPU belongs to one process, which leaves none for a baseline: compare with a run of workers=1.")
+    return notes
 
 
 def _workers(config: Config, kind: str, per_host: int) -> int:
@@ -434,9 +636,9 @@ def _workers(config: Config, kind: str, per_host: int) -> int:
         raise PlanError(
             f"Expected one host, since {strategy.name} holds all its devices in one process, received "
             f"hardware={hardware.name} with {hosts} hosts. "
-            f"Try strategy=multi_worker, or workers={per_host} for one host."
+            f"Try {'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host."
         )
-    if workers > devices and (kind == "gpu" or hardware.rehearse):
+    if workers > devices and (kind != "cpu" or hardware.rehearse):
         raise PlanError(
             f"Expected no more workers than devices, received workers={workers} on hardware={hardware.name} "
             f"with {devices}. Try workers={devices}."
@@ -461,7 +663,7 @@ def _layout(config: Config, workers: int) -> tuple[int, int]:
                 f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
             )
         return workers, workers
-    per_process = used or (1 if hosts == 1 else per_host)
+    per_process = used or (per_host if hosts > 1 and strategy.spans_devices else 1)
     if per_process > 1 and not strategy.spans_devices:
         raise PlanError(
             f"Expected strategy.devices_per_process=1 under {strategy.name}, received {per_process}. "
@@ -476,8 +678,35 @@ def _layout(config: Config, workers: int) -> tuple[int, int]:
     return per_process, per_host
 
 
+def _parameter_servers(config: Config, workers: int) -> int:
+    strategy = config.strategy
+    if not strategy.asynchronous:
+        for key in ("parameter_servers", "min_shard_bytes"):
+            if getattr(strategy, key) is not None:
+                raise PlanError(
+                    f"Expected strategy.{key} with strategy=parameter_server only, received it with {strategy.name}. "
+                    f"Try strategy.{key}=null, or strategy=parameter_server."
+                )
+        return 0
+    if config.train.deterministic and workers > 1:
+        raise PlanError(
+            f"Expected train.deterministic=false under {strategy.name}, where {workers} workers race, received true. "
+            f"Try workers=1, or strategy=mirrored."
+        )
+    # What a server passes on grows with the workers, and one keeps up with a few of them.
+    servers = strategy.parameter_servers or math.ceil(workers / WORKERS_PER_SERVER)
+    if servers > MOST_WORKERS:
+        raise PlanError(
+            f"Expected no more than {MOST_WORKERS} parameter servers, received {servers}. "
+            f"Try strategy.parameter_servers=null."
+        )
+    return servers
+
+
 def _process(
-    rank: int,
+    number: int,
+    first_rank: int,
+    address: str | None,
     config: Config,
     kind: str,
     workers: int,
@@ -485,10 +714,9 @@ def _process(
     per_host: int,
     threads: int,
     machine: Machine,
-    ports: tuple[int, ...],
 ) -> Process:
-    count = workers // per_process
-    replicas = tuple(range(rank * per_process, (rank + 1) * per_process))
+    """The process that holds `per_process` of the workers, and `number` times as many come before."""
+    replicas = tuple(range(number * per_process, (number + 1) * per_process))
     host = replicas[0] // per_host
     local = config.cluster.name == "local"
     first = replicas[0] if local else replicas[0] % per_host
@@ -506,12 +734,9 @@ def _process(
     devices = tuple(f"{kind.upper()}:{index}" for index in range(per_process))
     if kind == "gpu":
         devices = tuple(f"GPU:{first + index}" for index in range(per_process))
-    address = None
-    if count > 1:
-        address = f"{config.cluster.host}:{ports[rank] if ports else 0}"
     return Process(
-        rank=rank,
-        role="chief" if rank == 0 else "worker",
+        rank=first_rank + number,
+        role="chief" if first_rank + number == 0 else "worker",
         host=host,
         address=address,
         devices=devices,
@@ -522,8 +747,15 @@ def _process(
     )
 
 
+def _other(rank: int, role: str, host: int, address: str | None) -> Process:
+    """A process that trains no replica: on any core, with as many threads as TensorFlow takes."""
+    return Process(rank, role, host, address, (), (), (), 0, 0)
+
+
 def _machine_name(machine: Machine) -> str:
-    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, GPUs: {', '.join(machine.gpus) or 'none'}"
+    gpus = f"GPUs: {', '.join(machine.gpus) or 'none'}"
+    chips = f", TPU chips: {len(machine.tpus)}" if machine.tpus else ""
+    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, {gpus}{chips}"
 
 
 def _tuples(values: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:

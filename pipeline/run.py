@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from pipeline import machine as machines
-from pipeline import measure, plan, show, targets
+from pipeline import measure, plan, reach, show, targets
 from pipeline.conduct import Measured, RunFailed, conduct
 from pipeline.events import PASSING, Event, EventLog
 from pipeline.launch import Cluster, LaunchError
@@ -28,7 +28,7 @@ from pipeline.track import Tracker
 
 Result = dict[str, Any]
 # What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError)
+REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError)
 
 
 class Interrupted(BaseException):
@@ -49,6 +49,8 @@ class Session:
     # By the point's place in the command.
     results: dict[int, Result] = field(default_factory=dict)
     baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    # Addresses where a TPU has answered.
+    tpus: set[str] = field(default_factory=set)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracker | None = None
 
@@ -128,14 +130,28 @@ def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalC
     cluster = session.cluster(config)
     ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
     planned = plan.make(config, machine, ports, present)
+    if present:
+        _expect_tpu(planned, session)
     wanted = planned.baseline != "none" and planned.measure_steps != 0
     return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
+
+
+def _expect_tpu(planned: Plan, session: Session) -> None:
+    """Refuses the address of a TPU at which none answers, before TensorFlow waits there for minutes."""
+    address = str(planned.strategy_build["address"]) if "address" in planned.strategy_build else ""
+    if planned.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
+        reach.expect_tpu(address)
+        session.tpus.add(address)
 
 
 def check_targets(config: Config, search: tuple[str, ...]) -> None:
     """Refuses functions that do not exist or do not take their arguments, before anything is imported."""
     for key, build, given in (
-        ("strategy.build", config.strategy.build, ("devices", "addresses", "rank")),
+        (
+            "strategy.build",
+            config.strategy.build,
+            ("devices", "addresses", "rank", "coordinator", "workers", "parameter_servers"),
+        ),
         ("model.build", config.model.build, ("input_shape", "num_classes")),
         ("data.build", config.data.build, ("shard", "shards")),
     ):
@@ -298,6 +314,8 @@ class Point:
             "rehearsal": planned.rehearsal,
             "oversubscribed": planned.oversubscribed,
             "notes": [*planned.notes, *measured.notes],
+            "asynchronous": planned.asynchronous,
+            **(_of_race(planned, measured) if planned.asynchronous else {}),
             "epochs": finished.get("epochs"),
             "loss": finished.get("loss"),
             "metrics": finished.get("metrics", {}),
@@ -325,6 +343,17 @@ class Point:
 
     def _write(self, values: Result) -> None:
         _write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+
+
+def _of_race(planned: Plan, measured: Measured) -> Result:
+    """What only an asynchronous training has: staleness in updates, and who made its steps."""
+    names = ("staleness_mean", "staleness_max", "steps", "updates")
+    counts = measured.finished.get("worker_steps") or []
+    ranks = planned.ranks("worker")
+    return {name: measured.finished.get(name) for name in names} | {
+        "worker_steps": {f"worker {rank}": count for rank, count in zip(ranks, counts, strict=False)},
+        "restarts": measured.restarts,
+    }
 
 
 def refused(error: str, asked: Asked) -> Result:

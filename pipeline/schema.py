@@ -18,11 +18,12 @@ class Mode(Enum):
 
 
 class Kind(Enum):
-    """The kind of a hardware's devices; `auto` takes GPUs where the machine has any."""
+    """The kind of a hardware's devices; `auto` takes GPUs where there are any, under a strategy for TPUs the TPU."""
 
     auto = "auto"
     cpu = "cpu"
     gpu = "gpu"
+    tpu = "tpu"
 
 
 class Scaling(Enum):
@@ -71,7 +72,11 @@ class StrategyConfig:
     name: str = "???"
     spans_devices: bool = False
     spans_processes: bool = False
+    asynchronous: bool = False
     devices_per_process: int | None = None
+    parameter_servers: int | None = None
+    min_shard_bytes: int | None = None
+    on_tpu: bool = False
     build: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,7 +130,7 @@ class TrainConfig:
     callbacks: list[Any] = field(default_factory=list)
     seed: int = 0
     deterministic: bool = False
-    precision: Precision = Precision.float32
+    precision: Precision | None = None
     steps_per_call: int | None = None
     gradient_bits: int = 32
     save: bool = True
@@ -167,12 +172,14 @@ class ClusterConfig:
 
 @dataclass
 class LaunchConfig:
-    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, and to stop."""
+    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, and to stop; and how
+    often a worker that others can do without is started again."""
 
     startup_timeout: float = 60.0
     heartbeat_timeout: float = 30.0
     progress_timeout: float = 50.0
     stop_timeout: float = 4.0
+    restarts: int = 3
 
 
 @dataclass

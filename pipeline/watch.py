@@ -1,6 +1,7 @@
 """Decides from what processes tell, and from the time, whether one is dead, stopped or stuck, and which.
 
-Pure: the time is an argument. A process that only lost its peers is not to blame; who is shows within moments.
+Pure: the time is an argument. A process that only lost its peers is not to blame; who is shows within moments. A worker
+of an asynchronous training, once that has begun, is no loss but one that can be replaced.
 """
 
 import signal
@@ -52,11 +53,15 @@ class Watch:
     plan: Plan
     seen: dict[int, _Seen] = field(default_factory=dict)
     leaving: bool = False
+    # May workers be replaced? And how often each was.
+    replacing: bool = False
+    replaced: dict[int, int] = field(default_factory=dict)
 
     def asked(self, now: float) -> None:
         """The processes were given a command: from here on they owe progress."""
-        for each in self.seen.values():
-            each.answered = False
+        for rank, each in self.seen.items():
+            # A parameter server does nothing of its own.
+            each.answered = rank in self.plan.ranks("parameter server")
             each.moved = each.worked = now
 
     def answer(self, rank: int) -> None:
@@ -88,6 +93,22 @@ class Watch:
         elif kind != "system":
             seen.moved = seen.worked = now
 
+    def to_replace(self, now: float) -> dict[int, str]:
+        """Why, in words, for each worker that is gone and can be replaced; it then counts as just started."""
+        gone: dict[int, str] = {}
+        for rank in self.plan.ranks("worker"):
+            seen = self.seen.get(rank)
+            if seen is None or not self._replaceable(rank):
+                continue
+            if seen.exited is not None:
+                gone[rank] = f"{self._name(rank)} {_ending(seen.exited)}"
+            elif seen.joined and now - (seen.beat or now) > self.plan.heartbeat_timeout:
+                gone[rank] = self._silent(rank, now).error.rstrip(".")
+        for rank in gone:
+            self.replaced[rank] = self.replaced.get(rank, 0) + 1
+            self.seen[rank] = _Seen(started=now, moved=now, worked=now)
+        return gone
+
     def failure(self, now: float) -> Failure | None:
         """The failure that has become certain by `now`, if any."""
         return self._own_error(now) or self._death() or self._silence(now) or self._peers(now) or self._stuck(now)
@@ -111,6 +132,7 @@ class Watch:
     def _gone_quiet(self, now: float) -> Failure | None:
         for rank, seen in self.seen.items():
             alive = seen.exited is None and seen.joined and seen.lost_peer is None and seen.error is None
+            alive = alive and not self._replaceable(rank)
             if alive and now - (seen.beat or seen.started) > SILENT_SECONDS:
                 return self._silent(rank, now)
         return None
@@ -123,6 +145,7 @@ class Watch:
             and seen.lost_peer is None
             and seen.error is None
             and not (self.leaving and seen.exited == 0)
+            and not self._replaceable(rank)
         }
         if not died:
             return None
@@ -147,7 +170,8 @@ class Watch:
                 stuck=True,
             )
         for rank, seen in self.seen.items():
-            if seen.exited is None and seen.joined and now - (seen.beat or now) > self.plan.heartbeat_timeout:
+            quiet = seen.exited is None and seen.joined and now - (seen.beat or now) > self.plan.heartbeat_timeout
+            if quiet and not self._replaceable(rank):
                 return self._silent(rank, now)
         return None
 
@@ -184,6 +208,11 @@ class Watch:
             rank,
             stuck=True,
         )
+
+    def _replaceable(self, rank: int) -> bool:
+        process = self.plan.processes[rank]
+        worker = self.plan.asynchronous and process.role == "worker"
+        return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.restarts
 
     def _silent(self, rank: int, now: float) -> Failure:
         seen = self.seen[rank]

@@ -1,5 +1,7 @@
 """One process's life: its devices, strategy, data and model, then what the conductor asks of it, told as events.
 
+A worker or parameter server of an asynchronous training serves its coordinator, and takes `exit` alone.
+
 Commands, each a dictionary with `do`:
 
     load       {}                     make the data; answered by `loaded`
@@ -31,9 +33,11 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import loopback, targets
-from pipeline.plan import Plan, Process, from_json
-from pipeline.train import batches, build
+from pipeline.plan import Plan, Process, from_json, left_out
+from pipeline.strategies.parameter_server import serve
+from pipeline.train import batches, build, static, tables
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
+from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
 
 CALIBRATION_STEPS = 3
@@ -51,15 +55,20 @@ def main(
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     prepare_devices(plan, process)
-    strategy = make_strategy(plan, process, tell)
+    leads = rank in plan.leaders
+    strategy = make_strategy(plan, process, tell) if leads else None
+    # Kept for the process's life.
+    server = None if leads else start_server(plan, process, tell)
     # TensorFlow swallows SIGTERM once the strategy exists; put the default back so that a scheduler can stop us.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     tell("joined", devices=list(process.devices), versions=versions())
     if process.rank == min(each.rank for each in plan.processes if each.host == process.host):
         _sample_system(plan.system_metrics_seconds, process.host, tell)
-    work = Work(plan, process, strategy, tell)
+    work = None if strategy is None else Work(plan, process, strategy, tell)
     while (command := take())["do"] != "exit":
-        getattr(work, command.pop("do"))(**command)
+        if work is not None:
+            getattr(work, command.pop("do"))(**command)
+    del server
     leave(0)
 
 
@@ -70,7 +79,7 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
     gpus = tf.config.list_physical_devices("GPU")
-    if plan.kind == "gpu":
+    if plan.kind == "gpu" and process.devices:
         wanted = [int(name.split(":")[1]) for name in process.devices]
         if max(wanted) >= len(gpus):
             raise TrainingError(
@@ -81,19 +90,69 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         for index in wanted:
             # The baseline has its turn on the same GPU.
             tf.config.experimental.set_memory_growth(gpus[index], True)
+    elif plan.kind == "tpu":
+        # The TPU is found when the strategy connects to it.
+        tf.config.set_visible_devices([], "GPU")
     else:
         tf.config.set_visible_devices([], "GPU")
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(process.devices))
-    keras.utils.set_random_seed(plan.seed)
-    keras.config.set_dtype_policy(plan.precision)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
+        )
+    _set_policy(plan)
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
+
+
+def _set_policy(plan: Plan) -> None:
+    """The seed and the precision, which Keras keeps for the process."""
+    keras.utils.set_random_seed(plan.seed)
+    keras.config.set_dtype_policy(plan.precision)
 
 
 def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
     """The plan's strategy over this process's devices; returns once every process has joined."""
     kind = plan.kind.upper()
+    _stay_on_loopback(plan, process, tell)
+    return targets.call(
+        plan.strategy_build,
+        "strategy.build",
+        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
+        addresses=tuple(each.address for each in plan.processes if each.address),
+        rank=process.rank,
+        **addresses_by_role(plan),
+    )
+
+
+def start_server(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Server:
+    """The server through which the coordinator uses this process's device, or keeps its variables here."""
+    _stay_on_loopback(plan, process, tell)
+    on_gpu = plan.kind == "gpu" and process.devices
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=process.intra_op_threads,
+        inter_op_parallelism_threads=process.inter_op_threads,
+        device_count={} if on_gpu else {"GPU": 0},
+    )
+    if on_gpu:
+        config.gpu_options.visible_device_list = ",".join(name.split(":")[1] for name in process.devices)
+        config.gpu_options.allow_growth = True
+    addresses = addresses_by_role(plan)
+    return serve(**addresses, address=str(process.address), config=config)
+
+
+def addresses_by_role(plan: Plan) -> dict[str, Any]:
+    """The addresses of an asynchronous training: `coordinator`, `workers` and `parameter_servers`."""
+    if not plan.asynchronous:
+        return {}
+    address = {each.rank: str(each.address) for each in plan.processes}
+    return {
+        "coordinator": address[0],
+        "workers": tuple(address[rank] for rank in plan.ranks("worker")),
+        "parameter_servers": tuple(address[rank] for rank in plan.ranks("parameter server")),
+    }
+
+
+def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
     addresses = [each.address for each in plan.processes if each.address]
     if (
         addresses
@@ -101,13 +160,6 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
         and not loopback.listen_on_loopback_only()
     ):
         tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
-    return targets.call(
-        plan.strategy_build,
-        "strategy.build",
-        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
-        addresses=tuple(addresses),
-        rank=process.rank,
-    )
 
 
 class Work:
@@ -118,6 +170,8 @@ class Work:
         self._parts: tuple[Any, Any] = (None, None)
         self._loop: Loop | None = None
         self._training: Training | None = None
+        # Makes the same model again, without a strategy.
+        self._plain: Callable[[], keras.Model] = keras.Model
         self._put_back = contextlib.ExitStack()
         self._spare = False
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
@@ -125,17 +179,12 @@ class Work:
 
     def load(self) -> None:
         """Makes the data, and tells how many examples this process has of them."""
-        plan, processes = self._plan, len(self._plan.processes)
-        sharded = processes > 1 and targets.asks_for(plan.data_build, "data.build", "shard")
-        with tf.device("CPU:0"):
-            made = targets.call(plan.data_build, "data.build", shard=self._process.rank, shards=processes)
-        try:
-            train, validation = made
-        except (TypeError, ValueError) as error:
-            raise TrainingError(
-                f"Expected data.build to return (train, validation), received {type(made).__name__}."
-            ) from error
-        self._parts = (train, validation)
+        processes = len(self._plan.leaders)
+        sharded = processes > 1 and self._has_shards()
+        train, validation = self._parts = self._shard(self._process.rank, processes)
+        if self._plan.static_batches:
+            static.check_data(train, "training")
+            static.check_data(validation, "validation")
         self._tell(
             "loaded",
             sharded=sharded,
@@ -146,13 +195,13 @@ class Work:
     def build(self, train_counts: list[int], validation_counts: list[int]) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
-        train, validation = self._parts
+        train = self._parts[0]
         if sum(train_counts) == 0:
             raise TrainingError("Expected training data with examples, received none.")
+        if plan.static_batches:
+            left_out(sum(train_counts), plan.workers, plan.global_batch)
         data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
-        held_out = (
-            Data(validation, self._layout(validation_counts), False, plan.seed) if validation is not None else None
-        )
+        held_out = [Data(part, layout, False, plan.seed) for part, layout in self._validation_parts(validation_counts)]
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
         classes = plan.num_classes or _num_classes(train, y)
@@ -162,18 +211,41 @@ class Work:
                 "Try data.num_classes=10, or whatever it is."
             )
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
-        model, outputs = build.model(
-            lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
-            strategy,
-            sample,
-            targets.value(plan.optimizer, "train.optimizer"),
-            plan.learning_rate,
-            targets.value(plan.loss, "train.loss"),
-            targets.value(plan.metrics, "train.metrics"),
-        )
+
+        def make(under: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
+            return build.model(
+                lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
+                under,
+                sample,
+                targets.value(plan.optimizer, "train.optimizer"),
+                plan.learning_rate,
+                targets.value(plan.loss, "train.loss"),
+                targets.value(plan.metrics, "train.metrics"),
+            )
+
+        if plan.static_batches and plan.rehearsal:
+            static.check_model(make(tf.distribute.get_strategy())[0], sample, plan.replica_batch, plan.gradient_bits)
+            # The model that trains has the names and the initial weights that it has without the check.
+            keras.utils.clear_session()
+            _set_policy(plan)
+        if plan.asynchronous:
+            with tables.on_servers(len(plan.ranks("parameter server")), plan.min_shard_bytes):
+                model, outputs = make(strategy)
+            for text in tables.check(model, plan.min_shard_bytes):
+                self._tell("warning", text=text)
+        else:
+            model, outputs = make(strategy)
+        self._plain = lambda: make(tf.distribute.get_strategy())[0]
         chief = self._process.rank == 0
-        alone = len(plan.processes) == 1
-        self._loop = Loop(model, strategy, data, held_out, outputs, plan.gradient_bits, chief, alone)
+        alone = len(plan.leaders) == 1
+        first, rest = (*held_out, None, None)[:2]
+        if plan.asynchronous:
+            # Workers that race each read a part of their own, where the data can be had in parts.
+            shares = plan.workers if plan.workers > 1 and self._has_shards() else 1
+            shards = [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
+            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, first, outputs)
+        else:
+            self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest)
         self._tell(
             "built",
             parameters=model.count_params(),
@@ -181,7 +253,8 @@ class Work:
             input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
             num_classes=classes,
             train_examples=data.layout.examples,
-            validation_examples=held_out.layout.examples if held_out else 0,
+            validation_examples=sum(each.layout.examples for each in held_out),
+            validation_steps=sum(each.layout.steps for each in held_out),
             steps_per_epoch=data.layout.steps,
             epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
             data_digest=_digest(train),
@@ -199,9 +272,13 @@ class Work:
 
     def calibrate(self, steps_per_call: int | None) -> None:
         """Traces the step, and times a few: one call, or so many steps that a call's length can be chosen."""
+        loop, count = self._ready(), steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
-        timed = self._advance(steps_per_call or CALIBRATION_STEPS, steps_per_call or CALIBRATION_STEPS)
-        self._tell("calibrated", step_seconds=sum(call.seconds for call in timed) / sum(call.steps for call in timed))
+        while not loop.warm:
+            self._advance(loop.lanes, 1)
+        timed = self._advance(count * loop.lanes, count)
+        seconds = sum(call.seconds for call in timed) * loop.lanes
+        self._tell("calibrated", step_seconds=seconds / sum(call.steps for call in timed))
 
     def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
         """Times at least `steps` steps after `warmup_steps`, in whole calls."""
@@ -225,7 +302,8 @@ class Work:
             pass
         self._put_back.close()
         if loop.chief and self._plan.save:
-            save(loop.model, Path(folder) / "model.keras")
+            model = tables.whole(loop.model, self._plain()) if tables.has_tables(loop.model) else loop.model
+            save(model, Path(folder) / "model.keras")
             self._tell("saved", path="model.keras")
         self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
 
@@ -238,8 +316,8 @@ class Work:
             self._spare = True
             self._put_back.enter_context(loop.put_back())
         while done < steps:
-            calls.append(loop.call(steps_per_call))
-            done += steps_per_call
+            calls.append(loop.call(steps_per_call, steps - done))
+            done += calls[-1].steps
         return calls
 
     @contextlib.contextmanager
@@ -259,20 +337,46 @@ class Work:
         else:
             self._held.append((event, {"time": time.time(), **fields}))
 
+    def _has_shards(self) -> bool:
+        return targets.asks_for(self._plan.data_build, "data.build", "shard")
+
+    def _shard(self, shard: int, shards: int) -> tuple[Any, Any]:
+        """(training, validation) data, or a shard of them where the data can be had in shards."""
+        with tf.device("CPU:0"):
+            made = targets.call(self._plan.data_build, "data.build", shard=shard, shards=shards)
+        try:
+            train, validation = made
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"Expected data.build to return (train, validation), received {type(made).__name__}."
+            ) from error
+        return train, validation
+
     def _ready(self) -> Loop:
         assert self._loop is not None, "build comes first"
         return self._loop
 
     def _layout(self, counts: list[int]) -> batches.Layout:
-        process = self._process
+        plan, process = self._plan, self._process
+        if plan.asynchronous:
+            return batches.Layout(plan.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
         return batches.Layout(
-            self._plan.global_batch,
-            self._plan.workers,
+            plan.global_batch,
+            plan.workers,
             process.replicas[0],
             len(process.replicas),
             tuple(counts),
             process.rank,
+            "left out" if self._plan.static_batches else "short",
         )
+
+    def _validation_parts(self, counts: list[int]) -> list[tuple[Any, batches.Layout]]:
+        """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
+        part = self._parts[1]
+        if part is None:
+            return []
+        layout = self._layout(counts)
+        return batches.static_parts(part, layout) if self._plan.static_batches else [(part, layout)]
 
 
 def replica_digests(model: keras.Model) -> list[str]:
@@ -304,6 +408,8 @@ def versions() -> dict[str, str]:
 
 def explain(error: BaseException) -> str:
     """An error in one line for a person: our own messages as they stand, others with their type."""
+    # What TensorFlow wraps around the error of a step that a coordinator handed out.
+    error = getattr(error, "original_exception", error)
     text = str(error).strip().splitlines()
     first = next((line for line in text if line.strip()), "")
     own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")

@@ -37,8 +37,8 @@ def refusal(ran: Ran) -> str:
         # Choices.
         (
             ["strategy=mirored"],
-            "one of central_storage, default, mirrored, multi_worker, one_device, received mirored. "
-            "Try strategy=mirrored.",
+            "one of central_storage, default, mirrored, multi_worker, one_device, parameter_server, tpu, "
+            "received mirored. Try strategy=mirrored.",
         ),
         (["model=tiny"], "Expected model to be one of cnn, mlp, recommender, resnet20, received tiny."),
         ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),
@@ -176,7 +176,7 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["train.epochs={a: 1}"], "a whole number or null, received {a: 1}"),
         (["train.learning_rate=fast"], "a number or null, received fast. Try train.learning_rate=null."),
         (["train.deterministic=maybe"], "true or false, received maybe. Try train.deterministic=false."),
-        (["train.precision=float64"], "one of float32, mixed_bfloat16, mixed_float16, received float64."),
+        (["train.precision=float64"], "one of float32, mixed_bfloat16, mixed_float16 or null, received float64."),
         (["measure.scaling=both"], "one of weak, strong or null, received both. Try measure.scaling=null."),
         (["mode=1"], "one of run, plan, received 1. Try mode=run."),
         (["output_dir=[a]"], "text, received [a]. Try output_dir=outputs."),

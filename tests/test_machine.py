@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pipeline import machine
-from pipeline.machine import cpu_name, detect, installed_gpus, usable_cores, visible
+from pipeline.machine import cpu_name, detect, installed_gpus, installed_tpus, usable_cores, visible
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 
@@ -104,6 +104,36 @@ def test_cuda_visible_devices_leaves_what_cuda_would(setting, left):
 @pytest.mark.parametrize("setting", ["GPU-8932f937", "GPU-8932f937,GPU-1", "MIG-GPU-8932f937/1/0"])
 def test_devices_named_by_a_scheduler_are_counted(setting):
     assert len(visible(("A", "A"), setting)) == setting.count(",") + 1
+
+
+def files(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def bus(folder, vendor="0x1ae0", device="0x0063"):
+    for place, text in (("vendor", vendor), ("device", device)):
+        (files(folder, f"0000:00:05.0/{place}") / "0000:00:05.0" / place).write_text(f"{text}\n")
+    return folder
+
+
+def test_tpu_chips_are_files_that_their_driver_makes(tmp_path):
+    none = tmp_path / "none"
+    old = files(tmp_path / "old", "accel0", "accel1", "accel/accel0")
+    assert installed_tpus({}, old, none) == (f"{old}/accel0", f"{old}/accel1")
+    new = files(tmp_path / "new", "vfio/vfio", "vfio/0", "vfio/1")
+    chips = (f"{new}/vfio/0", f"{new}/vfio/1")
+    assert installed_tpus({}, new, bus(tmp_path / "pci")) == chips
+    assert installed_tpus({"TPU_WORKER_ID": "0"}, new, none) == chips
+    assert installed_tpus({"TPU_NAME": "local"}, none, none) == ()
+
+
+@pytest.mark.parametrize("identity", [("0x8086", "0x0063"), ("0x1ae0", "0x0042")])
+def test_what_else_is_passed_on_to_a_virtual_machine_is_no_tpu(tmp_path, identity):
+    new = files(tmp_path / "new", "vfio/vfio", "vfio/0")
+    assert installed_tpus({}, new, bus(tmp_path / "pci", *identity)) == ()
 
 
 def test_a_machine_is_found_out_from_the_environment_that_is_given(tmp_path, monkeypatch):

@@ -8,8 +8,19 @@ from typing import Any
 import pytest
 
 from pipeline.machine import Machine
-from pipeline.plan import Plan, PlanError, baseline_of, check_ranges, fingerprint, from_json, make, split_batch
+from pipeline.plan import (
+    DEFAULT_STEPS,
+    Plan,
+    PlanError,
+    baseline_of,
+    check_ranges,
+    fingerprint,
+    from_json,
+    make,
+    split_batch,
+)
 from pipeline.schema import (
+    Baseline,
     ClusterConfig,
     Config,
     DataConfig,
@@ -27,6 +38,10 @@ STRATEGIES = {
     "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),
     "mirrored": StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"}),
     "multi_worker": StrategyConfig("multi_worker", True, True, build={"_target_": "pipeline.strategies.multi_worker"}),
+    "parameter_server": StrategyConfig(
+        "parameter_server", False, True, True, build={"_target_": "pipeline.strategies.parameter_server"}
+    ),
+    "tpu": StrategyConfig("tpu", True, on_tpu=True, build={"_target_": "pipeline.strategies.tpu", "address": None}),
 }
 HARDWARE = {
     "auto": (1, None, Kind.auto),
@@ -39,6 +54,7 @@ HARDWARE = {
     "8gpu": (1, 8, Kind.gpu),
     "2x1cpu": (2, 1, Kind.cpu),
     "2x4gpu": (2, 4, Kind.gpu),
+    "tpu_v5e_8": (1, 8, Kind.tpu),
 }
 PORTS = tuple(range(20_000, 21_000))
 
@@ -99,12 +115,17 @@ def assert_whole(plan: Plan, cores: int) -> None:
     """What holds for every plan."""
     processes = plan.processes
     assert [each.rank for each in processes] == list(range(len(processes)))
-    assert [each.role for each in processes] == ["chief", *["worker"] * (len(processes) - 1)]
+    training = [each for each in processes if each.replicas]
+    if plan.asynchronous:
+        assert [each.role for each in training] == ["worker"] * plan.workers
+        assert {each.role for each in processes if not each.devices} == {"coordinator", "parameter server"}
+    else:
+        assert [each.role for each in processes] == ["chief", *["worker"] * (len(processes) - 1)]
     assert [replica for each in processes for replica in each.replicas] == list(range(plan.workers))
     assert plan.hosts == max(each.host for each in processes) + 1
-    assert [each.host for each in processes] == sorted(each.host for each in processes)
-    assert plan.global_batch == plan.replica_batch * plan.workers
-    for each in processes:
+    assert [each.host for each in training] == sorted(each.host for each in training)
+    assert plan.global_batch == plan.replica_batch * (plan.workers if plan.lanes == 1 else 1)
+    for each in training:
         assert len(each.devices) == len(each.replicas) > 0
         assert {name.split(":")[0] for name in each.devices} == {plan.kind.upper()}
     if len(processes) == 1:
@@ -115,8 +136,8 @@ def assert_whole(plan: Plan, cores: int) -> None:
     taken = [core for each in processes for core in each.cores]
     assert len(taken) == len(set(taken)) <= cores
     if plan.kind == "cpu" and not plan.oversubscribed:
-        assert all(len(each.cores) == (plan.threads_per_device or 0) * len(each.devices) for each in processes)
-        assert all(each.inter_op_threads >= 2 for each in processes)
+        assert all(len(each.cores) == (plan.threads_per_device or 0) * len(each.devices) for each in training)
+        assert all(each.inter_op_threads >= 2 for each in training)
     else:
         assert taken == []
     if plan.kind == "gpu":
@@ -541,6 +562,98 @@ def test_a_baseline_is_not_shared_between_machines_or_versions():
     assert name_of(made) != name_of(made, versions=VERSIONS | {"keras": "3.16.0"})
 
 
+def on_tpu(there: Machine | None = None, present: bool = True, **keys: Any) -> Plan:
+    """The plan of eight TPU devices on a machine that has them."""
+    there = there or dataclasses.replace(machine(), tpus=("/dev/vfio/0",))
+    return make(config("tpu", "tpu_v5e_8", **keys), there, present=present)
+
+
+def test_a_tpu_s_devices_belong_to_one_process_in_bfloat16_and_static_batches():
+    plan = on_tpu(data__train_examples=1_000)
+    (process,) = plan.processes
+    assert process.devices == tuple(f"TPU:{index}" for index in range(8))
+    assert (plan.kind, plan.workers, plan.precision, plan.static_batches) == ("tpu", 8, "mixed_bfloat16", True)
+    assert plan.strategy_build["address"] == "local"
+    assert plan.steps_per_epoch(1_000) == 1
+    assert on_tpu(train__precision=Precision.float32).precision == "float32"
+    assert make(config("mirrored", "2cpu"), machine()).precision == "float32"
+
+
+def test_a_tpu_has_no_baseline_beside_it_and_says_so():
+    plan = on_tpu()
+    assert plan.baseline == "none"
+    assert "compare with a run of workers=1" in plan.notes[-1]
+    assert not [note for note in on_tpu(measure__baseline=Baseline.none).notes if "baseline" in note]
+    with pytest.raises(PlanError, match=r"received fresh. Try measure.baseline=none, and -m workers=1,8"):
+        on_tpu(measure__baseline=Baseline.fresh)
+
+
+@pytest.mark.parametrize(
+    ("examples", "shuffle", "words"),
+    [
+        (1_000, True, "leaves out 488 of 1000 training examples, others each time."),
+        (1_000, False, "leaves out 488 of 1000 training examples."),
+        (None, False, "leaves out up to 511 training examples."),
+    ],
+)
+def test_what_static_batches_leave_out_is_said(examples, shuffle, words):
+    assert words in on_tpu(data__train_examples=examples, data__shuffle=shuffle).notes[0]
+    assert not [note for note in on_tpu(data__train_examples=1_024).notes if "leaves out" in note]
+
+
+def test_data_that_fill_no_batch_of_a_tpu_are_refused_and_a_batch_that_fits_is_offered():
+    with pytest.raises(
+        PlanError, match=r"one whole batch of 512, .* received 100 examples. Try train.replica_batch=12"
+    ):
+        on_tpu(data__train_examples=100)
+    assert on_tpu(data__train_examples=100, train__replica_batch=12).global_batch == 96
+
+
+def test_a_rehearsal_of_a_tpu_has_its_batches_and_precision_and_a_baseline():
+    plan = on_tpu(machine(2), hardware__rehearse=True)
+    assert (plan.kind, plan.precision, plan.static_batches) == ("cpu", "mixed_bfloat16", True)
+    assert (plan.rehearsal, plan.baseline) == (True, "once")
+    one = baseline_of(plan, machine(2))
+    assert (one.precision, one.static_batches, one.global_batch) == ("mixed_bfloat16", True, 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "chips", "found"),
+    [
+        (None, None, ("/dev/accel0",), "local"),
+        ("local", "grpc://10.0.0.3:8470", ("/dev/accel0",), "local"),
+        (None, "local", ("/dev/accel0",), "local"),
+        (None, "my-tpu", ("/dev/accel0",), "local"),
+        (None, "grpc://10.0.0.3:8470", (), "grpc://10.0.0.3:8470"),
+        ("grpc://tpu.example:8470", "grpc://10.0.0.3:8470", (), "grpc://tpu.example:8470"),
+        ("grpc://[::1]:8470", None, (), "grpc://[::1]:8470"),
+    ],
+)
+def test_a_tpu_is_where_it_is_said_to_be_or_attached(given, named, chips, found):
+    there = dataclasses.replace(machine(), tpus=chips, tpu_name=named)
+    build = STRATEGIES["tpu"].build | {"address": given}
+    assert on_tpu(there, strategy__build=build).strategy_build["address"] == found
+
+
+@pytest.mark.parametrize(
+    "address", ["my-tpu", "http://10.0.0.2:8470", "grpc://:8470", "grpc://a:0", "grpc://a:b", 8470]
+)
+def test_an_address_that_is_none_is_refused_and_the_one_offered_is_taken(address):
+    build = STRATEGIES["tpu"].build
+    with pytest.raises(PlanError, match=r"Expected strategy\.build\.address to be local or ") as refused:
+        on_tpu(machine(), strategy__build=build | {"address": address})
+    offered = str(refused.value).rpartition("Try strategy.build.address=")[2].rstrip(".")
+    assert on_tpu(machine(), strategy__build=build | {"address": offered}).strategy_build["address"] == offered
+
+
+def test_hardware_auto_is_the_tpu_that_is_attached_under_strategy_tpu_alone():
+    there = dataclasses.replace(machine(), tpus=("/dev/vfio/0", "/dev/vfio/1"))
+    assert make(config("tpu", "auto"), there).processes[0].devices == ("TPU:0", "TPU:1")
+    assert make(config("mirrored", "auto"), there).kind == "cpu"
+    with pytest.raises(PlanError, match="Try hardware=tpu_v5e_8"):
+        make(config("tpu", "auto", hardware__rehearse=True), there)
+
+
 def test_a_plan_survives_json_with_whatever_a_person_gave():
     build = {"_target_": "own.model", "widths": [1, 2, [3]], "inner": {"_target_": "own.layer", "names": ["a"]}}
     made = config(
@@ -559,3 +672,52 @@ def test_a_plan_without_ports_yet_is_the_same_but_for_them():
     planned = make(config("multi_worker", "4cpu"), machine(8), PORTS)
     without = [dataclasses.replace(each, address=None) for each in planned.processes]
     assert without == [dataclasses.replace(each, address=None) for each in drafted.processes]
+
+
+@pytest.mark.parametrize(("workers", "named", "servers"), [(1, None, 1), (4, None, 1), (5, None, 2), (2, 3, 3)])
+def test_racing_workers_have_a_coordinator_and_a_server_for_every_four(workers, named, servers):
+    plan = make(config("parameter_server", "8cpu", workers, strategy__parameter_servers=named), machine(8), PORTS)
+    roles = [process.role for process in plan.processes]
+    assert roles == ["coordinator", *["worker"] * workers, *["parameter server"] * servers]
+    assert [process.rank for process in plan.processes] == list(range(1 + workers + servers))
+    assert len({process.address for process in plan.processes}) == len(plan.processes)
+    assert [process.replicas for process in plan.processes if process.devices] == [(rank,) for rank in range(workers)]
+    assert (plan.leaders, plan.lanes, plan.ranks("worker")) == ((0,), workers, tuple(range(1, workers + 1)))
+    assert from_json(plan.to_json()) == plan
+    assert any(note.startswith("Asynchronous") for note in plan.notes) == (workers > 1)
+
+
+def test_a_racing_worker_makes_each_step_alone():
+    for keys in ({"train__replica_batch": 48}, {"train__global_batch": 48}):
+        plan = make(config("parameter_server", "4cpu", 3, **keys), machine(8))
+        assert (plan.replica_batch, plan.global_batch) == (48, 48)
+        baseline = baseline_of(plan, machine(8))
+        assert (baseline.global_batch, baseline.asynchronous, baseline.lanes) == (48, False, 1)
+        assert [process.devices for process in baseline.processes] == [("CPU:0",)]
+    # As many steps a worker as there would be where all step together.
+    assert make(config("parameter_server", "4cpu", 3), machine(8)).steps == 3 * DEFAULT_STEPS
+
+
+def test_racing_workers_on_hosts_share_the_servers_out():
+    plan = make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8), PORTS)
+    assert [process.host for process in plan.processes] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
+    assert plan.hosts == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "words"),
+    [
+        ("mirrored", {"strategy__parameter_servers": 2}, "Try strategy.parameter_servers=null"),
+        ("mirrored", {"strategy__min_shard_bytes": 2}, "Try strategy.min_shard_bytes=null"),
+        ("parameter_server", {"strategy__parameter_servers": 0}, "Expected strategy.parameter_servers to be 1 or more"),
+        ("parameter_server", {"strategy__parameter_servers": 10**9}, "Try strategy.parameter_servers=null."),
+        ("parameter_server", {"strategy__min_shard_bytes": 0}, "Expected strategy.min_shard_bytes to be 1 or more"),
+        ("parameter_server", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1."),
+        ("parameter_server", {"train__deterministic": True}, "where 2 workers race, received true. Try workers=1"),
+        ("parameter_server", {"launch__restarts": -1}, "Expected launch.restarts to be 0 or more"),
+    ],
+)
+def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):
+    with pytest.raises(PlanError) as refused:
+        make(config(strategy, "2cpu", **keys), machine(8))
+    assert words in str(refused.value)

@@ -1,5 +1,6 @@
 """Who is to blame, decided from what processes told and from invented times."""
 
+import dataclasses
 import random
 import signal
 from typing import Any
@@ -17,13 +18,13 @@ BEGIN = 100.0
 class Story:
     """Processes that are told about at invented times."""
 
-    def __init__(self, workers: int = 3, join: bool = True) -> None:
-        made = config("multi_worker", "8cpu", workers)
+    def __init__(self, workers: int = 3, join: bool = True, strategy: str = "multi_worker") -> None:
+        made = config(strategy, "8cpu", workers)
         made.launch.startup_timeout = STARTUP
         made.launch.heartbeat_timeout = HEARTBEAT
         made.launch.progress_timeout = PROGRESS
         self.watch = Watch(make(made, machine(8)))
-        self.ranks = list(range(workers))
+        self.ranks = [process.rank for process in self.watch.plan.processes]
         self.counters = dict.fromkeys(self.ranks, 0)
         self.now = BEGIN
         for rank in self.ranks:
@@ -313,3 +314,72 @@ def test_an_event_is_progress():
         story.now += PROGRESS / 2
         story.tell(0, "steps")
         assert story.watch.failure(story.now) is None
+
+
+def racing(restarts: int = 3) -> Story:
+    """A coordinator (0), two workers (1, 2) and a parameter server (3), in the midst of training."""
+    story = Story(2, strategy="parameter_server")
+    story.watch.plan = dataclasses.replace(story.watch.plan, restarts=restarts)
+    story.watch.replacing = True
+    story.watch.asked(story.now)
+    return story
+
+
+def test_a_racing_worker_that_died_is_replaced_and_nobody_blamed():
+    story = racing()
+    story.tell(1, "exited", code=-signal.SIGKILL)
+    assert story.watch.failure(story.now) is None
+    assert story.watch.to_replace(story.now) == {1: "worker 1 was killed by SIGKILL"}
+    assert story.watch.to_replace(story.now) == {}
+    story.tell(1, "joined")
+    assert story.alive(PROGRESS, 0, 1, 2, 3) is None
+
+
+def test_a_racing_worker_that_is_stopped_is_replaced_after_the_heartbeat_timeout():
+    story = racing()
+    assert story.alive(HEARTBEAT, 0, 1, 3) is None
+    assert story.watch.to_replace(story.now) == {}
+    story.tell(2, "stopped")
+    assert story.alive(1.0, 0, 1, 3) is None
+    assert story.watch.to_replace(story.now) == {2: "worker 2 gave no sign of life for 31 s: it is stopped"}
+
+
+def test_a_racing_worker_is_replaced_so_often_and_no_more():
+    story = racing(restarts=2)
+    for _ in range(2):
+        story.tell(1, "exited", code=1)
+        assert story.watch.to_replace(story.now)
+    story.tell(1, "exited", code=1)
+    assert story.watch.to_replace(story.now) == {}
+    assert found(story.watch.failure(story.now)).error == "worker 1 ended with exit code 1."
+
+
+def test_before_training_begins_a_racing_worker_is_a_loss():
+    story = racing()
+    story.watch.replacing = False
+    story.tell(1, "exited", code=-signal.SIGKILL)
+    assert story.watch.to_replace(story.now) == {}
+    assert found(story.watch.failure(story.now)).rank == 1
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "coordinator 0"), (3, "parameter server 3")])
+def test_a_coordinator_or_a_parameter_server_is_never_replaced(rank, name):
+    story = racing()
+    story.tell(rank, "exited", code=-signal.SIGKILL)
+    assert story.watch.to_replace(story.now) == {}
+    assert found(story.watch.failure(story.now)).error == f"{name} was killed by SIGKILL."
+
+
+def test_a_replaced_worker_that_never_joins_again_is_named():
+    story = racing()
+    story.tell(1, "exited", code=1)
+    story.watch.to_replace(story.now)
+    failure = found(story.alive(STARTUP + 1, 0, 2, 3))
+    assert failure.error.startswith("worker 1 did not join within 60 s")
+
+
+def test_where_all_racing_workers_stand_still_the_run_is_stuck_though_servers_have_nothing_to_do():
+    story = racing()
+    assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
+    failure = found(story.alive(3.0, *story.ranks, progress=False))
+    assert failure.error.startswith("coordinator 0 and worker 1 and worker 2 made no progress")

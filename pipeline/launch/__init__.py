@@ -26,6 +26,9 @@ class Job(Protocol):
     def send(self, command: dict[str, Any]) -> None:
         """Gives every process a command; see `pipeline.worker`."""
 
+    def restart(self, rank: int) -> None:
+        """Ends a process, if it still is one, and starts it anew, at the same address."""
+
     def dump_stacks(self) -> None:
         """Has every process that still can write its stack to its log."""
 

@@ -72,7 +72,7 @@ class LocalJob:
     """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
 
     def __init__(self, context: Any, plan: Plan, group: str, folder: Path) -> None:
-        self._group = group
+        self._group, self._context, self._plan, self._folder = group, context, plan, folder
         self._processes: dict[int, BaseProcess] = {}
         self._events: dict[int, Connection] = {}
         self._commands: dict[int, Connection] = {}
@@ -81,10 +81,10 @@ class LocalJob:
         self._waiting: list[Event] = []
         self._exited: set[int] = set()
         self._next_look = 0.0
-        text = plan.to_json()
+        self._text = plan.to_json()
         try:
             for each in plan.processes:
-                self._start(context, text, each, folder)
+                self._start(each)
         except BaseException:
             self.stop(grace=0)
             raise
@@ -112,6 +112,16 @@ class LocalJob:
             with contextlib.suppress(OSError):
                 connection.send_bytes(json.dumps(command).encode())
 
+    def restart(self, rank: int) -> None:
+        """Kills a process, if it still is one, and starts it anew, at the same address."""
+        self._processes[rank].kill()
+        self._processes[rank].join()
+        for connections in (self._events, self._commands, self._lifelines):
+            if rank in connections:
+                connections.pop(rank).close()
+        self._exited.discard(rank)
+        self._start(self._plan.processes[rank])
+
     def dump_stacks(self) -> None:
         """Has every process write its stack to its log; one that is stopped does so when it goes on."""
         self._signal(signal.SIGUSR2)
@@ -131,19 +141,19 @@ class LocalJob:
                 connection.close()
             connections.clear()
 
-    def _start(self, context: Any, plan: str, process: Process, folder: Path) -> None:
+    def _start(self, process: Process) -> None:
         from pipeline.launch import child
 
-        rank = process.rank
+        context, rank = self._context, process.rank
         self._events[rank], event_writer = context.Pipe(duplex=False)
         command_reader, self._commands[rank] = context.Pipe(duplex=False)
         os.set_blocking(self._events[rank].fileno(), False)
         self._partial[rank] = b""
         lifeline, self._lifelines[rank] = context.Pipe(duplex=False)
-        log = folder / f"{self._group}-{rank}.log"
+        log = self._folder / f"{self._group}-{rank}.log"
         started = context.Process(
             target=child.main,
-            args=(plan, rank, self._group, event_writer, command_reader, lifeline, str(log)),
+            args=(self._text, rank, self._group, event_writer, command_reader, lifeline, str(log)),
             name=f"{self._group}-{rank}",
         )
         try:

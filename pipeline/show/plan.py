@@ -34,16 +34,21 @@ def _processes(plan: Plan) -> str:
     """How many there are, on how many hosts, and what each of them holds."""
     roles = Counter(process.role for process in plan.processes)
     count = f"{len(plan.processes):,} ({listed(*(plural(many, role) for role, many in roles.items()))})"
+    training = [process for process in plan.processes if process.replicas]
     each = listed(
-        spread((len(process.devices) for process in plan.processes), "device", none="no device"),
-        spread((len(process.cores) for process in plan.processes), "core", none="any core"),
-        spread((process.intra_op_threads for process in plan.processes), "thread", none="default threads"),
+        spread((len(process.devices) for process in training), "device", none="no device"),
+        spread((len(process.cores) for process in training), "core", none="any core"),
+        spread((process.intra_op_threads for process in training), "thread", none="default threads"),
     )
-    return f"{count} on {plural(plan.hosts, 'host')}; each: {each}"
+    who = "each" if len(training) == len(plan.processes) else "each worker"
+    return f"{count} on {plural(plan.hosts, 'host')}; {who}: {each}"
 
 
 def _batch(plan: Plan) -> str:
     held = "global" if plan.scaling == "strong" else "replica"
+    if plan.asynchronous:
+        makes = f"which one of {plural(plan.workers, 'worker')} makes"
+        return f"{plan.replica_batch:,} a step, {makes}; {plan.scaling} scaling"
     return (
         f"{plan.replica_batch:,} x {plural(plan.workers, 'replica')} = {plan.global_batch:,} a step; "
         f"{plan.scaling} scaling ({held} batch held fixed)"

@@ -65,6 +65,8 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("baseline", _baseline(result)),
         ("batch", _batch(result)),
         ("step time", _step_times(result)),
+        ("staleness", _staleness(result)),
+        ("steps", _steps_of_workers(result)),
         ("training", trained),
         ("validation", listed(named("loss", result.get("val_loss")), pairs(result.get("val_metrics")))),
         ("time", _seconds(result)),
@@ -134,12 +136,35 @@ def _batch(result: Mapping[str, Any]) -> str:
     replicas = plural(whole(result.get("replicas")), "replica")
     if replica_batch is None or global_batch is None or not replicas:
         return ""
+    if result.get("asynchronous"):
+        return f"{replica_batch:,} a step, which one of {plural(whole(result.get('workers')), 'worker')} makes"
     return f"{replica_batch:,} x {replicas} = {global_batch:,} a step"
 
 
 def _step_times(result: Mapping[str, Any]) -> str:
     known = ((name, number(result.get(f"step_ms_{name}"))) for name in ("p50", "p95", "p99"))
     return listed(*(f"{name} {rate(value)} ms" for name, value in known if value is not None))
+
+
+def _staleness(result: Mapping[str, Any]) -> str:
+    """How old the weights were that steps were made on, where workers race."""
+    mean, most = number(result.get("staleness_mean")), whole(result.get("staleness_max"))
+    if mean is None or most is None:
+        return ""
+    return (
+        f"asynchronous: {rate(mean) if mean else '0'} updates by others between reading and updating, at most {most:,}"
+    )
+
+
+def _steps_of_workers(result: Mapping[str, Any]) -> str:
+    """Whose steps they were, where workers race, and updates that were made more than once."""
+    steps, updates = whole(result.get("steps")), whole(result.get("updates"))
+    of_worker = result.get("worker_steps")
+    if steps is None or not isinstance(of_worker, Mapping):
+        return ""
+    shares = listed(*(f"{whole(count) or 0:,} by {clean(worker)}" for worker, count in of_worker.items()))
+    again = max(0, (updates or 0) - steps)
+    return listed(f"{steps:,}: {shares}", f"{plural(again, 'update')} made again" * bool(again))
 
 
 def _seconds(result: Mapping[str, Any]) -> str:

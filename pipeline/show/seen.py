@@ -36,9 +36,13 @@ class View:
 
 @dataclass
 class Group:
-    """What the processes of the run ("point") or of its baseline have told, by rank."""
+    """What the processes of the run ("point") or of its baseline have told, by rank.
+
+    All of them are `expected` to join, and `leaders` of them to tell the rest.
+    """
 
     expected: int
+    leaders: int
     reached: dict[str, set[int]] = field(default_factory=dict)
     told: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     rate_of: dict[int, float] = field(default_factory=dict)
@@ -48,17 +52,21 @@ class Group:
         ranks = self.reached.setdefault(stage, set())
         before = len(ranks)
         ranks.add(rank)
-        return before < self.expected <= len(ranks)
+        return before < self.tellers(stage) <= len(ranks)
+
+    def tellers(self, stage: str) -> int:
+        """How many processes will reach a stage."""
+        return self.expected if stage in ("started", "joined") else self.leaders
 
     def count(self, stage: str) -> int:
         """How many processes have reached a stage."""
-        return min(len(self.reached.get(stage, ())), self.expected)
+        return min(len(self.reached.get(stage, ())), self.tellers(stage))
 
     def measure(self, repeat: int, rank: int, examples: float, seconds: float) -> None:
         """Notes a process's timing of a repeat; once all have told theirs, the slowest decides its rate."""
         told = self.told.setdefault(repeat, {})
         told[rank] = (examples, seconds)
-        if len(told) >= self.expected:
+        if len(told) >= self.leaders:
             self.rate_of[repeat] = examples / max(each for _, each in told.values())
 
     def rates(self) -> list[float]:
@@ -77,7 +85,7 @@ class Seen:
         self.start = now
         self.timing = self.turned = self.failing = False
         self._plan = plan
-        self._groups = {"point": Group(max(1, len(plan.processes)))}
+        self._groups = {"point": Group(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
         self._told: set[str] = set()
         self._repeats_told = 0
         self._training = _Training(plan)
@@ -87,7 +95,7 @@ class Seen:
         """Adds one event, and returns what there is to tell of it."""
         kind, baseline = str(event.get("event")), event.get("group") == "baseline"
         if baseline:
-            self._groups.setdefault("baseline", Group(1))
+            self._groups.setdefault("baseline", Group(1, 1))
         turns = self._turns()
         lines = self._lines(kind, baseline, event, now)
         self.timing = self._is_timing()
@@ -200,11 +208,12 @@ class Seen:
     def _coming_up(self) -> View:
         groups = self._groups.values()
         expected = sum(group.expected for group in groups)
+        leaders = sum(group.leaders for group in groups)
         joined, built = (sum(group.count(stage) for group in groups) for stage in ("joined", "built"))
         if joined < expected and not built:
             return View("starting", joined, expected, f"{joined:,} of {expected:,} processes joined")
-        if built < expected:
-            return View("building", built, expected, f"{built:,} of {expected:,} have data and model")
+        if built < leaders:
+            return View("building", built, leaders, f"{built:,} of {leaders:,} have data and model")
         if self._all_measured():
             return View("training", 0, self._training.total, "the first steps")
         return View("preparing", where="tracing the training step")
@@ -227,7 +236,7 @@ class Seen:
         if self._plan.measure_steps == 0 or self._failed or self._ended:
             return False
         groups = self._groups.values()
-        ready = all(group.count("calibrated") >= group.expected for group in groups)
+        ready = all(group.count("calibrated") >= group.leaders for group in groups)
         return (ready or any(group.told for group in groups)) and not self._all_measured()
 
     def _all_measured(self) -> bool:
@@ -235,9 +244,7 @@ class Seen:
 
     def _turns(self) -> int:
         """Grows with each repeat that is done, and with each group that is ready for them."""
-        return sum(
-            (group.count("calibrated") >= group.expected) + len(group.rate_of) for group in self._groups.values()
-        )
+        return sum((group.count("calibrated") >= group.leaders) + len(group.rate_of) for group in self._groups.values())
 
     def _who(self, event: Event) -> str:
         rank = whole(event.get("rank"))
@@ -297,7 +304,9 @@ class _Training:
         self._per_epoch = whole(event.get("steps_per_epoch")) or self._per_epoch
         held_out = whole(event.get("validation_examples"))
         if held_out is not None:
-            self._validation_steps = math.ceil(held_out / self._plan.global_batch)
+            self._validation_steps = whole(event.get("validation_steps")) or math.ceil(
+                held_out / self._plan.global_batch
+            )
         self.facts = listed(
             plural(whole(event.get("parameters")), "parameter"),
             plural(whole(event.get("train_examples")), "training example"),

@@ -5,5 +5,7 @@ from pipeline.strategies.default import default
 from pipeline.strategies.mirrored import mirrored
 from pipeline.strategies.multi_worker import multi_worker
 from pipeline.strategies.one_device import one_device
+from pipeline.strategies.parameter_server import parameter_server
+from pipeline.strategies.tpu import tpu
 
-__all__ = ["central_storage", "default", "mirrored", "multi_worker", "one_device"]
+__all__ = ["central_storage", "default", "mirrored", "multi_worker", "one_device", "parameter_server", "tpu"]

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils.python_utils import pythonify_logs
 
+from pipeline.train import step
 from pipeline.train.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.train.loop import Call, Loop, Tell, Totals, TrainingError
 from pipeline.train.passes import UNTIL_IT_ENDS, Passes
@@ -30,9 +31,10 @@ class KerasLoop(Loop):
         alone: bool,
     ) -> None:
         super().__init__(model, strategy, train, None, outputs, chief=chief, alone=alone)  # type: ignore[arg-type]
+        self._validate = step.validation_steps(model, strategy)
         self._made_for = _parts(model, strategy, train)
         self._passes: Passes = train
-        self._held_out: Passes | None = None
+        self._validated: Passes | None = None
         self._steps: int | None = None
         self._validation_steps: int | None = None
         self._due: Callable[[int], bool] = bool
@@ -57,7 +59,7 @@ class KerasLoop(Loop):
 
         The epochs that are `due` are validated.
         """
-        self._passes, self._held_out = train, validation
+        self._passes, self._validated = train, validation
         self._steps, self._validation_steps, self._due = steps, validation_steps, due
         self._training, self._seen = None, 0
         try:
@@ -66,7 +68,7 @@ class KerasLoop(Loop):
             if self._training is not None:
                 self._end_pass()
             # Not to hold the data for as long as the model lives.
-            self.train_data = self._passes = self._held_out = None  # type: ignore[assignment]
+            self.train_data = self._passes = self._validated = None  # type: ignore[assignment]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -88,12 +90,12 @@ class KerasLoop(Loop):
             _warn_of_end(self.steps_per_epoch, left, "steps_per_epoch")
         return min(self.steps_per_epoch, left)
 
-    def call(self, count: int) -> Call:
+    def call(self, count: int, wanted: int = 0) -> Call:
         """Trains up to `count` steps of the pass over the data; none where it turns out to have ended."""
         if self._training is None:
             self._training, self._seen = self._passes.begin(), 0
         try:
-            made = super().call(count)
+            made = super().call(count, wanted)
         except tf.errors.OutOfRangeError:
             if not self.alone:
                 raise TrainingError(
@@ -113,7 +115,7 @@ class KerasLoop(Loop):
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the validation data, where this epoch is due for it."""
-        hooks, data = self.running, self._held_out
+        hooks, data = self.running, self._validated
         if data is None or not self._due(hooks.epoch):
             return {}
         wanted = self._validation_steps or data.steps or UNTIL_IT_ENDS

@@ -83,17 +83,29 @@ class Loop:
         gradient_bits: int = 32,
         chief: bool = True,
         alone: bool = True,
+        rest: Data | None = None,
     ) -> None:
-        """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first."""
+        """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
+
+        `rest` is what is validated after `validation`, in batches of another size.
+        """
         self.model, self.strategy = model, strategy
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
-        self._train = steps.training_steps(model, strategy, gradient_bits, train.layout.always_fed)
-        self._validate = steps.validation_steps(model, strategy)
+        layout = train.layout
+        self._train = steps.training_steps(model, strategy, gradient_bits, layout.always_fed, layout.last != "short")
+        held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
+        # A compiled function each, because one that has seen two shapes takes neither for granted.
+        self._held_out = [
+            (data, steps.validation_steps(model, strategy, data.layout.last == "padded")) for data in held_out
+        ]
         self._results = tf.function(model.get_metrics_result, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Iterator[Any] | None = None
-        self._validation: Iterator[Any] | None = None
+        self._validation: list[Iterator[Any]] | None = None
+
+    # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
+    pending, lanes, warm = 0, 1, True
 
     @property
     def steps_per_epoch(self) -> int:
@@ -104,8 +116,10 @@ class Loop:
         """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
         return self.steps_per_epoch
 
-    def call(self, count: int) -> Call:
-        """Trains `count` steps on the batches that follow those of the call before."""
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
+        whatever number of steps is `wanted` in all.
+        """
         if self._training is None:
             self._training = self.train_data.iterator()
         started = time.perf_counter()
@@ -114,34 +128,50 @@ class Loop:
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
-        if self.validation_data is None or self.validation_data.layout.examples == 0:
+        if not self._held_out:
             return {}
         if self._validation is None:
-            self._validation = self.validation_data.iterator()
-        self.model.reset_metrics()
-        totals, left = self.totals(), self.validation_data.layout.steps
-        while left:
-            count = min(steps_per_call, left)
-            values, sizes = self._validate(self._validation, tf.constant(count))
-            totals.add(values.numpy(), sizes.numpy())
-            left -= count
-            tell("beat", validated=self.validation_data.layout.steps - left)
+            self._validation = [data.iterator() for data, _ in self._held_out]
+        self.reset_metrics()
+        totals, done = self.totals(), 0
+        for (data, validate), iterator in zip(self._held_out, self._validation, strict=True):
+            left = data.layout.steps
+            while left:
+                count = min(steps_per_call, left)
+                totals.add(*self._validate_some(validate, iterator, count))
+                left, done = left - count, done + count
+                tell("beat", validated=done)
         return totals.means() | self.metrics()
+
+    def facts(self) -> dict[str, Any]:
+        """What else there is to tell of the training so far."""
+        return {}
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self.model.reset_metrics()
 
     def totals(self) -> Totals:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
 
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes = validate(iterator, tf.constant(count))
+        return values.numpy(), sizes.numpy()
+
     def metrics(self) -> dict[str, float]:
         """The metrics over all replicas, without the losses that Keras tracks among them."""
         flat: dict[str, float] = {}
-        for name, value in self._results().items():
+        for name, value in self._metric_results().items():
             values = np.asarray(value)
             if name in ("loss", *self.outputs):
                 continue
             many = {f"{name}_{index}": float(each) for index, each in enumerate(values.flat)}
             flat |= many if values.ndim else {name: float(values)}
         return flat
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self._results()  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -151,4 +181,4 @@ class Loop:
         yield
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
-        self.model.reset_metrics()
+        self.reset_metrics()

@@ -67,6 +67,8 @@ class Passes:
     endless: bool = False
     examples: int | None = None
     always_fed: bool
+    # Batches may differ in size; see `Layout`.
+    last = "short"
     # A batch in shape and type, for building a model.
     spec: Any
 

@@ -1,14 +1,17 @@
-"""The compiled loop: K steps in one call, the same for every strategy.
+"""The compiled loops: K steps in one call, of all replicas together or of one worker among others that race.
 
 Gradients are summed over replicas here, before the optimizer clips them or averages weights, so that every setting
 of the optimizer means what it means on one device.
 """
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from pipeline.train import loss as losses
 
@@ -18,16 +21,25 @@ Steps = Callable[[Iterator[Any], Any], tuple[Any, Any]]
 
 
 def training_steps(
-    model: keras.Model, strategy: tf.distribute.Strategy, gradient_bits: int, always_fed: bool = False
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    gradient_bits: int,
+    always_fed: bool = False,
+    static: bool = False,
 ) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
-    gradients.
+    gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
     """
+    return _many(strategy, training_step(model, gradient_bits, always_fed, static))
+
+
+def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
+    """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     sum_once(model.optimizer)
-    call = _call(model)
+    call = caller(model)
     variables = model.trainable_variables
 
     def replica_step(examples: Any, batch: Any) -> Any:
@@ -38,6 +50,9 @@ def training_steps(
             values = losses.weighted(model, x, y, y_pred, weights, share, training=True)
             scaled = model.optimizer.scale_loss(values[0])
         gradients = tape.gradient(scaled, variables)
+        if static:
+            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
+            gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         # Nothing from a replica without examples may reach the sum: what it divides by is 0.
         if not always_fed:
             gradients = [_where(share > 0, gradient) for gradient in gradients]
@@ -46,18 +61,123 @@ def training_steps(
         model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
 
-    return _many(strategy, replica_step)
+    return replica_step
 
 
-def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy) -> Steps:
-    """A compiled function that evaluates `model` for a number of steps and updates its metrics."""
-    call = _call(model)
+def scheduled_steps(
+    model: keras.Model, strategy: tf.distribute.Strategy, batch: Callable[..., Any], fresh: Sequence[Any]
+) -> Any:
+    """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
+
+    (source, rows, edges [steps + 1]) ->
+        (number of the worker, loss vectors [steps, 1 + outputs], staleness [steps], the metrics' state)
+
+    Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
+    `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`.
+    """
+    call = caller(model)
+    variables = model.trainable_variables
+    updates = getattr(model.optimizer, "inner_optimizer", model.optimizer).iterations.value
+
+    def replica_step(batch: Any, state: Sequence[Any]) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        before = updates.read_value()
+        with tf.control_dependencies([before]), tf.GradientTape() as tape:
+            y_pred = call(x, training=True)
+            values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
+            scaled = model.optimizer.scale_loss(values[0])
+        gradients = tape.gradient(scaled, variables)
+        present = [gradient for gradient in gradients if gradient is not None]
+        with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
+            stale = updates.read_value() - before
+        with tf.control_dependencies([stale]):
+            model.optimizer.apply(gradients, variables)
+        return values, metrics_state(model, state, x, y, y_pred, weights), stale
+
+    def steps(source: Any, rows: Any, edges: Any) -> Any:
+        def one(index: Any, state: Any, values: Any, stale: Any) -> Any:
+            mine = batch(source, rows, edges[index], edges[index + 1])
+            with losses.without_keras_scaling(), _added_in_place():
+                loss, state, age = strategy.run(replica_step, args=(mine, state))
+            return index + 1, state, values.write(index, loss), stale.write(index, tf.cast(age, tf.int64))
+
+        count = tf.shape(edges)[0] - 1
+        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.int64, size=count))
+        state = [tf.constant(value) for value in fresh]
+        _, state, values, stale = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return worker, values.stack(), stale.stack(), state
+
+    return tf.function(steps, reduce_retracing=True, autograph=False)
+
+
+def validation_alone(model: keras.Model) -> Any:
+    """A compiled function that evaluates `model` for a number of steps, on this process alone.
+
+    (iterator over (examples, [a batch]), steps, the metrics' state) ->
+        (loss vectors [steps, 1 + outputs], examples of each step [steps], the metrics' state after them)
+    """
+    call = caller(model)
+
+    def steps(iterator: Any, count: Any, state: Any) -> Any:
+        def one(index: Any, state: Any, values: Any, sizes: Any) -> Any:
+            examples, (batch,) = next(iterator)
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+            y_pred = call(x, training=False)
+            with losses.without_keras_scaling():
+                loss = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=False)
+            state = metrics_state(model, state, x, y, y_pred, weights)
+            return index + 1, state, values.write(index, loss), sizes.write(index, examples)
+
+        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
+        _, state, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, list(state), *arrays))
+        return values.stack(), sizes.stack(), state
+
+    return tf.function(steps, reduce_retracing=True, autograph=False)
+
+
+def metrics_state(model: keras.Model, state: Sequence[Any], x: Any, y: Any, y_pred: Any, weights: Any) -> list[Any]:
+    """`state`, the values of the model's metrics' variables, updated by a batch; the variables stay as they are."""
+    variables = model.metrics_variables
+    with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
+        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
+@contextlib.contextmanager
+def _added_in_place() -> Iterator[None]:
+    """Inside, Keras adds to a variable where that is held, as to an optimizer's count of steps.
+
+    By itself it assigns what it read plus the addend, which loses what other workers add in between.
+    """
+    kept = keras_variables.Variable.assign_add
+
+    def assign_add(self: Any, value: Any) -> Any:
+        if in_stateless_scope():
+            return kept(self, value)
+        return self._value.assign_add(tf.cast(value, self._value.dtype))
+
+    try:
+        keras_variables.Variable.assign_add = assign_add
+        yield
+    finally:
+        keras_variables.Variable.assign_add = kept
+
+
+def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padded: bool = False) -> Steps:
+    """A compiled function that evaluates `model` for a number of steps and updates its metrics.
+
+    With `padded`, each replica has one example, and those of the last replicas may only pad the global batch.
+    """
+    call = caller(model)
 
     def replica_step(examples: Any, batch: Any) -> Any:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         y_pred = call(x, training=False)
-        values = losses.weighted(model, x, y, y_pred, weights, _share(batch, examples), training=False)
-        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        share = _share_of_one(examples) if padded else _share(batch, examples)
+        values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
+        with _undone_unless(share > 0, model.metrics_variables if padded else []):
+            model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
     return _many(strategy, replica_step)
@@ -138,6 +258,21 @@ def _share(batch: Any, examples: Any) -> Any:
     return tf.cast(here, tf.float32) / examples
 
 
-def _call(model: keras.Model) -> Callable[..., Any]:
-    """Calls the model with `training` where its `call` takes that."""
+def _share_of_one(examples: Any) -> Any:
+    """The share of a replica that has a single example: the first replicas have those that count."""
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
+
+
+@contextlib.contextmanager
+def _undone_unless(condition: Any, variables: list[keras.Variable]) -> Iterator[None]:
+    """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
+    kept = [tf.convert_to_tensor(variable.value) for variable in variables]
+    yield
+    for variable, before in zip(variables, kept, strict=True):
+        variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
+
+
+def caller(model: keras.Model) -> Callable[..., Any]:
+    """What calls the model with `training` where its `call` takes that."""
     return model if model._call_has_training_arg else lambda x, training: model(x)

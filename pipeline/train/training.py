@@ -39,6 +39,8 @@ class Training:
         self._epochs = -(-self._last_step // per_epoch)
         self._callbacks = callbacks
         self._steps_per_call = 1
+        # Steps that are still to come before whoever told it to go on has it wait again; None: all.
+        self._wanted: int | None = 0
         self._seconds, self._resumed = 0.0, 0.0
         self._calls = self._run()
         # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
@@ -46,11 +48,11 @@ class Training:
 
     def advance(self, steps: int | None, steps_per_call: int) -> Iterator[Call]:
         """Trains at least `steps` steps in whole calls, or to the end where there are fewer or `steps` is None."""
-        done = 0
-        self._steps_per_call = steps_per_call
+        self._wanted, self._steps_per_call = steps, steps_per_call
         self._resumed = self._clock()
-        while (steps is None or done < steps) and (call := next(self._calls, None)):
-            done += call.steps
+        while (self._wanted is None or self._wanted > 0) and (call := next(self._calls, None)):
+            if self._wanted is not None:
+                self._wanted -= call.steps
             yield call
         self._seconds += self._clock() - self._resumed
 
@@ -66,7 +68,7 @@ class Training:
             logs = yield from self._epoch(epoch, hooks)
             logs |= {f"val_{name}": value for name, value in loop.evaluate(self._steps_per_call, self._tell).items()}
             epoch += 1
-            self.result = {"epochs": epoch, **_split(logs)}
+            self.result = {"epochs": epoch, **_split(logs), **loop.facts()}
             step = min(epoch * per_epoch, self._last_step)
             if loop.chief:
                 self._tell("epoch", epoch=epoch, step=step, seconds=self._active() - began, **_split(logs))
@@ -77,14 +79,17 @@ class Training:
 
     def _epoch(self, epoch: int, hooks: Callbacks) -> Generator[Call, None, dict[str, float]]:
         loop = self._loop
-        loop.model.reset_metrics()
+        loop.reset_metrics()
         first = done = epoch * loop.steps_per_epoch
         until = min(first + loop.steps_ahead(), self._last_step)
         totals = loop.totals()
         logs: dict[str, float] = {}
-        while done < until and not loop.model.stop_training:
+        # What was begun before training was told to stop is a part of it.
+        while (done < until and not loop.model.stop_training) or loop.pending:
             hooks.call("on_train_batch_begin", done - first)
-            call = loop.call(min(self._steps_per_call, until - done))
+            left = 0 if loop.model.stop_training else until - done
+            wanted = left if self._wanted is None else min(self._wanted, left)
+            call = loop.call(min(self._steps_per_call, left), wanted)
             if not call.steps:
                 break
             if self._must_be_finite:

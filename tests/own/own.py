@@ -265,6 +265,13 @@ def serial_set(examples=50):
     return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_arrays(examples))
 
 
+def generated_set():
+    """A data set that only this process's Python can make."""
+    spec = (tf.TensorSpec((8, 8, 1), tf.float32), tf.TensorSpec((), tf.int32))
+    made = tf.data.Dataset.from_generator(lambda: iter([(np.zeros((8, 8, 1)), 0)] * 20), output_signature=spec)
+    return made, None
+
+
 def serial_shard(shard, shards, examples=50):
     """The same, each process taking an uneven shard of its own."""
     (x, y), _ = serial_arrays(examples)
@@ -275,3 +282,79 @@ def serial_shard(shard, shards, examples=50):
 def serial_shard_set(shard, shards, examples=50):
     """The uneven shard as a tf.data set."""
     return tuple(tf.data.Dataset.from_tensor_slices(part) for part in serial_shard(shard, shards, examples))
+
+
+class Odd(keras.layers.Layer):
+    """Does one thing that a TPU cannot compile: `kind` says which."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+
+    def call(self, x):
+        flat = tf.reshape(x, [-1])
+        if self.kind == "boolean_mask":
+            return x + tf.reduce_sum(tf.boolean_mask(x, x > 0))
+        if self.kind == "where":
+            return x + tf.cast(tf.reduce_sum(tf.where(x > 0)), x.dtype)
+        if self.kind == "unique":
+            return x + tf.cast(tf.size(tf.unique(flat)[0]), x.dtype)
+        if self.kind == "reshape":
+            rows = 2 + 0 * tf.cast(tf.reduce_max(x), tf.int32)
+            return x + tf.reduce_sum(tf.reshape(x, [rows, -1]))
+        if self.kind == "text":
+            return x + tf.cast(tf.strings.length(tf.strings.as_string(tf.cast(x, tf.float32))), x.dtype)
+        raise ValueError(self.kind)
+
+
+def odd(input_shape, num_classes, kind="where"):
+    """A model with an `Odd` layer."""
+    layers = [keras.layers.Flatten(), Odd(kind, name="odd"), keras.layers.Dense(num_classes, activation="softmax")]
+    return keras.Sequential([keras.Input(input_shape), *layers])
+
+
+def odd_loss(input_shape, num_classes):
+    """A model whose loss leaves examples out."""
+
+    def of_some(y_true, y_pred):
+        return tf.reduce_mean(tf.boolean_mask(y_pred, tf.reshape(y_true, [-1]) > 3))
+
+    model = tiny(input_shape, num_classes)
+    model.compile("sgd", loss=of_some)
+    return model
+
+
+def ordinary(kind):
+    """A layer or two that people use, in a model that a TPU compiles: `kind` says which."""
+    layers = keras.layers
+    text, pictures, series = keras.Input((6,), dtype="int32"), keras.Input((8, 8, 3)), keras.Input((6, 8))
+    embedded = layers.Embedding(20, 8, mask_zero=True)(text)
+    inputs, x = {
+        "lstm": lambda: (text, layers.LSTM(8)(embedded)),
+        "gru": lambda: (series, layers.Flatten()(layers.Bidirectional(layers.GRU(8, return_sequences=True))(series))),
+        "attention": lambda: (
+            text,
+            layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 4)(embedded, embedded)),
+        ),
+        "convolution": lambda: (
+            pictures,
+            layers.GlobalAveragePooling2D()(
+                layers.MaxPooling2D()(layers.Dropout(0.5)(layers.BatchNormalization()(layers.Conv2D(4, 3)(pictures))))
+            ),
+        ),
+        "reshape": lambda: (series, layers.Flatten()(layers.LayerNormalization()(layers.Reshape((-1, 4))(series)))),
+    }[kind]()
+    return keras.Model(inputs, layers.Dense(3, activation="softmax", dtype="float32")(x))
+
+
+def ragged_lengths(kind="open"):
+    """Data that are no tensors of one size: sequences of open length, ragged ones, or text."""
+    rows = [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]] * 20
+    if kind == "ragged":
+        part = tf.data.Dataset.from_tensor_slices((tf.ragged.constant(rows), tf.zeros(60, tf.int32)))
+    elif kind == "text":
+        part = tf.data.Dataset.from_tensor_slices((["a", "b", "c"] * 20, tf.zeros(60, tf.int32)))
+    else:
+        spec = (tf.TensorSpec([None]), tf.TensorSpec([], tf.int32))
+        part = tf.data.Dataset.from_generator(lambda: ((row, 0) for row in rows), output_signature=spec)
+    return part, None

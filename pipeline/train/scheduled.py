@@ -1,0 +1,271 @@
+"""The loop of an asynchronous training: its coordinator hands out steps, and workers race to make them.
+
+Each step trains the batch that its number stands for, whoever makes it, and what it counted comes back with its result:
+examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again.
+"""
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.train import batches
+from pipeline.train import step as steps
+from pipeline.train.loop import Call, Data, Loop, TrainingError
+
+# So many calls a worker are handed out ahead, so that it never waits for the next.
+AHEAD = 2
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class _Done:
+    """One call's results as they came back: from which worker, and how stale the variables were that it read."""
+
+    worker: int
+    losses: np.ndarray
+    sizes: np.ndarray
+    metrics: list[np.ndarray]
+    stale: np.ndarray
+
+
+class ScheduledLoop(Loop):
+    """What an asynchronous training is made of, on its coordinator."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        train: Data,
+        shards: Sequence[Any],
+        workers: int,
+        validation: Data | None = None,
+        outputs: Sequence[str] = (),
+    ) -> None:
+        """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
+        super().__init__(model, strategy, train, validation, outputs)
+        self.lanes = workers
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._source = iter(self._coordinator.create_per_worker_dataset(_on_worker(train, shards, workers)))
+        self._rows = _Rows(train)
+        take = _gathered if self._rows.known else _next
+        self._held_out = [(data, steps.validation_alone(model)) for data, _ in self._held_out]
+        model.reset_metrics()
+        # The metrics' state before any batch, and now.
+        self._fresh = [np.array(variable) for variable in model.metrics_variables]
+        self._state = list(self._fresh)
+        self._call = steps.scheduled_steps(model, strategy, take, self._fresh)
+        self._results = tf.function(self._result_of, autograph=False)
+        self._compiled: Any = None
+        # Steps handed out since the beginning, steps under way, and the calls that those are in.
+        self._handed_out, self.pending, self._under_way = 0, 0, 0
+        self._updates_before = self._updates()
+        self._done: queue.Queue[_Done] = queue.Queue()
+        self._since = 0.0
+        self._steps_of: Counter[int] = Counter()
+        self._stale_sum, self._stale_most = 0.0, 0
+
+    @property
+    def warm(self) -> bool:  # type: ignore[override]
+        """Has every worker made a step, and so has all that it needs for the next?"""
+        return len(self._steps_of) == self.lanes
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """The results of the next call that a worker has made.
+
+        Calls of `count` steps are handed out until `wanted` steps are under way, a few for each worker at a time.
+        """
+        if not self.pending:
+            self._since = time.perf_counter()
+        wanted = max(count, wanted)
+        while self.pending < wanted and self._under_way < AHEAD * self.lanes:
+            self._hand_out(min(count, wanted - self.pending))
+        done = self._next_done()
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        made = len(done.sizes)
+        self.pending -= made
+        self._under_way -= 1
+        self._steps_of[done.worker] += made
+        self._stale_sum += float(done.stale.sum())
+        self._stale_most = max(self._stale_most, int(done.stale.max()))
+        self._state = [
+            total + (after - before)
+            for total, after, before in zip(self._state, done.metrics, self._fresh, strict=True)
+        ]
+        return Call(done.losses, done.sizes, seconds)
+
+    def facts(self) -> dict[str, Any]:
+        """Staleness, updates and whose steps they were."""
+        made = sum(self._steps_of.values())
+        return {
+            "staleness_mean": self._stale_sum / max(made, 1),
+            "staleness_max": self._stale_most,
+            "steps": made,
+            "updates": self._updates() - self._updates_before,
+            "worker_steps": [self._steps_of[worker] for worker in range(self.lanes)],
+        }
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self._state = list(self._fresh)
+
+    def _updates(self) -> int:
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        return int(optimizer.iterations.numpy())
+
+    def _hand_out(self, count: int) -> None:
+        rows, edges = self._rows.of(self._handed_out, count)
+        if self._compiled is None:
+            index = tf.TensorSpec([None], tf.int64)
+            self._compiled = tf.function(self._packed, autograph=False).get_concrete_function(
+                self._source._values[0]._type_spec, index, index
+            )
+        # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
+        self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
+        self._handed_out += count
+        self.pending += count
+        self._under_way += 1
+
+    def _make(self, source: Any, rows: Any, edges: Any) -> None:
+        """Has a worker make a call, and waits for it, in the thread that TensorFlow keeps for that worker."""
+        packed = self._compiled(source, rows, edges).numpy()
+        self._done.put(self._unpacked(packed, np.diff(edges.numpy())))
+
+    def _packed(self, source: Any, rows: Any, edges: Any) -> Any:
+        """All results in one tensor, since each is fetched on a way of its own."""
+        worker, losses, stale, state = self._call(source, rows, edges)
+        parts = [worker, losses, stale, *state]
+        return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
+
+    def _unpacked(self, packed: np.ndarray, sizes: np.ndarray) -> _Done:
+        count, outputs = len(sizes), 1 + len(self.outputs)
+        worker, losses, stale, state = np.split(packed, np.cumsum([1, count * outputs, count]))
+        ends = np.cumsum([value.size for value in self._fresh])
+        metrics = [
+            part.reshape(value.shape) for part, value in zip(np.split(state, ends[:-1]), self._fresh, strict=True)
+        ]
+        return _Done(
+            int(worker[0]), losses.reshape(count, outputs).astype(np.float32), sizes.astype(np.float32), metrics, stale
+        )
+
+    def _next_done(self) -> _Done:
+        while True:
+            try:
+                return self._done.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                # Raises what a call has failed with.
+                self._coordinator.done()
+
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes, state = validate(iterator, tf.constant(count), self._tensors(self._state))
+        self._state = [each.numpy().astype(np.float64) for each in state]
+        return values.numpy(), sizes.numpy()
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
+
+    def _result_of(self, state: Sequence[Any]) -> Any:
+        with keras.StatelessScope(zip(self.model.metrics_variables, state, strict=True)):
+            # A metric may give its variable as it is, which has this state's value in here only.
+            return tf.nest.map_structure(tf.convert_to_tensor, self.model.get_metrics_result())
+
+    def _tensors(self, state: Sequence[np.ndarray]) -> list[Any]:
+        with tf.device("CPU:0"):
+            return [tf.constant(value, each.dtype) for value, each in zip(state, self._fresh, strict=True)]
+
+
+class _Rows:
+    """Which examples each step trains, by their places in arrays; for other data, how many."""
+
+    def __init__(self, data: Data) -> None:
+        self._data, self.known = data, not isinstance(data.part, tf.data.Dataset)
+        self._order = cache(self._of_epoch)
+
+    def of(self, first: int, count: int) -> tuple[Any, Any]:
+        """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
+        layout = self._data.layout
+        chosen, sizes = [np.zeros(0, np.int64)], [0]
+        for step in range(first, first + count):
+            epoch, place = divmod(step, layout.steps)
+            start = place * layout.global_batch
+            stop = min(start + layout.global_batch, layout.examples)
+            sizes.append(stop - start)
+            if self.known:
+                chosen.append(self._order(epoch)[start:stop])
+        with tf.device("CPU:0"):
+            return tf.constant(np.concatenate(chosen)), tf.constant(np.cumsum(sizes), tf.int64)
+
+    def _of_epoch(self, epoch: int) -> np.ndarray:
+        layout, data = self._data.layout, self._data
+        if not data.shuffle:
+            return np.arange(layout.examples)
+        self._order.cache_clear()
+        with tf.device("CPU:0"):
+            return np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
+
+
+def _on_worker(data: Data, shards: Sequence[Any], workers: int) -> Callable[[], tf.data.Dataset]:
+    """A function that makes what a worker takes its batches from, without end: whole arrays, or batches in turn."""
+    layout = data.layout
+    if not isinstance(data.part, tf.data.Dataset):
+        with tf.device("CPU:0"):
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
+        return lambda: tf.data.Dataset.from_tensors(arrays).repeat()
+    counts = [int(shard.cardinality()) for shard in shards] if len(shards) > 1 else [layout.examples // workers]
+    if 0 in counts:
+        raise TrainingError(
+            f"Expected training examples for each of {workers} workers, received {layout.examples} and none for worker "
+            f"{counts.index(0) + 1}. Try workers=1."
+        )
+    graphs = [_graph(shard) for shard in shards]
+
+    def made() -> tf.data.Dataset:
+        parts = [
+            tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), data.part.element_spec)
+            for graph in graphs
+        ]
+        if workers == 1:
+            # In the order of one device, in which the last batch of an epoch is a smaller one.
+            return batches.stream(parts[0], layout, data.shuffle, data.seed).map(lambda _, mine: mine[0])
+        worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+        if len(parts) == 1:
+            mine = parts[0].shard(workers, worker)
+        else:
+            chosen = tf.data.Dataset.from_tensors(worker).repeat()
+            mine = tf.data.Dataset.choose_from_datasets([part.repeat() for part in parts], chosen)
+        if data.shuffle:
+            window = min(max(1, layout.examples // workers), batches.SHUFFLE_WINDOW)
+            mine = mine.shuffle(window, seed=data.seed, reshuffle_each_iteration=True)
+        return mine.repeat().batch(layout.global_batch, drop_remainder=True).prefetch(2)
+
+    return made
+
+
+def _graph(part: tf.data.Dataset) -> Any:
+    """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
+    graph = part._as_serialized_graph(strip_device_assignment=True)
+    if b"PyFunc" in graph.numpy():
+        raise TrainingError(
+            "Expected data that workers can read without this program's Python, received a data set made with "
+            "from_generator, py_function or numpy_function. Try arrays, or a data set of files."
+        )
+    return graph
+
+
+def _gathered(source: Any, rows: Any, start: Any, stop: Any) -> Any:
+    """The batch of the examples at `rows[start:stop]` of the arrays that `source` gives."""
+    with tf.device("CPU:0"):
+        return tf.nest.map_structure(lambda array: tf.gather(array, rows[start:stop]), next(source))
+
+
+def _next(source: Any, rows: Any, start: Any, stop: Any) -> Any:
+    """The next batch of `source`, cut to `stop - start` examples."""
+    return tf.nest.map_structure(lambda leaf: leaf[: stop - start], next(source))

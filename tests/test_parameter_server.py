@@ -1,0 +1,261 @@
+"""Workers that race on parameter servers: exact where one trains, counted right and never lost where several do."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import own
+import pytest
+import tensorflow as tf
+from conftest import QUICK, Ran, finish, left_behind, start
+from test_exact import assert_equal, sweep
+from test_failure import events, wait_for
+
+from pipeline.train import tables
+from pipeline.train.build import ModelError
+
+RACING = ("strategy=parameter_server", "workers=2")
+ONE = ("strategy=one_device,parameter_server", "workers=1")
+OWN = (f"--config-dir={own.CONF}", "data=numbered", "model=tiny")
+
+
+def test_one_worker_trains_what_one_device_trains(pipeline):
+    groups = sweep(pipeline, 4, *ONE, "model=normalised", "data=numbered", "model.build.optimizer=sgd,adam")
+    for folders in groups.values():
+        assert_equal(folders)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("points", "arguments"),
+    [
+        (6, ("model=normalised", "data=numbered", "model.build.optimizer=clipped,averaged,scheduled")),
+        (
+            8,
+            (
+                "model=two_headed", "data=two_headed", "data.build.weighted=false,true",
+                "model.build.reduction=sum,mean_with_sample_weight",
+            ),
+        ),
+        (2, ("model=masked", "data=padded")),
+    ],
+)  # fmt: skip
+def test_one_worker_trains_what_one_device_trains_whatever_the_model(pipeline, points, arguments):
+    for folders in sweep(pipeline, points, *ONE, *arguments).values():
+        assert_equal(folders)
+
+
+@pytest.mark.slow
+def test_tables_in_shards_on_two_servers_train_and_load_as_whole_ones(pipeline):
+    log = ("model=recommender", "data=clicks", "data.build.train_examples=2500", "data.build.validation_examples=1000")
+    servers = ("strategy.parameter_servers=2", "strategy.min_shard_bytes=4000")
+    (folders,) = sweep(pipeline, 2, *ONE, *log).values()
+    cut = pipeline(
+        *QUICK, "train.steps=20", "train.global_batch=32", "train.steps_per_call=5", "strategy=parameter_server",
+        "workers=1", *log, *servers,
+    )  # fmt: skip
+    assert cut.code == 0, cut.err
+    assert "warning: hidden_0/kernel (14,336 bytes) stays whole on one server: only embeddings can be cut." in cut.out
+    assert_equal([*folders, *(folder for folder in cut.run_folders if folder not in folders)])
+
+
+def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied(pipeline):
+    ran = pipeline(
+        *QUICK, *RACING, *OWN, "train.epochs=3", "train.replica_batch=8", "train.steps_per_call=1",
+        "model.build._target_=own.counting", "data.build._target_=own.serial_arrays", "data.build.examples=203",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    serial = np.arange(203)
+    for epoch in ran.events("epoch"):
+        counted = [epoch["metrics"][f"labels_{place}"] for place in range(3)]
+        assert counted == pytest.approx([203, serial.sum(), np.square(serial).sum()], rel=1e-6)
+        assert epoch["val_metrics"]["labels_0"] == 203
+    steps = ran.events("steps")
+    assert sum(event["examples"] for event in steps) == 3 * 203
+    assert [event["step"] for event in steps] == sorted(event["step"] for event in steps)
+    result = ran.result
+    assert result["steps"] == result["updates"] == 3 * 26 == sum(result["worker_steps"].values())
+    assert set(result["worker_steps"]) == {"worker 1", "worker 2"}
+    assert 0 <= result["staleness_mean"] <= result["staleness_max"]
+    assert result["asynchronous"] is True
+    assert result["restarts"] == 0
+    assert any(note.startswith("Asynchronous") for note in result["notes"])
+    assert "staleness" in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["serial_set", "serial_shard_set", "serial_shard"])
+def test_data_sets_give_each_step_the_examples_it_was_handed_out_for(pipeline, target):
+    ran = pipeline(
+        *QUICK, *RACING, *OWN, "train.epochs=2", "train.replica_batch=8", "train.steps_per_call=2",
+        "model.build._target_=own.counting", f"data.build._target_=own.{target}", "data.build.examples=203",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [epoch["metrics"]["labels_0"] for epoch in ran.events("epoch")] == [203, 203]
+    assert [epoch["val_metrics"]["labels_0"] for epoch in ran.events("epoch")] == [203, 203]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (4, 2)])
+def test_digits_and_clicks_are_learnt_by_racing_workers(pipeline, workers, servers):
+    layout = ("strategy=parameter_server", f"workers={workers}", f"strategy.parameter_servers={servers}")
+    ran = pipeline(*layout, "train.epochs=3", "tracking=none", "measure.repeats=2", "measure.baseline=none")
+    assert ran.code == 0, ran.err
+    assert ran.result["val_metrics"]["accuracy"] > 0.9
+    assert sum(event["examples"] for event in ran.events("steps")) == 3 * 4_000
+    assert ran.result["examples_per_second"] > 0
+    log = pipeline(*layout, *QUICK, "model=recommender", "data=clicks", "train.epochs=1", "train.replica_batch=128")
+    assert log.code == 0, log.err
+    (clicks,) = [each for each in log.results if each["model"] == "recommender"]
+    assert clicks["val_metrics"]["auc"] > 0.75
+
+
+def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
+    """Starts a long run of two racing workers and sends a process a signal in the middle; returns how it ended."""
+    process = start(folder, *QUICK, *RACING, "data=digits", "model=mlp", *arguments)
+    try:
+        wait_for(folder, "steps", count=3)
+        (pid,) = [event["pid"] for event in wait_for(folder, "started", count=4) if event["rank"] == rank]
+        os.kill(pid, number)
+        return finish(process, folder, time.monotonic(), timeout=150)
+    finally:
+        process.kill()
+
+
+def test_a_killed_worker_is_started_again_and_no_step_is_lost(tmp_path):
+    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.steps=3000", "train.steps_per_call=10")
+    assert ran.code == 0, ran.err
+    assert_went_on(ran, 3_000, "worker 1 was killed by SIGKILL. It was started again")
+    assert [event["rank"] for event in events(tmp_path) if event["event"] == "started"].count(1) == 2
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_replaced_and_no_step_is_lost(tmp_path):
+    ran = harmed(
+        tmp_path, 2, signal.SIGSTOP, "train.steps=3000", "train.steps_per_call=10", "launch.heartbeat_timeout=8"
+    )
+    assert ran.code == 0, ran.err
+    assert_went_on(ran, 3_000, "worker 2 gave no sign of life for 8 s: it is stopped. It was started again")
+    assert not left_behind(tmp_path)
+
+
+def assert_went_on(ran: Ran, steps: int, words: str) -> None:
+    result = ran.result
+    assert result["status"] == "FINISHED"
+    assert result["restarts"] == 1
+    assert any(words in note for note in result["notes"]), result["notes"]
+    assert f"warning: {words}" in ran.out
+    assert result["steps"] == steps
+    # A step that was under way is made again: it may have been applied before.
+    assert steps <= result["updates"] <= steps + 10
+    assert ran.events("steps")[-1]["step"] == steps
+
+
+@pytest.mark.slow
+def test_a_worker_that_keeps_dying_ends_the_run_by_name(tmp_path):
+    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.epochs=500", "launch.restarts=0")
+    assert ran.code == 1
+    assert "worker 1 was killed by SIGKILL" in ran.err
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "number", "words"),
+    [
+        (3, signal.SIGKILL, "parameter server 3 was killed by SIGKILL"),
+        (0, signal.SIGKILL, "coordinator 0 was killed by SIGKILL"),
+        (3, signal.SIGSTOP, "parameter server 3 gave no sign of life"),
+        (0, signal.SIGSTOP, "coordinator 0 gave no sign of life"),
+    ],
+)
+def test_a_server_or_coordinator_that_is_gone_is_named_within_a_minute(tmp_path, rank, number, words):
+    ran = harmed(tmp_path, rank, number, "train.epochs=500")
+    assert ran.code == 1
+    assert words in ran.err
+    assert ran.result["status"] == "FAILED"
+    assert ran.seconds < 60
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_a_worker_cannot_do_is_refused_in_words(pipeline):
+    generated = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.generated_set", "+data.num_classes=10")
+    assert generated.code == 1
+    assert "Expected data that workers can read without this program's Python" in generated.err
+    few = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.serial_set", "data.build.examples=1",
+                   "model.build._target_=own.counting")  # fmt: skip
+    assert few.code == 1
+    assert "Expected training examples for each of 2 workers" in few.err
+
+
+def made(optimizer: Any = "adam", **embedding: Any) -> keras.Model:
+    """A compiled and built model with one embedding of 7 rows of 4 numbers, 112 bytes."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(7, 4, name="table", **embedding),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1, name="tower"),
+        ]
+    )
+    model.compile(optimizer, loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def test_a_table_in_shards_is_the_whole_table():
+    ids = np.array([[0, 6, 3], [2, 2, 5]])
+    plain = made()
+    with tables.on_servers(servers=3, min_shard_bytes=30):
+        cut = made()
+    assert [tuple(each.shape) for each in cut.layers[0].weights] == [(3, 4), (2, 4), (2, 4)]
+    np.testing.assert_allclose(cut(ids), plain(ids), rtol=1e-6)
+    np.testing.assert_allclose(cut.layers[0].embeddings, plain.layers[0].embeddings)
+    for model in (plain, cut):
+        model.optimizer.learning_rate = 0.1
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(ids) - 1.0))
+            model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    whole = tables.whole(cut, made())
+    for ours, theirs in zip(whole.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    for ours, theirs in zip(whole.optimizer.variables, plain.optimizer.variables, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert type(whole.layers[0]) is keras.layers.Embedding
+    assert tables.has_tables(cut)
+    assert not tables.has_tables(whole)
+
+
+@pytest.mark.parametrize(
+    ("least", "embedding", "shards"),
+    [(None, {}, 1), (57, {}, 1), (56, {}, 2), (1, {}, 3), (1, {"embeddings_regularizer": "l2"}, 1)],
+)
+def test_tables_are_cut_into_shards_that_are_large_enough(least, embedding, shards):
+    with tables.on_servers(servers=3, min_shard_bytes=least):
+        model = made(**embedding)
+    assert len(model.layers[0].weights) == shards
+
+
+def test_what_stays_whole_is_said_and_an_optimizer_of_whole_variables_refused():
+    with tables.on_servers(servers=2, min_shard_bytes=8):
+        model = made(embeddings_constraint="non_neg")
+        cut = made(keras.optimizers.Lamb())
+        clipped = made(keras.optimizers.Adam(clipnorm=1.0))
+    assert [line.partition("/")[2] for line in tables.check(model, 8)] == [
+        "table/embeddings (112 bytes) stays whole on one server: "
+        "its layer has a constraint or regularizer, or is not a plain Embedding.",
+        "tower/kernel (48 bytes) stays whole on one server: only embeddings can be cut.",
+    ]
+    with pytest.raises(ModelError, match="received lamb"):
+        tables.check(cut, 8)
+    with pytest.raises(ModelError, match="received clipnorm"):
+        tables.check(clipped, 8)
+    assert tables.check(cut, None) == []

@@ -1,0 +1,345 @@
+"""strategy=tpu: refused in words and soon where there is none, and rehearsed under the constraints of one."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import grpc
+import keras
+import numpy as np
+import own
+import pytest
+import tensorflow as tf
+from conftest import QUICK, Ran
+from tensorflow.core.framework import device_attributes_pb2
+
+from pipeline import reach
+from pipeline.train import build, static
+from pipeline.train.batches import Layout, spec, static_parts, stream
+from pipeline.train.loop import Data, Loop
+
+TPU = ("strategy=tpu", "hardware=tpu_v5e_4")
+REHEARSED = (*TPU, "hardware.rehearse=true")
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """The address of something that takes a connection and says `answer`; None: nothing, and keeps it."""
+    with ExitStack() as kept:
+        server = kept.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def take() -> None:
+            connection = kept.enter_context(server.accept()[0])
+            if answer is not None:
+                connection.sendall(answer)
+
+        threading.Thread(target=take, daemon=True).start()
+        yield f"grpc://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """The address of a socket whose queue is full, so that Linux drops whoever else would connect."""
+    with ExitStack() as kept:
+        server = kept.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = kept.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield f"grpc://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def grpc_server(answer: bytes | None) -> Iterator[str]:
+    """The address of a gRPC server that answers TensorFlow's first question; None: it knows no method at all."""
+
+    over = threading.Event()
+
+    class Worker(grpc.GenericRpcHandler):
+        def service(self, call: Any) -> Any:
+            if answer is None:
+                return None
+            asked = call.method == reach.CALL
+            # Whatever else it is asked, it keeps its caller waiting.
+            return grpc.unary_unary_rpc_method_handler(lambda *_: answer if asked or over.wait() else b"")
+
+    server = grpc.server(futures.ThreadPoolExecutor(4), handlers=(Worker(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        over.set()
+        server.stop(None).wait()
+
+
+@contextmanager
+def closed() -> Iterator[str]:
+    """An address where nothing listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"grpc://127.0.0.1:{unused.getsockname()[1]}"
+
+
+@contextmanager
+def tensorflow_worker() -> Iterator[str]:
+    """The address of TensorFlow's own server, in a process that has no TPU."""
+    code = (
+        "import socket, sys, tensorflow as tf\n"
+        "from pipeline import loopback; loopback.listen_on_loopback_only()\n"
+        "with socket.socket() as free: free.bind(('127.0.0.1', 0)); port = free.getsockname()[1]\n"
+        "server = tf.distribute.Server({'worker': [f'127.0.0.1:{port}']}, 'worker', 0)\n"
+        "print(port, flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stdout
+        yield f"grpc://127.0.0.1:{process.stdout.readline().strip()}"
+        process.kill()
+
+
+def refusal(ran: Ran) -> str:
+    """The one line of a command that was refused before anything was started, in less than ten seconds."""
+    assert ran.code == 2, ran.err
+    assert len(ran.err.splitlines()) == 1, ran.err
+    assert "Expected" in ran.err
+    assert "received" in ran.err
+    assert "Try " in ran.err
+    assert not [*ran.folder.rglob("*.log"), *ran.folder.rglob("plan.json")]
+    assert ran.seconds < 10
+    return ran.err
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (closed, "no connection: Connection refused"),
+        (black_hole, "no connection within 3 s"),
+        (lambda: listening(None), "something that connects and says nothing"),
+        (lambda: listening(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "something that does not speak gRPC"),
+        (lambda: grpc_server(None), "a gRPC server that is no TensorFlow worker"),
+        (lambda: grpc_server(b"CPU:0"), "a TensorFlow worker without a TPU"),
+    ],
+    ids=["closed", "black hole", "silent", "web server", "other gRPC", "no TPU"],
+)
+def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(pipeline, place, words):
+    with place() as address:
+        error = refusal(pipeline(*TPU, f"strategy.build.address={address}"))
+    assert f"Expected a TPU at strategy.build.address={address}, received {words}." in error
+    assert "hardware.rehearse=true" in error
+
+
+def test_tensorflow_s_own_server_is_asked_as_tensorflow_asks_it():
+    with tensorflow_worker() as address, pytest.raises(reach.NoTpuError, match="a TensorFlow worker without a TPU"):
+        reach.expect_tpu(address)
+
+
+def test_a_worker_that_lists_a_tpu_is_taken():
+    with grpc_server(b"/job:worker/replica:0/task:0/device:TPU_SYSTEM:0") as address:
+        reach.expect_tpu(address)
+
+
+@pytest.mark.slow
+def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
+    system = device_attributes_pb2.DeviceAttributes(
+        name="/job:worker/replica:0/task:0/device:TPU_SYSTEM:0", device_type="TPU_SYSTEM", incarnation=1
+    )
+    # GetStatusResponse has the devices as its first field, each with its length before it.
+    listed = system.SerializeToString()
+    with grpc_server(b"\x0a" + bytes([len(listed)]) + listed) as address:
+        ran = pipeline(*QUICK, *TPU, f"strategy.build.address={address}", "launch.startup_timeout=12")
+    assert ran.code == 1
+    assert "chief 0 did not join within 12 s" in ran.err
+    assert ran.seconds < 45
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["strategy=tpu"], "Expected the hardware of a TPU, since tpu trains on nothing else, received hardware=auto."),
+        (["strategy=tpu", "hardware=2cpu"], "Try hardware=tpu_v5e_8, with hardware.rehearse=true where there is none."),
+        (["strategy=mirrored", "hardware=tpu_v5e_8"], "received strategy=mirrored. Try strategy=tpu."),
+        (TPU, "Try it on a TPU VM, strategy.build.address=grpc://HOST:8470, or hardware.rehearse=true"),
+        ([*TPU, "strategy.build.address=local"], "received a machine without one and no address of one."),
+        ([*TPU, "strategy.build.address=10.0.0.2:8470"], "Try strategy.build.address=grpc://10.0.0.2:8470."),
+        ([*TPU, "strategy.build.address=grpc://10.0.0.2"], "Try strategy.build.address=grpc://10.0.0.2:8470."),
+        ([*TPU, "strategy.build.address=grpc://10.0.0.2:99999"], "with a port up to 65535, received grpc://10.0.0.2:99"),
+        ([*TPU, "strategy.build.address=my-tpu"], "Try strategy.build.address=grpc://my-tpu:8470."),
+        ([*REHEARSED, "train.precision=mixed_float16"], "Try train.precision=mixed_bfloat16."),
+        ([*REHEARSED, "workers=5"], "Expected no more workers than devices, received workers=5"),
+        ([*REHEARSED, "model=mlp", "data=synthetic", "data.train_examples=100"], "Try train.replica_batch=25."),
+    ],
+)  # fmt: skip
+def test_what_no_tpu_could_run_is_refused_before_anything_starts(pipeline, arguments, words):
+    assert words in refusal(pipeline(*arguments))
+
+
+def test_the_environment_s_address_is_asked_too(pipeline):
+    with closed() as address:
+        assert "received no connection: Connection refused" in refusal(pipeline(*TPU, TPU_NAME=address))
+    assert "(TPU_NAME=my-tpu is no address)" in refusal(pipeline(*TPU, TPU_NAME="my-tpu"))
+
+
+def test_a_plan_can_be_looked_at_anywhere(pipeline):
+    ran = pipeline("mode=plan", "strategy=tpu", "hardware=tpu_v5e_8", "data=synthetic")
+    assert ran.code == 0, ran.err
+    assert "8 TPU workers" in ran.out
+    assert "mixed_bfloat16" in ran.out
+    assert "hardware=tpu_v5e_8 is a TPU, this machine has none: a run here is refused" in ran.out
+    assert "TPU:0-7" in ran.out
+    assert "none, so no speedup" in ran.out
+
+
+def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipeline):
+    ran = pipeline(
+        *REHEARSED, "model=mlp", "data=digits", "train.steps=6", "tracking=none", "measure.repeats=2",
+        "measure.steps=2", "train.steps_per_call=2",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    result = ran.result
+    assert (result["status"], result["precision"], result["rehearsal"]) == ("FINISHED", "mixed_bfloat16", True)
+    assert any("each epoch leaves out up to 255 training examples" in note for note in result["notes"])
+    assert result["speedup"]
+    (built,) = [event for event in ran.events("built") if event["group"] == "point"]
+    assert built["validation_examples"] == 359
+    assert built["steps_per_epoch"] == 5
+    assert "(rehearsal" in ran.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["model=cnn", "data=digits"], id="cnn"),
+        pytest.param(["model=resnet20", "data=digits"], id="resnet20", marks=pytest.mark.slow),
+        pytest.param(
+            ["model=recommender", "data=clicks", "data.build.train_examples=100", "data.build.validation_examples=40"],
+            id="recommender",
+        ),
+    ],
+)
+def test_the_models_that_come_along_pass_the_rehearsal(pipeline, arguments):
+    ran = pipeline(*QUICK, *REHEARSED, "hardware=tpu_v5e_1", *arguments, "train.steps=2", "train.replica_batch=16")
+    assert ran.code == 0, ran.err
+    assert ran.result["status"] == "FINISHED"
+
+
+def test_a_model_that_would_not_compile_ends_the_rehearsal_in_one_message(pipeline):
+    ran = pipeline(*QUICK, *REHEARSED, "model.build._target_=own.odd", "+model.build.kind=boolean_mask", "data=digits")
+    assert ran.code == 1
+    assert "received Where of shape [None, 1] in layer odd. Try tf.where(condition, x, 0.0)" in ran.err
+    assert "Traceback" not in ran.err
+
+
+SAMPLE = (tf.zeros((2, 8, 8, 1)), tf.zeros((2,), tf.int32))
+
+
+def checked(make: Callable[[], keras.Model], sample: Any = SAMPLE) -> None:
+    model = build.model(make, tf.distribute.get_strategy(), sample)[0]
+    static.check_model(model, sample, replica_batch=4, gradient_bits=32)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: own.odd((8, 8, 1), 10, "boolean_mask"), r"Where of shape \[None, 1\] in layer odd. Try tf.where"),
+        (lambda: own.odd((8, 8, 1), 10, "where"), r"Where of shape \[None, 2\] in layer odd. Try tf.where"),
+        (lambda: own.odd((8, 8, 1), 10, "unique"), r"Unique of shape \[None\] in layer odd. Try tf.math.uns"),
+        (lambda: own.odd((8, 8, 1), 10, "reshape"), r"Reshape of shape \[None, None\] in layer odd. Try sizes"),
+        (lambda: own.odd((8, 8, 1), 10, "text"), "AsString in layer odd: XLA has no compiler for it. Try"),
+        (lambda: own.odd_loss((8, 8, 1), 10), r"received Where of shape \[None, 1\] at compile_loss/of_some/"),
+    ],
+    ids=["boolean_mask", "where", "unique", "reshape", "text", "loss"],
+)  # fmt: skip
+def test_what_xla_cannot_compile_is_named_with_its_layer(make, words):
+    with pytest.raises(build.ModelError, match=words):
+        checked(make)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "attention", "convolution", "reshape"])
+def test_ordinary_layers_pass(kind):
+    x = {"lstm": tf.zeros((2, 6), tf.int32), "attention": tf.zeros((2, 6), tf.int32),
+         "convolution": tf.zeros((2, 8, 8, 3))}.get(kind, tf.zeros((2, 6, 8)))  # fmt: skip
+    checked(lambda: own.ordinary(kind), (x, tf.zeros((2,), tf.int32)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("open", r"received a TensorSpec of shape \[None\]. Try padding or cutting them to a fixed length"),
+        ("ragged", "received a RaggedTensorSpec of shape"),
+        ("text", r"received tf.string of shape \[\]. Try turning text into numbers"),
+    ],
+)
+def test_data_of_open_shape_are_refused(kind, words):
+    with pytest.raises(build.ModelError, match=f"Expected training examples .*{words}"):
+        static.check_data(own.ragged_lengths(kind)[0], "training")
+
+
+def batches_of(part: Any, layout: Layout, steps: int, shuffle: bool = False) -> list[Any]:
+    return list(stream(part, layout, shuffle, seed=1).take(steps))
+
+
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+def test_batches_have_one_static_shape_and_leave_out_what_fills_none(make):
+    part = make(50)[0]
+    layout = Layout(global_batch=16, replicas=4, first=0, local=4, counts=(50,), last="left out")
+    assert layout.steps == 3
+    shapes = {leaf.shape for leaf in tf.nest.flatten(stream(part, layout, True, 1).element_spec[1])}
+    assert shapes == {tf.TensorShape([4, 1]), tf.TensorShape([4])}
+    epochs = [
+        [float(label) for _, batch in epoch for _, labels in batch for label in labels]
+        for epoch in np.split(np.array(batches_of(part, layout, 6, shuffle=True), object), 2)
+    ]
+    assert [len(set(labels)) for labels in epochs] == [48, 48]
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+@pytest.mark.parametrize("examples", [1, 3, 4, 16, 17, 50, 63])
+def test_validation_in_static_batches_counts_each_example_once(make, examples):
+    layout = Layout(global_batch=16, replicas=4, first=0, local=4, counts=(examples,))
+    counted = []
+    for part, each in static_parts(make(examples)[0], layout):
+        for total, batch in batches_of(part, each, each.steps):
+            labels = [float(label) for _, labels in batch for label in labels]
+            counted += labels[: int(total)]
+            assert len(labels) == each.global_batch
+    assert sorted(counted) == list(range(examples))
+
+
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+def test_validation_in_static_batches_is_exact_also_for_metrics_without_weights(make):
+    train, validation = make(50)
+    results = []
+    for fixed in (False, True):
+        keras.utils.set_random_seed(1)
+        strategy = tf.distribute.get_strategy()
+        model, outputs = build.model(lambda: own.counting((1,)), strategy, spec(train))
+        plain = Layout(16, 1, 0, 1, (50,))
+        parts = static_parts(validation, plain) if fixed else [(validation, plain)]
+        held_out = [Data(part, layout, False, 1) for part, layout in parts]
+        loop = Loop(model, strategy, Data(train, plain, False, 1), held_out[0], outputs, rest=(*held_out, None)[1])
+        results.append(loop.evaluate(4, lambda *_, **__: None))
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+    assert results[1]["labels_0"] == 50
+
+
+@pytest.mark.parametrize("model", ["tiny", "masked", "two_headed"])
+@pytest.mark.slow
+def test_a_rehearsal_validates_as_one_device_does(pipeline, model):
+    data = {"tiny": "data=numbered", "masked": "data=padded", "two_headed": "data=two_headed"}[model]
+    kept = (*QUICK, f"--config-dir={own.CONF}", f"model={model}", data, "train.steps=1", "train.learning_rate=1e-9",
+            "train.precision=float32", "train.replica_batch=8")  # fmt: skip
+    rehearsed = pipeline(*REHEARSED, "workers=2", *kept)
+    assert rehearsed.code == 0, rehearsed.err
+    one = pipeline("strategy=one_device", "hardware=1cpu", *kept)
+    assert one.code == 0, one.err
+    results = {each["strategy"]: each for each in one.results}
+    assert results["tpu"]["val_loss"] == pytest.approx(results["one_device"]["val_loss"], rel=1e-5)
+    assert results["tpu"]["val_metrics"] == pytest.approx(results["one_device"]["val_metrics"], rel=1e-5)
