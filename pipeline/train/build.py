@@ -1,12 +1,14 @@
 """Makes what a plan names: the model, compiled and built under the strategy, from a function and its arguments."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.train import loss as losses
+from pipeline.train import step
 
 
 class ModelError(ValueError):
@@ -31,20 +33,52 @@ def model(
         made = make()
         if not isinstance(made, keras.Model):
             raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
-        if type(made).train_step is not keras.Model.train_step:
-            raise ModelError(
-                f"Expected a model without a train_step of its own, received {type(made).__name__}, which has one. "
-                f"Put the loss into compute_loss or add_loss, which are honoured."
-            )
+        check_step(made)
         _compile(made, optimizer, learning_rate, loss, metrics)
         if strategy.num_replicas_in_sync > 1:
             _check_optimizer(made.optimizer)
-        made._symbolic_build(data_batch=batch)
-        if not made.trainable_variables:
-            raise ModelError("Expected a model with weights to train, received one without.")
-        if strategy.num_replicas_in_sync > 1:
-            _synchronize(made)
-        return made, losses.make_exact(made)
+        return made, ready(made, strategy, batch)
+
+
+def check_step(made: keras.Model) -> None:
+    """Refuses a model whose steps are its own, since they would not be made."""
+    for name in ("train_step", "test_step"):
+        if getattr(type(made), name) is not getattr(keras.Model, name):
+            raise ModelError(
+                f"Expected a model without a {name} of its own, received {type(made).__name__}, which has one. "
+                f"Put the loss into compute_loss or add_loss, which are honoured."
+            )
+
+
+def ready(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> list[str]:
+    """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output."""
+    made._symbolic_build(data_batch=batch)
+    if not made.trainable_variables:
+        raise ModelError("Expected a model with weights to train, received one without.")
+    if strategy.num_replicas_in_sync > 1:
+        _synchronize(made)
+    return losses.make_exact(made)
+
+
+@contextlib.contextmanager
+def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Iterator[list[str]]:
+    """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
+    kept: list[tuple[Any, str, Any]] = []
+    try:
+        with strategy.scope():
+            made._symbolic_build(data_batch=batch)
+            kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
+            kept += [(layer, "synchronized", layer.synchronized) for layer in _normalizations(made)]
+            if made._compile_loss is not None:
+                kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
+            outputs = ready(made, strategy, batch)
+        step.sum_once(made.optimizer)
+        yield outputs
+    finally:
+        for owner, name, value in kept:
+            # Past Keras's own setter, which would track the value a second time.
+            vars(owner)[name] = value
+        step.sum_as_keras_does(made.optimizer)
 
 
 def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any) -> None:
@@ -78,6 +112,9 @@ def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
 
 def _synchronize(made: keras.Model) -> None:
     """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
-    for layer in made._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.synchronized = True
+    for layer in _normalizations(made):
+        layer.synchronized = True
+
+
+def _normalizations(made: keras.Model) -> list[Any]:
+    return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]

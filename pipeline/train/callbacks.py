@@ -11,6 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.train.agree import from_first
+
+TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
 
 class Callbacks:
     """The hooks of a training, called on every process at the same moments and run on the first."""
@@ -23,22 +28,32 @@ class Callbacks:
         chief: bool,
         alone: bool,
         epochs: int,
-        steps: int,
+        steps: int | None,
+        verbose: Any = 0,
     ) -> None:
-        """`steps` is the number of steps in an epoch; `alone` says that there is no other process."""
+        """`steps` is the number of steps in an epoch; `alone` says that there is no other process.
+
+        `verbose` is that of Keras's own fit, whose progress bar the first process then shows.
+        """
         self.model, self.strategy, self.chief = model, strategy, chief
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
-        self._send = tf.function(self._from_first_replica, reduce_retracing=True)
+        self._send = from_first(strategy)
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(
             list(callbacks) if chief else [],
             add_history=True,
+            add_progbar=chief and verbose != 0,
             model=model,
-            verbose=0,
+            verbose=verbose,
             epochs=epochs,
             steps=steps,
         )
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch that training begins with, known once `on_train_begin` was called."""
+        return 0
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
@@ -62,19 +77,11 @@ class Callbacks:
         if fixed and np.float32(learning_rate) != np.float32(_value(rate)):
             rate.assign(learning_rate)
         if changed_there:
-            variables = self.model.weights
-            for variable, value in zip(variables, self._send([_value(v) for v in variables]), strict=True):
-                variable.assign(value)
+            self._send_values(self.model.weights)
 
-    def _from_first_replica(self, values: list[Any]) -> list[Any]:
-        def on_replica(values: list[Any]) -> Any:
-            context = tf.distribute.get_replica_context()
-            first = tf.equal(context.replica_id_in_sync_group, 0)
-            chosen = [tf.where(first, value, tf.zeros_like(value)) for value in values]
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, chosen)
-
-        sent = self.strategy.run(on_replica, args=(values,))
-        return [self.strategy.experimental_local_results(value)[0] for value in sent]
+    def _send_values(self, variables: list[Any]) -> None:
+        for variable, value in zip(variables, self._send([_value(each) for each in variables]), strict=True):
+            variable.assign(value)
 
     def _weights(self) -> list[np.ndarray]:
         return [_value(variable) for variable in self.model.weights]
@@ -84,13 +91,24 @@ def _value(variable: Any) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable))
 
 
+def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
+    """Has the callback one of these hooks, as a method or, as a `LambdaCallback`, as a function it was given?
+
+    >>> overrides(keras.callbacks.LambdaCallback(on_train_batch_end=print), TRAIN_BATCH_HOOKS)
+    True
+    >>> overrides(keras.callbacks.EarlyStopping(), TRAIN_BATCH_HOOKS)
+    False
+    """
+    base = keras.callbacks.Callback
+    return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook) for hook in hooks)
+
+
+def is_own(callback: keras.callbacks.Callback) -> bool:
+    """Does a person's code run in it, and not Keras's alone?"""
+    lambdas = isinstance(callback, keras.callbacks.LambdaCallback)
+    return lambdas or not type(callback).__module__.startswith("keras.")
+
+
 def _may_change_weights_at_batches(callback: keras.callbacks.Callback) -> bool:
     """A person's own hook between batches may do anything; Keras's own leave weights alone there."""
-    own = not type(callback).__module__.startswith("keras.") or isinstance(callback, keras.callbacks.LambdaCallback)
-    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    base = keras.callbacks.Callback
-    return own and any(
-        getattr(callback, hook).__func__ is not getattr(base, hook)
-        for hook in hooks
-        if hasattr(getattr(callback, hook), "__func__")
-    )
+    return is_own(callback) and overrides(callback, TRAIN_BATCH_HOOKS)

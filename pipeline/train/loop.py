@@ -107,6 +107,15 @@ class Loop:
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, lanes, warm = 0, 1, True
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch, as far as they are known beforehand."""
+        return self.train_data.layout.steps
+
+    def steps_ahead(self) -> int:
+        """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
+        return self.steps_per_epoch
+
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
         whatever number of steps is `wanted` in all.

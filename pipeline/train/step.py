@@ -38,7 +38,7 @@ def training_steps(
 
 def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
-    _sum_once(model.optimizer)
+    sum_once(model.optimizer)
     call = caller(model)
     variables = model.trainable_variables
 
@@ -186,6 +186,20 @@ def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padde
     return _many(strategy, replica_step)
 
 
+def sum_once(optimizer: keras.optimizers.Optimizer) -> None:
+    """Keeps Keras from summing gradients over replicas a second time."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            each._all_reduce_sum_gradients = list
+
+
+def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            vars(each).pop("_all_reduce_sum_gradients", None)
+
+
 def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:
     def steps(iterator: Any, count: Any) -> Any:
         def one(index: Any, values: Any, sizes: Any) -> Any:
@@ -265,10 +279,3 @@ def _undone_unless(condition: Any, variables: list[keras.Variable]) -> Iterator[
 def caller(model: keras.Model) -> Callable[..., Any]:
     """What calls the model with `training` where its `call` takes that."""
     return model if model._call_has_training_arg else lambda x, training: model(x)
-
-
-def _sum_once(optimizer: Any) -> None:
-    """Keeps Keras from summing gradients over replicas a second time."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            each._all_reduce_sum_gradients = list

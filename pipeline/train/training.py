@@ -25,11 +25,17 @@ class Training:
         callbacks: Sequence[keras.callbacks.Callback],
         tell: Tell,
         clock: Callable[[], float] = time.perf_counter,
+        hooks: Callable[..., Callbacks] = Callbacks,
+        must_be_finite: bool = True,
     ) -> None:
-        """Trains for `epochs`, or up to `last_step`, telling of `steps` after each call and of each `epoch`."""
+        """Trains for `epochs`, or up to `last_step`, telling of `steps` after each call and of each `epoch`.
+
+        `hooks` makes what runs the callbacks. Where the loss `must_be_finite`, training ends with an error if not.
+        """
         self._loop, self._tell, self._clock = loop, tell, clock
-        per_epoch = loop.train_data.layout.steps
-        self._last_step = last_step or (epochs or 1) * per_epoch
+        self._hooks, self._must_be_finite = hooks, must_be_finite
+        per_epoch = loop.steps_per_epoch
+        self._last_step = last_step or (1 if epochs is None else epochs) * per_epoch
         self._epochs = -(-self._last_step // per_epoch)
         self._callbacks = callbacks
         self._steps_per_call = 1
@@ -51,10 +57,10 @@ class Training:
         self._seconds += self._clock() - self._resumed
 
     def _run(self) -> Iterator[Call]:
-        loop, per_epoch = self._loop, self._loop.train_data.layout.steps
-        hooks = Callbacks(self._callbacks, loop.model, loop.strategy, loop.chief, loop.alone, self._epochs, per_epoch)
+        loop, per_epoch = self._loop, self._loop.steps_per_epoch
+        hooks = self._hooks(self._callbacks, loop.model, loop.strategy, loop.chief, loop.alone, self._epochs, per_epoch)
         hooks.call("on_train_begin")
-        epoch = 0
+        epoch = hooks.first_epoch
         logs: dict[str, float] = {}
         while epoch < self._epochs and not loop.model.stop_training:
             began = self._active()
@@ -72,10 +78,10 @@ class Training:
         hooks.call("on_train_end", logs)
 
     def _epoch(self, epoch: int, hooks: Callbacks) -> Generator[Call, None, dict[str, float]]:
-        loop, per_epoch = self._loop, self._loop.train_data.layout.steps
+        loop = self._loop
         loop.reset_metrics()
-        first = done = epoch * per_epoch
-        until = min(first + per_epoch, self._last_step)
+        first = done = epoch * loop.steps_per_epoch
+        until = min(first + loop.steps_ahead(), self._last_step)
         totals = loop.totals()
         logs: dict[str, float] = {}
         # What was begun before training was told to stop is a part of it.
@@ -84,7 +90,10 @@ class Training:
             left = 0 if loop.model.stop_training else until - done
             wanted = left if self._wanted is None else min(self._wanted, left)
             call = loop.call(min(self._steps_per_call, left), wanted)
-            _check_finite(call.losses[:, 0], done)
+            if not call.steps:
+                break
+            if self._must_be_finite:
+                _check_finite(call.losses[:, 0], done)
             done += call.steps
             totals.add(call.losses, call.sizes)
             metrics = loop.metrics()

@@ -1,0 +1,473 @@
+"""`pipeline.fit` gives the history of Keras's own `fit` on one device, also under strategies that this fails with."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tutorial
+from conftest import OWN, ROOT
+from test_loopback import reserved_ports
+
+import pipeline
+from pipeline import strategies
+from pipeline.train.build import ModelError
+from pipeline.train.passes import FitError
+
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+RANDOM = np.random.default_rng(11)
+X = RANDOM.normal(size=(61, 6)).astype("float32")
+Y = RANDOM.integers(0, 3, 61)
+WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
+TWO = {
+    "x": {"left": X[:, :3], "right": X[:, 3:]},
+    "y": {"kind": Y, "size": X.sum(axis=1, keepdims=True)},
+    "sample_weight": {"kind": WEIGHTS, "size": WEIGHTS[::-1].copy()},
+}
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return strategies.mirrored(("CPU:0", "CPU:1"))
+
+
+def classifier(dropout: float = 0.0, normalised: bool = False, **compiled: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="relu", kernel_regularizer="l2")])
+    if normalised:
+        model.add(keras.layers.BatchNormalization())
+    model.add(keras.layers.Dropout(dropout))
+    model.add(keras.layers.Dense(3, activation="softmax"))
+    chosen = {"weighted_metrics": ["accuracy"], "optimizer": keras.optimizers.Adam(0.01)} | compiled
+    model.compile(loss="sparse_categorical_crossentropy", **chosen)
+    return model
+
+
+def two_headed() -> keras.Model:
+    inputs = {name: keras.Input((3,), name=name) for name in ("left", "right")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    kind = keras.layers.Dense(3, activation="softmax", name="kind")(joined)
+    size = keras.layers.Dense(1, name="size")(joined)
+    model = keras.Model(inputs, {"kind": kind, "size": size})
+    model.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        loss={"kind": "sparse_categorical_crossentropy", "size": "mse"},
+        loss_weights={"kind": 1.0, "size": 0.3},
+        metrics={"kind": ["accuracy"]},
+        weighted_metrics={"size": ["mae"]},
+    )
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """Not built until it sees data, with a loss of its own beside the compiled one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+
+
+def subclassed() -> keras.Model:
+    model = Subclassed()
+    model.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = slice(16 * index, 16 * index + 16)
+        return X[rows], Y[rows]
+
+
+def batched() -> tf.data.Dataset:
+    keras.utils.set_random_seed(5)
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(61, seed=5).batch(16)
+
+
+def generated():
+    for _ in range(3):
+        yield from ((X[start : start + 16], Y[start : start + 16]) for start in range(0, 61, 16))
+
+
+# What is fitted, by how it is called; each is made anew for each call.
+CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]] = {
+    "arrays": (classifier, lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 3}),
+    "float64 lists of arrays": (
+        classifier,
+        lambda: {"x": X.astype("float64"), "y": Y[:, None], "sample_weight": WEIGHTS.astype("float64"), "epochs": 2},
+    ),
+    "class weights, validation split": (
+        classifier,
+        lambda: {
+            "x": X,
+            "y": Y,
+            "class_weight": {0: 2.0, 2: 0.5},
+            "validation_split": 0.3,
+            "batch_size": 7,
+            "epochs": 2,
+        },
+    ),
+    "dictionaries, two outputs, sample weights, validation data every second epoch": (
+        two_headed,
+        lambda: (
+            TWO
+            | {"batch_size": 16, "epochs": 4, "validation_data": tuple(TWO.values()), "validation_freq": 2}
+            | {"validation_batch_size": 9}
+        ),
+    ),
+    "initial epoch, learning rates in the history": (
+        classifier,
+        lambda: (
+            {"x": X, "y": Y, "epochs": 5, "initial_epoch": 2, "validation_freq": [3, 5]}
+            | {"validation_data": (X[:20], Y[:20])}
+            | {"callbacks": [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]}
+        ),
+    ),
+    "early stopping": (
+        classifier,
+        lambda: (
+            {"x": X, "y": Y, "epochs": 9, "validation_data": (X[:9], Y[:9])}
+            | {"callbacks": [keras.callbacks.EarlyStopping(min_delta=9.0, patience=1, restore_best_weights=True)]}
+        ),
+    ),
+    "batched data set, uneven last batch": (
+        classifier,
+        lambda: {"x": batched(), "epochs": 3, "validation_data": batched(), "validation_steps": 2},
+    ),
+    "data set without end": (
+        classifier,
+        lambda: (
+            {"x": batched().repeat(), "epochs": 3, "steps_per_epoch": 5}
+            | {"validation_data": tf.data.Dataset.from_tensor_slices((X, Y)).batch(9).repeat(), "validation_steps": 3}
+        ),
+    ),
+    "data set of unknown length, class weights": (
+        classifier,
+        lambda: (
+            {"x": batched().filter(lambda x, y: True), "epochs": 2, "class_weight": {0: 1.0, 1: 3.0, 2: 1.0}}
+            | {"validation_data": batched().filter(lambda x, y: True)}
+        ),
+    ),
+    "epochs that share a pass": (
+        classifier,
+        lambda: {"x": batched(), "epochs": 4, "steps_per_epoch": 2},
+    ),
+    "generator": (classifier, lambda: {"x": generated(), "epochs": 2, "steps_per_epoch": 4}),
+    "PyDataset": (classifier, lambda: {"x": Batches(), "epochs": 2, "validation_data": Batches()}),
+    "batch normalisation": (
+        lambda: classifier(normalised=True, steps_per_execution=3),
+        lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 3, "validation_data": (X, Y)},
+    ),
+    "subclassed, its own loss": (subclassed, lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 2}),
+}
+
+
+def by_keras(make: Callable[[], keras.Model], arguments: dict[str, Any]) -> tuple[keras.Model, keras.callbacks.History]:
+    keras.utils.set_random_seed(3)
+    model = make()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        return model, model.fit(**arguments, verbose=0, shuffle=False)
+
+
+def by_us(
+    make: Callable[[], keras.Model], arguments: dict[str, Any], strategy: tf.distribute.Strategy | None = None
+) -> tuple[keras.Model, keras.callbacks.History]:
+    keras.utils.set_random_seed(3)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        model = make()
+    return model, pipeline.fit(model, **arguments, verbose=0, shuffle=False)
+
+
+def assert_same(ours: keras.callbacks.History, theirs: keras.callbacks.History, tolerance: float) -> None:
+    assert list(ours.history) == list(theirs.history)
+    assert ours.epoch == theirs.epoch
+    for name, values in theirs.history.items():
+        assert ours.history[name] == pytest.approx(values, rel=tolerance, abs=tolerance), name
+
+
+SLOW = {
+    "float64 lists of arrays", "epochs that share a pass", "generator", "PyDataset", "subclassed, its own loss",
+    "initial epoch, learning rates in the history", "data set of unknown length, class weights",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in CALLS])
+def test_the_history_is_that_of_keras_on_one_device(call: str, mirrored) -> None:
+    make, arguments = CALLS[call]
+    model, theirs = by_keras(make, arguments())
+    alone, ours = by_us(make, arguments())
+    assert_same(ours, theirs, 2e-6)
+    together, ours = by_us(make, arguments(), mirrored)
+    assert_same(ours, theirs, 1e-5)
+    for each in (alone, together):
+        for here, there in zip(each.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(here, there, atol=1e-5)
+
+
+def test_dropout_draws_what_it_draws_in_keras_on_one_device() -> None:
+    arguments = {"x": X, "y": Y, "epochs": 3}
+    _, theirs = by_keras(lambda: classifier(dropout=0.4), arguments)
+    _, ours = by_us(lambda: classifier(dropout=0.4), arguments)
+    assert_same(ours, theirs, 2e-6)
+
+
+def test_shuffled_arrays_are_seen_once_an_epoch_in_an_order_of_the_seed(mirrored) -> None:
+    def history(strategy: tf.distribute.Strategy, seed: int) -> Any:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = classifier()
+        keras.utils.set_random_seed(seed)
+        return pipeline.fit(model, X, Y, epochs=2, verbose=0).history["loss"]
+
+    one = history(tf.distribute.get_strategy(), 7)
+    assert history(mirrored, 7) == pytest.approx(one, rel=1e-5)
+    assert history(mirrored, 8) != pytest.approx(one, rel=1e-5)
+
+
+def test_data_that_ends_before_its_steps_shortens_the_epoch_and_is_told(mirrored) -> None:
+    arguments = {"x": batched(), "epochs": 3, "steps_per_epoch": 3, "callbacks": None}
+    _, theirs = by_keras(classifier, arguments | {"x": batched()})
+    with pytest.warns(UserWarning, match="Expected data for 3 steps, received 1 before it ended"):
+        _, ours = by_us(classifier, arguments | {"x": batched()}, mirrored)
+    assert_same(ours, theirs, 1e-5)
+
+
+def test_fit_goes_on_where_it_was_left_and_leaves_the_model_to_keras(mirrored, tmp_path) -> None:
+    make, arguments = CALLS["batch normalisation"][0], {"x": X, "y": Y, "batch_size": 16, "epochs": 2}
+    model, _ = by_keras(make, arguments)
+    theirs = [model.fit(**arguments, shuffle=False, verbose=0) for _ in range(2)]
+
+    alone, _ = by_us(make, arguments)
+    assert_same(pipeline.fit(alone, **arguments, shuffle=False, verbose=0), theirs[0], 1e-5)
+    assert_same(alone.fit(**arguments, shuffle=False, verbose=0), theirs[1], 1e-5)
+
+    together, _ = by_us(make, arguments, mirrored)
+    with mirrored.scope():
+        assert_same(pipeline.fit(together, **arguments, shuffle=False, verbose=0), theirs[0], 1e-5)
+    assert_same(pipeline.fit(together, **arguments, shuffle=False, verbose=0), theirs[1], 1e-5)
+    assert int(together.optimizer.iterations.numpy()) == 24
+    assert together.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0), rel=1e-4)
+    np.testing.assert_allclose(together.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-4)
+    assert not any(layer.synchronized for layer in together.layers if "normal" in layer.name)
+    together.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again.predict(X, verbose=0), together.predict(X, verbose=0), atol=1e-6)
+
+
+def test_a_model_compiled_anew_trains_by_its_new_settings(mirrored) -> None:
+    histories = []
+    for fit in (keras.Model.fit, pipeline.fit):
+        keras.utils.set_random_seed(3)
+        with mirrored.scope() if fit is pipeline.fit else ExitStack():
+            model = classifier()
+            fit(model, X, Y, batch_size=16, shuffle=False, verbose=0)
+            model.layers[0].trainable = False
+            model.compile(keras.optimizers.SGD(0.5), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+            histories.append(fit(model, X, Y, batch_size=16, shuffle=False, verbose=0, epochs=2))
+    assert_same(histories[1], histories[0], 1e-5)
+
+
+class Seen(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: list[str] = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.hooks.append(f"train {batch} {sorted(logs)}")
+
+    def on_test_begin(self, logs=None):
+        self.hooks.append("test")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.hooks.append(f"test {batch}")
+
+    def on_test_end(self, logs=None):
+        self.hooks.append(f"tested {sorted(logs)}")
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: int, mirrored) -> None:
+    arguments = {"x": X, "y": Y, "batch_size": 16, "epochs": 2, "validation_data": (X, Y)}
+    theirs, ours = Seen(), Seen()
+    by_keras(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [theirs]})
+    by_us(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [ours]}, mirrored)
+    if steps_per_execution == 1:
+        assert ours.hooks == theirs.hooks
+    else:
+        # Keras names a step that there is none of where a call ends with the epoch.
+        assert ours.hooks[:2] == ["train 2 ['accuracy', 'loss']", "train 3 ['accuracy', 'loss']"]
+        assert len(ours.hooks) == len(theirs.hooks)
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
+def test_keras_own_bar_shows_the_progress(verbose: Any, capsys) -> None:
+    history = pipeline.fit(classifier(), X, Y, epochs=2, verbose=verbose)
+    shown = capsys.readouterr().out
+    assert ("Epoch 2/2" in shown) == (verbose != 0)
+    assert ("2/2" in shown.replace("Epoch 2/2", "")) == (verbose != 0)
+    assert history.params == {"verbose": verbose, "epochs": 2, "steps": 2}
+
+
+@pytest.mark.slow
+def test_an_interrupted_training_goes_on_from_its_backup(mirrored, tmp_path) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def backup() -> keras.callbacks.Callback:
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    _, whole = by_us(classifier, {"x": X, "y": Y, "epochs": 4}, mirrored)
+    with pytest.raises(KeyboardInterrupt):
+        by_us(classifier, {"x": X, "y": Y, "epochs": 4, "callbacks": [backup(), Stop()]}, mirrored)
+    _, rest = by_us(classifier, {"x": X, "y": Y, "epochs": 4, "callbacks": [backup()]}, mirrored)
+    assert rest.epoch == [2, 3]
+    assert rest.history["loss"] == pytest.approx(whole.history["loss"][2:], rel=1e-5)
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnStep(Subclassed):
+    def train_step(self, data):
+        return {}
+
+
+def own_step() -> keras.Model:
+    model = OwnStep()
+    model.compile("sgd", loss="mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (lambda: "a model", {}, "Expected a keras.Model, received str"),
+        (own_step, {}, "Expected a model without a train_step of its own, received OwnStep"),
+        (Subclassed, {}, "received one that is not. Try model.compile"),
+        (lambda: classifier(run_eagerly=True), {}, "received run_eagerly=True. Try model.run_eagerly = False"),
+        (lambda: classifier(jit_compile=True), {}, 'received jit_compile=True. Try jit_compile="auto"'),
+        (
+            lambda: classifier(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
+            {},
+            "received gradient_accumulation_steps=2. Try batches 2 times as large",
+        ),
+        (classifier, {"shuffle": "batch"}, "received 'batch'. Try shuffle=False"),
+        (classifier, {"callbacks": ["stop"]}, "Expected Keras callbacks, received str"),
+        (classifier, {"validation_freq": "often"}, "received 'often'. Try validation_freq=1"),
+        (classifier, {"x": batched(), "y": None, "batch_size": 8}, "received 8. Try dataset.batch"),
+        (classifier, {"x": batched().repeat(), "y": None}, "data without end, received None. Try steps_per_epoch=100"),
+        (classifier, {"x": batched().unbatch().map(lambda x, y: y), "y": None}, "Try dataset.batch"),
+        (classifier, {"x": batched()}, "`y` should not be passed"),
+        (classifier, {"x": tf.sparse.from_dense(X)}, "Expected dense arrays, received"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str, mirrored) -> None:
+    with mirrored.scope():
+        model = make()
+    with pytest.raises((FitError, ModelError, ValueError), match=words.replace("(", r"\(")):
+        pipeline.fit(model, **({"x": X, "y": Y, "verbose": 0} | arguments))
+
+
+def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
+    with pytest.raises(FitError, match="Try to make and compile the model inside `with strategy"):
+        pipeline.fit(classifier(), X, Y, strategy=mirrored)
+    metric = keras.metrics.MeanSquaredError()
+    with mirrored.scope():
+        model = classifier(metrics=[metric])
+    with pytest.raises(FitError, match="received mean_squared_error/total, made outside it"):
+        pipeline.fit(model, X, Y[:, None] / 3.0)
+    central = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"])
+    with central.scope():
+        model = classifier()
+    with pytest.raises(FitError, match=r"Try pipeline\.strategies\.central_storage"):
+        pipeline.fit(model, X, Y)
+
+
+def test_the_package_is_imported_without_tensorflow() -> None:
+    code = "import pipeline, sys; print('tensorflow' in sys.modules, 'fit' in pipeline.__all__, callable(pipeline.fit))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def two_processes(steps: int, folder: Path, timeout: float = 240.0) -> list[dict[str, Any]]:
+    """What each of the tutorial's two processes told."""
+    with reserved_ports(2) as ports, ExitStack() as stack:
+        started = []
+        for rank in range(2):
+            cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+            environ = os.environ | {
+                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}",
+            }
+            command = [sys.executable, str(OWN / "tutorial.py"), str(steps), str(folder / "backup")]
+            process = subprocess.Popen(
+                command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        shown = [process.communicate(timeout=timeout)[0] for process in started]
+    assert all("TOLD" in each for each in shown), shown
+    assert "Epoch 3/3" in shown[0]
+    assert "Epoch" not in shown[1]
+    return [json.loads(each.rpartition("TOLD")[2].splitlines()[0]) for each in shown]
+
+
+def assert_two_processes_train_what_one_device_does(steps: int, folder: Path) -> None:
+    first, second = two_processes(steps, folder)
+    assert first["keras"].startswith("ValueError: Attempt to convert a value (PerReplica")
+    model = tutorial.build_and_compile_cnn_model()
+    alone = model.fit(tutorial.mnist_dataset(128), epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0)
+    for told in (first, second):
+        for name, values in alone.history.items():
+            assert told["tutorial"][name] == pytest.approx(values, rel=1e-5), name
+
+    model = tutorial.build_and_compile_cnn_model()
+    keras.utils.set_random_seed(9)
+    alone = pipeline.fit(model, **tutorial.arrays())
+    assert first["epochs"] == second["epochs"] == [0, 1]
+    assert sorted(alone.history) == sorted(first["arrays"])
+    assert "learning_rate" in alone.history
+    for told in (first, second):
+        for name, values in alone.history.items():
+            assert told["arrays"][name] == pytest.approx(values, rel=1e-5), name
+    assert first["weights"] == pytest.approx(second["weights"], rel=1e-6)
+
+    (x, y), _ = tutorial.mnist5k()
+    alone = pipeline.fit(model, x[:256, ..., 0], y[:256], shuffle=False, verbose=0)
+    for told in (first, second):
+        assert told["own parts"]["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
+        assert told["rest"] == pytest.approx(told["whole"][1:], rel=1e-5)
+        assert "Expected every process to call fit with the same epochs, received 2 in the first" in told["different"]
+        assert "Expected data whose number of batches is known beforehand for 2 processes" in told["unknown"]
+
+
+def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
+    assert_two_processes_train_what_one_device_does(6, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_multi_worker_tutorial_trains_so_at_its_full_length(tmp_path) -> None:
+    assert_two_processes_train_what_one_device_does(70, tmp_path)
