@@ -17,6 +17,7 @@ from pipeline import measure
 from pipeline.train import agree, build, passes
 from pipeline.train.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.train.keras_loop import KerasHooks, KerasLoop
+from pipeline.train.keras_race import RacingKerasLoop
 from pipeline.train.passes import FitError, Passes, Place
 from pipeline.train.training import Training
 
@@ -99,10 +100,12 @@ def fit(
 
 def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
     """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
-    if isinstance(strategy, tf.distribute.ParameterServerStrategy | tf.distribute.TPUStrategy):
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return RacingKerasLoop
+    if isinstance(strategy, tf.distribute.TPUStrategy):
         raise FitError(
-            f"Expected a strategy whose replicas train in step on CPUs or GPUs, received {type(strategy).__name__}. "
-            f"Try tf.distribute.MultiWorkerMirroredStrategy, or python -m pipeline strategy=parameter_server, or =tpu."
+            "Expected a strategy on CPUs or GPUs, received TPUStrategy. Try python -m pipeline strategy=tpu, whose "
+            "batches are of one size."
         )
     name = type(strategy).__name__
     if name == "CentralStorageStrategy":
@@ -138,7 +141,7 @@ def _train(training: Training, loop: KerasLoop, steps_per_call: int | None) -> k
         timed = list(training.advance(TIMED_STEPS, TIMED_STEPS))
     if timed:
         pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
-        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace)))
+        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace, loop.lanes)))
     for _ in training.advance(None, steps_per_call or 1):
         pass
     return loop.running.history()

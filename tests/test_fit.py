@@ -471,3 +471,28 @@ def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_train
 @pytest.mark.slow
 def test_the_multi_worker_tutorial_trains_so_at_its_full_length(tmp_path) -> None:
     assert_two_processes_train_what_one_device_does(70, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_parameter_server_tutorial_s_fit_trains_and_counts_every_step(tmp_path):
+    ran = subprocess.run(
+        [sys.executable, str(OWN / "servers.py")],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}"}, capture_output=True, text=True, timeout=240,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["keras"].startswith("To use this dataset, you need to pass this dataset to ClusterCoordinator")
+    losses = told["tutorial"]["loss"]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    assert told["updates"] == 5 * 20
+    digits = told["digits"]
+    assert set(digits) == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert digits["val_accuracy"][-1] > 0.8
+    # Early stopping after the second of five epochs; no step more or less than asked for.
+    assert len(told["stopped"]["loss"]) == 2
+    assert told["net_updates"] == 2 * 125 + 2 * 10
+    assert len(told["batches"]["loss"]) == 2
+    assert told["predicted"] > 0.8
+    assert "Try dataset.repeat() with steps_per_epoch" in told["unknown"]

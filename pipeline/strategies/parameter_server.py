@@ -64,6 +64,3 @@ class _Extended(parameter_server_strategy_v2.ParameterServerStrategyV2Extended):
         made = super()._create_variable_round_robin(next_creator, **kwargs)
         self._bytes[emptiest] += made.dtype.size * made.shape.num_elements()
         return made
-
-    def _assert_being_scheduled_by_cluster_coordinator(self) -> None:
-        """Upstream warns of any step that is not traced in `schedule`, which the coordinator of ours is not."""

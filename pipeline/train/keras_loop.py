@@ -124,17 +124,17 @@ class KerasLoop(Loop):
             _warn_of_end(wanted, until, "validation_steps")
         most = 1 if data.one_by_one else steps_per_call
         hooks.call("on_test_begin")
-        self.model.reset_metrics()
+        self.reset_metrics()
         totals, iterator, done = self.totals(), data.begin(), 0
         logs: dict[str, Any] = {}
         while done < until:
             count = min(most, until - done)
             hooks.call("on_test_batch_begin", done)
             try:
-                values, sizes = self._validate(iterator, tf.constant(count))
+                values, sizes = self._validate_some(self._validate, iterator, count)
             except tf.errors.OutOfRangeError:
                 break
-            totals.add(values.numpy(), sizes.numpy())
+            totals.add(values, sizes)
             done += count
             logs = totals.means() | self.metrics() if hooks.every_test_batch or done == until else logs
             hooks.call("on_test_batch_end", done - 1, logs)
@@ -151,7 +151,7 @@ class KerasLoop(Loop):
 
     def metrics(self) -> dict[str, float]:
         """The metrics over all replicas as Keras logs them, without the losses that it tracks among them."""
-        logs = pythonify_logs(self._results())
+        logs = pythonify_logs(self._metric_results())
         return {name: value for name, value in logs.items() if name not in ("loss", *self.outputs)}
 
     def _end_pass(self) -> None:

@@ -15,7 +15,10 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from pipeline.train import scheduled
 from pipeline.train.batches import Layout, stream
+from pipeline.train.loop import Data
+from pipeline.train.scheduled import Source
 
 OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
 UNTIL_IT_ENDS = sys.maxsize
@@ -50,6 +53,13 @@ def place(strategy: tf.distribute.Strategy) -> Place:
     >>> place(tf.distribute.get_strategy())
     Place(first=0, local=1, replicas=1)
     """
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if strategy.num_replicas_in_sync > 1:
+            raise FitError(
+                f"Expected workers with one device each, since each of them makes steps of its own, received "
+                f"{strategy.num_replicas_in_sync}. Try more workers, each with one of the devices."
+            )
+        return Place(0, 1, 1)
     numbers = strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(context.replica_id_in_sync_group)
     )
@@ -84,6 +94,10 @@ class Passes:
 
     def begin(self) -> Iterator[Any]:
         """Another pass: (examples, batches) of each step, as `batches.stream` has them."""
+        raise NotImplementedError
+
+    def source(self, workers: int) -> Source:
+        """What `workers` that race take their batches from."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -184,6 +198,9 @@ class _Arrays(Passes):
             self._endless = iter(stream(self._part, self._layout, self._shuffle, self._seed))
         return self._endless
 
+    def source(self, workers: int) -> Source:
+        return scheduled.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
+
 
 class _Batches(Passes):
     """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
@@ -191,7 +208,7 @@ class _Batches(Passes):
     def __init__(self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: Place) -> None:
         shapes = [spec.shape for spec in _dense_specs(data)]
         fixed = [shape[0] for shape in shapes]
-        self._adapter, self.steps, self.endless = adapter, steps, endless
+        self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(shapes, data.element_spec)
         self._shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
@@ -200,11 +217,38 @@ class _Batches(Passes):
         self._adapter.on_epoch_begin()
         return iter(self._shares)
 
+    def source(self, workers: int) -> Source:
+        if self.one_by_one or (self.steps is not None and self.steps < workers):
+            raise FitError(
+                f"Expected data of a known number of batches, {workers} or more for as many workers, received "
+                f"{'an unknown number' if self.one_by_one else self.steps}. Try dataset.repeat() with steps_per_epoch, "
+                f"or dataset.apply(tf.data.experimental.assert_cardinality(batches))."
+            )
+        graph, spec = scheduled.graph(self._data), self._data.element_spec
+
+        def made() -> tf.data.Dataset:
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            batches = scheduled.from_graph(graph, spec)
+            # Each worker reads its own share of the batches, round and round.
+            return (
+                batches.shard(workers, tf.cast(worker, tf.int64)).repeat().prefetch(2)
+                if workers > 1
+                else batches.repeat()
+            )
+
+        return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
+
     def end(self) -> None:
         self._adapter.on_epoch_end()
 
     def skip(self) -> None:
         iter(self._shares)
+
+
+def _of_any_size(first: int, count: int) -> tuple[Any, Any]:
+    """Rows and edges, as `Source.rows` has them, for batches that are as large as they come."""
+    with tf.device("CPU:0"):
+        return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
 
 
 def _is_own(data: tf.data.Dataset, where: Place) -> bool:

@@ -58,6 +58,7 @@ class Race:
     ) -> None:
         """`losses` is the length of a step's loss vector."""
         self.model, self.lanes, self._losses = model, workers, losses
+        self._extended = strategy.extended
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._rows = source.rows
         self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
@@ -139,9 +140,12 @@ class Race:
         rows, edges = self._rows(self._handed_out, count)
         if self._compiled is None:
             index = tf.TensorSpec([None], tf.int64)
+            # As in `schedule`: without it TensorFlow warns that the step might run here.
+            self._extended._being_scheduled = True
             self._compiled = tf.function(self._packed, autograph=False).get_concrete_function(
                 self._source._values[0]._type_spec, index, index
             )
+            self._extended._being_scheduled = False
         # Past the public `schedule`, which takes a compiled function alone and cannot say which call is done first.
         self._coordinator._cluster.schedule(self._make, args=(self._source, rows, edges), kwargs=None)
         self._handed_out += count

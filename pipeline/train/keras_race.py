@@ -1,0 +1,80 @@
+"""What Keras's `fit` does around steps that the workers of a `ParameterServerStrategy` race to make."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.train import step
+from pipeline.train.keras_loop import KerasLoop
+from pipeline.train.loop import Call
+from pipeline.train.passes import Passes
+from pipeline.train.scheduled import Race
+
+
+class RacingKerasLoop(KerasLoop):
+    """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        train: Passes,
+        outputs: Sequence[str],
+        chief: bool,
+        alone: bool,
+    ) -> None:
+        super().__init__(model, strategy, train, outputs, chief, alone)
+        self.lanes = strategy._num_workers
+        self._race: Race | None = None
+        self._validate = step.validation_alone(model)
+
+    @contextlib.contextmanager
+    def over(
+        self,
+        train: Passes,
+        validation: Passes | None,
+        steps: int | None,
+        validation_steps: int | None,
+        due: Callable[[int], bool],
+    ) -> Iterator[None]:
+        """Inside, workers race over `train`; see `KerasLoop.over`."""
+        with super().over(train, validation, steps, validation_steps, due):
+            self._race = Race(self.model, self.strategy, train.source(self.lanes), self.lanes, 1 + len(self.outputs))
+            try:
+                yield
+            finally:
+                self._race = None
+
+    @property
+    def pending(self) -> int:  # type: ignore[override]
+        """Steps under way."""
+        return self.race.pending
+
+    @property
+    def race(self) -> Race:
+        """The race of the fit that goes on."""
+        assert self._race is not None, "over comes first"
+        return self._race
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """The results of the next call that a worker has made; see `Race.call`."""
+        made = self.race.call(count, wanted)
+        self._seen += made.steps
+        if self._seen == self._passes.steps:
+            self._seen = 0
+            self._passes.end()
+        return made
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self.race.reset_metrics()
+
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.race.validate(validate, iterator, count)
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self.race.results()
