@@ -1,0 +1,105 @@
+"""Trains three models of a person's own under every strategy, and prints how far each ends from one device.
+
+    python benchmarks/every_strategy.py
+
+The table of docs/strategies.md. A cell is the largest difference of any weight from the same model on one device after
+the same steps on the same global batches; for workers that race, which make other steps, what they reach.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+OWN = Path(__file__).resolve().parent / "own"
+MODELS = {
+    "functional, two inputs, two outputs": "functional",
+    "subclassed, own call, added loss": "subclassed",
+    "BatchNormalization": "normalised",
+}
+ONE = ("strategy=one_device", "workers=1")
+# These make the steps that one device makes.
+SAME_STEPS = {
+    "default": ("strategy=default", "workers=1"),
+    "mirrored, 2 workers": ("strategy=mirrored", "workers=2"),
+    "central_storage, 2 workers": ("strategy=central_storage", "workers=2"),
+    "multi_worker, 2 processes": ("strategy=multi_worker", "workers=2"),
+    "parameter_server, 1 worker": ("strategy=parameter_server", "workers=1"),
+    "tpu, rehearsed on 8 CPU devices": ("strategy=tpu", "hardware=tpu_v5e_8", "hardware.rehearse=true"),
+}
+OTHERS = {
+    "parameter_server, 2 workers that race": ("strategy=parameter_server", "workers=2"),
+    "tpu, on this machine": ("strategy=tpu", "hardware=tpu_v5e_8"),
+}
+COMMON = (
+    "train.epochs=5", "train.global_batch=64", "train.steps_per_call=2", "train.precision=float32", "measure.steps=0",
+    "tracking=none",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run came to: its weights and its result, or the words it was refused with."""
+
+    weights: list[np.ndarray]
+    result: dict[str, Any]
+    refusal: str = ""
+
+
+def main() -> int:
+    """Prints the table in Markdown; returns the exit code."""
+    sys.path.insert(0, str(OWN))
+    import persons  # noqa: F401  # so that saved models find their classes
+
+    one = {model: _trained(model, *ONE) for model in MODELS.values()}
+    rows = {"one_device": [_reached(trained) for trained in one.values()]}
+    for name, arguments in SAME_STEPS.items():
+        rows[name] = [_compared(_trained(model, *arguments), one[model]) for model in MODELS.values()]
+    for name, arguments in OTHERS.items():
+        rows[name] = [_reached(_trained(model, *arguments)) for model in MODELS.values()]
+    print(f"| strategy | {' | '.join(MODELS)} |")
+    print(f"|---{'|---' * len(MODELS)}|")
+    for name, cells in rows.items():
+        print(f"| {name} | {' | '.join(cells)} |")
+    return 0
+
+
+def _trained(model: str, *arguments: str) -> Trained:
+    named = (f"model.build._target_=persons.{model}", "data.build._target_=persons.data", f"+data.build.kind={model}")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pipeline", *arguments, *named, *COMMON]
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join((str(OWN), *sys.path[:1], str(OWN.parent.parent)))}
+        ran = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+        if ran.returncode == 2:
+            return Trained([], {}, ran.stderr.removeprefix("pipeline: ").strip())
+        (path,) = Path(folder).glob("outputs/runs/*/result.json")
+        result = json.loads(path.read_text())
+        if ran.returncode != 0:
+            sys.exit(f"{' '.join(command)} ended with {ran.returncode}: {result['error']}")
+        saved = keras.saving.load_model(path.parent / "model.keras")
+        return Trained([np.asarray(each) for each in saved.get_weights()], result)
+
+
+def _compared(trained: Trained, one: Trained) -> str:
+    """The largest difference of a weight from one device, and of a metric on the held-out data."""
+    weights = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(trained.weights, one.weights, strict=True))
+    metrics = max(abs(value - one.result["val_metrics"][name]) for name, value in trained.result["val_metrics"].items())
+    return f"{weights:.0e}, metrics {metrics:.0e}"
+
+
+def _reached(trained: Trained) -> str:
+    """The held-out metrics, or the refusal's first sentence."""
+    if trained.refusal:
+        return f"refused: {trained.refusal.partition('. ')[0]}"
+    return ", ".join(f"{name} {value:.3f}" for name, value in trained.result["val_metrics"].items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
