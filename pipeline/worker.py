@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -41,6 +42,7 @@ from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
 
 CALIBRATION_STEPS = 3
+_ABOVE_THE_REASON = ("Graph execution error", "Detected at node", "<stack traces", "File ", "2 root error", "[[")
 
 
 def main(
@@ -410,13 +412,13 @@ def explain(error: BaseException) -> str:
     """An error in one line for a person: our own messages as they stand, others with their type."""
     # What TensorFlow wraps around the error of a step that a coordinator handed out.
     error = getattr(error, "original_exception", error)
-    text = str(error).strip().splitlines()
-    first = next((line for line in text if line.strip()), "")
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    lines = [re.sub(r"^\(\d+\) [A-Z_]+: *", "", line.strip()) for line in text.splitlines() if line.strip()]
+    # What TensorFlow writes above the reason: where in the graph, and that there is a reason.
+    first = next((line for line in lines if not line.startswith(_ABOVE_THE_REASON)), next(iter(lines), ""))
     own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")
     if "Could not start gRPC server" in first:
         return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
-    if isinstance(error, tf.errors.OpError):
-        first = error.message.strip().splitlines()[0] if error.message.strip() else first
     return first if own else f"{type(error).__name__}: {first}"
 
 

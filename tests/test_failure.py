@@ -169,3 +169,14 @@ def test_a_worker_of_a_sweep_dies_and_the_next_point_runs(tmp_path):
     ran = finish(process, tmp_path, time.monotonic(), timeout=120)
     assert [result["status"] for result in ran.results] == ["FAILED", "FINISHED"]
     assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server"])
+def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline, strategy):
+    ran = pipeline(
+        *QUICK, f"strategy={strategy}", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
+        "model.build._target_=own.infinite",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "InvalidArgumentError: bad numbers : Tensor had Inf" in ran.err

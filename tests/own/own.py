@@ -119,6 +119,14 @@ def tiny(input_shape, num_classes):
     )
 
 
+def infinite(input_shape, num_classes):
+    """A model with an operation that fails once it is run."""
+    inputs = keras.Input(input_shape)
+    x = keras.layers.Flatten()(inputs)
+    x = keras.layers.Lambda(lambda value: tf.debugging.check_numerics(value / 0.0, "bad numbers"))(x)
+    return keras.Model(inputs, keras.layers.Dense(num_classes, activation="softmax")(x))
+
+
 def raises(input_shape, num_classes):
     """A model whose function fails."""
     raise RuntimeError("the moon is not full")
