@@ -6,6 +6,7 @@ Commands, each a dictionary with `do`:
 
     load       {}                     make the data; answered by `loaded`
     build      {"train_counts", "validation_counts"}   make the model; `built`
+    size       {}                     tell how large the model is; `sized`
     begin      {}                     begin training: from here on, steps are those of the training while it lasts
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
@@ -34,9 +35,11 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import loopback, targets
+from pipeline import size as sizes
 from pipeline.plan import Plan, Process, from_json, left_out
 from pipeline.strategies.parameter_server import serve
 from pipeline.train import batches, build, static, tables
+from pipeline.train import size as of_model
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
@@ -261,6 +264,12 @@ class Work:
             epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
             data_digest=_digest(train),
         )
+
+    def size(self) -> None:
+        """Tells how large the model is; for that the step is compiled, if it was not yet."""
+        loop = self._ready()
+        made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
+        self._tell("sized", **sizes.to_plain(made))
 
     def begin(self) -> None:
         """Begins training."""

@@ -143,6 +143,13 @@ class Loop:
                 tell("beat", validated=done)
         return totals.means() | self.metrics()
 
+    def graph(self) -> Any:
+        """The graph of the compiled loop, compiled now if it was not yet."""
+        if self._training is None:
+            self._training = self.train_data.iterator()
+        compiled: Any = self._train
+        return compiled.get_concrete_function(self._training, tf.constant(1)).graph
+
     def facts(self) -> dict[str, Any]:
         """What else there is to tell of the training so far."""
         return {}
