@@ -42,6 +42,7 @@ class Measured:
     steps_per_call: int | None = None
     notes: list[str] = field(default_factory=list)
     restarts: int = 0
+    size: Event | None = None
 
 
 class Group:
@@ -120,10 +121,12 @@ def conduct(
     folder: Path,
     tell: Callable[[Event], None],
     measured: Measured,
+    ask_size: bool = False,
 ) -> None:
     """Runs `plan`, measured in turn with `baseline` where there is one, filling `measured` as it goes.
 
-    Raises `RunFailed`. No process is left, however it ends.
+    With `ask_size`, also with the size of the model, where a process has it at hand. Raises `RunFailed`. No process is
+    left, however it ends.
     """
     began = time.monotonic()
     groups: list[Group] = []
@@ -144,6 +147,10 @@ def conduct(
         started = point.seconds
         point.begin()
         per_call = _measure(plan, point, one, measured)
+        # The step is compiled by now, and its graph there to be read; a coordinator has no such graph.
+        compiled = plan.measure_steps != 0 or plan.steps_per_call is None
+        if ask_size and compiled and not (plan.asynchronous and one is None):
+            measured.size = (one or point).ask("sized", {"do": "size"})[0]
         if one is not None:
             one.leave()
         finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
@@ -160,6 +167,19 @@ def conduct(
         measured.notes += groups[0].replaced if groups else []
         for group in groups:
             group.stop()
+
+
+def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
+    """The `sized` event of the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
+    group = Group(cluster, plan, "size", folder, lambda event: None)
+    try:
+        group.ask("joined")
+        _build(group)
+        sized = group.ask("sized", {"do": "size"})[0]
+        group.leave()
+        return sized
+    finally:
+        group.stop()
 
 
 def _build(group: Group) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _leave_behind(choice: dict[str, Any], kept: set[str]) -> None:
     choice["build"] = {
         key: value for key, value in choice["build"].items() if key == "_target_" or f"build.{key}" in kept
     }
-    facts = ("num_classes", "input_shape", "train_examples", "validation_examples")
+    facts = ("num_classes", "input_shape", "train_examples", "validation_examples", "exchange")
     choice |= {fact: None for fact in facts if fact in choice and fact not in kept}
     if "name" not in kept:
         choice["name"] = str(target).rpartition(".")[2]

@@ -63,9 +63,12 @@ class Plan:
     strategy_build: dict[str, Any]
     asynchronous: bool
     min_shard_bytes: int | None
+    exchange: str | None
     hardware: str
     kind: str
     hosts: int
+    memory_gib: float | None
+    link_gbps: float | None
     model: str
     model_build: dict[str, Any]
     data: str
@@ -221,9 +224,12 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         strategy_build=_with_address(config, machine) if kind == "tpu" else config.strategy.build,
         asynchronous=asynchronous,
         min_shard_bytes=config.strategy.min_shard_bytes,
+        exchange=config.strategy.exchange.value if config.strategy.exchange else None,
         hardware=config.hardware.name,
         kind=kind,
         hosts=max(process.host for process in processes) + 1,
+        memory_gib=config.hardware.memory_gib,
+        link_gbps=config.hardware.link_gbps,
         model=config.model.name,
         model_build=config.model.build,
         data=config.data.name,
@@ -304,6 +310,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         strategy_build={"_target_": "pipeline.strategies.default"},
         asynchronous=False,
         min_shard_bytes=None,
+        exchange="none",
         processes=(one,),
         workers=1,
         hosts=1,
@@ -315,6 +322,13 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         oversubscribed=False,
         notes=(),
     )
+
+
+def builder_of(plan: Plan, machine: Machine) -> Plan:
+    """One process that builds the plan's model on this machine's CPU, for batches of any size, whatever the plan has."""
+    plan = baseline_of(plan, machine)
+    one = dataclasses.replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
+    return dataclasses.replace(plan, kind="cpu", processes=(one,), static_batches=False, system_metrics_seconds=0.0)
 
 
 def fingerprint(plan: Plan, versions: dict[str, str]) -> str:

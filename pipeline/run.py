@@ -11,14 +11,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pipeline import machine as machines
-from pipeline import measure, plan, reach, show, targets
+from pipeline import measure, plan, reach, show, targets, weigh
 from pipeline.conduct import Measured, RunFailed, conduct
+from pipeline.estimate import estimate
 from pipeline.events import PASSING, Event, EventLog
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
@@ -51,6 +53,8 @@ class Session:
     baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
+    # Why a model could not be built, by the file that its size would be in.
+    unbuilt: dict[Path, str] = field(default_factory=dict)
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracker | None = None
 
@@ -117,8 +121,48 @@ def run(asked: Asked, session: Session) -> Result:
         session.console.print(line, markup=False, highlight=False, soft_wrap=True)
     if full:
         shutil.rmtree(folder, ignore_errors=True)
-        return {"status": "PLANNED", "error": None} | about
+        return (
+            {"status": "PLANNED", "error": None} | _chosen(config) | _weighed(planned, asked, cluster, session) | about
+        )
+    _tell_shards(planned, asked, session)
     return Point(asked, planned, session).run(cluster, baseline) | about
+
+
+def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
+    """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
+    kept = weigh.file(planned, Path(asked.config.output_dir), session.search)
+    size = weigh.known(planned, kept)
+    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+    if size is None and kept not in session.unbuilt:
+        say(f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it.")
+        try:
+            size = weigh.keep(weigh.learn(planned, machines.detect(session.environ), cluster), kept)
+        except RunFailed as failure:
+            session.unbuilt[kept] = str(failure)
+    if size is None:
+        say(f"\nestimate   none, since the model could not be built: {session.unbuilt[kept]}")
+        return {"workers": planned.workers, "estimate": None}
+    made = estimate(planned, size)
+    for line in ["", *show.estimate_lines(planned, made)]:
+        say(line)
+    return {
+        "workers": planned.workers,
+        "estimate": {
+            "device_bytes": made.device.total,
+            "activations_known": made.device.activations is not None,
+            "step_bytes": None if made.exchanged is None else made.exchanged.total,
+            "step_examples": planned.global_batch,
+        },
+    }
+
+
+def _tell_shards(planned: Plan, asked: Asked, session: Session) -> None:
+    """Shows which tables are cut and what stays whole, as far as that is known before the model is built."""
+    if planned.min_shard_bytes is None:
+        return
+    size = weigh.known(planned, weigh.file(planned, Path(asked.config.output_dir), session.search))
+    for label, text in show.shard_lines(estimate(planned, size)) if size else ():
+        session.console.print(f"{label:<11}{text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalCluster]:
@@ -181,6 +225,7 @@ class Point:
         self._baseline_source: str | None = None
         self._blamed: Path | None = None
         self._baseline_repeats: list[float] = []
+        self._size_file = weigh.file(planned, Path(config.output_dir), session.search)
         (folder / "plan.json").write_text(planned.to_json())
         self._log = EventLog(folder / "events.jsonl")
         self._progress = show.Progress(planned, session.console, time.monotonic())
@@ -209,7 +254,8 @@ class Point:
         status, error, interrupted = "FAILED", None, None
         try:
             with self._progress:
-                conduct(cluster, self._plan, self._reuse(baseline), self._folder, self._tell, self._measured)
+                wanted = weigh.known(self._plan, self._size_file) is None
+                conduct(cluster, self._plan, self._reuse(baseline), self._folder, self._tell, self._measured, wanted)
             status = "FINISHED"
         except RunFailed as failure:
             error = str(failure)
@@ -274,6 +320,8 @@ class Point:
 
     def _result(self, status: str, error: str | None) -> Result:
         planned, measured = self._plan, self._measured
+        if measured.size:
+            weigh.keep(measured.size, self._size_file)
         if measured.baseline:
             self._baseline_repeats = [each.examples_per_second for each in measured.baseline]
             self._keep_baseline()
@@ -358,15 +406,17 @@ def _of_race(planned: Plan, measured: Measured) -> Result:
 
 def refused(error: str, asked: Asked) -> Result:
     """The result of a point that cannot be laid out."""
-    config = asked.config
-    chosen = {
+    return unread(error, asked.folder, _chosen(asked.config)) | asked.about()
+
+
+def _chosen(config: Config) -> Result:
+    return {
         "strategy": config.strategy.name,
         "hardware": config.hardware.name,
         "model": config.model.name,
         "data": config.data.name,
         "workers": config.workers,
     }
-    return unread(error, asked.folder, chosen) | asked.about()
 
 
 def unread(error: str, folder: Path, chosen: Result) -> Result:

@@ -42,6 +42,15 @@ class Baseline(Enum):
     none = "none"
 
 
+class Exchange(Enum):
+    """What a strategy's devices exchange at each step, which decides where memory goes and what travels."""
+
+    none = "none"
+    all_reduce = "all_reduce"
+    central = "central"
+    parameter_server = "parameter_server"
+
+
 class Precision(Enum):
     """Keras's dtype policies that train."""
 
@@ -77,6 +86,7 @@ class StrategyConfig:
     parameter_servers: int | None = None
     min_shard_bytes: int | None = None
     on_tpu: bool = False
+    exchange: Exchange | None = None
     build: dict[str, Any] = field(default_factory=dict)
 
 

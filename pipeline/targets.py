@@ -61,6 +61,19 @@ def value(node: Any, key: str) -> Any:
     return node
 
 
+def sources(node: Any, search: Sequence[str] = ()) -> set[Path]:
+    """The Python files of the functions that `node` names, nested ones included, but for this program's and Keras's."""
+    if isinstance(node, dict):
+        target = str(node.get(KEY, ""))
+        own = bool(target) and target.split(".")[0] not in ("pipeline", "keras", "tensorflow")
+        path = _module(target, tuple(search))[0] if own else None
+        mine = {path} if path is not None and path.suffix == ".py" else set()
+        return mine.union(*(sources(inner, search) for inner in node.values()))
+    if isinstance(node, list | tuple):
+        return set[Path]().union(*(sources(inner, search) for inner in node))
+    return set()
+
+
 def asks_for(node: dict[str, Any], key: str, name: str) -> bool:
     """Does the signature of what `node` names have an argument `name`?"""
     return name in _asked(_import(str(node.get(KEY)), key))

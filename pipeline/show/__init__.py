@@ -5,6 +5,7 @@ something is drawn, so that importing this package costs next to nothing.
 """
 
 from pipeline.show.console import console_on, error_text
+from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
 from pipeline.show.progress import Progress
 from pipeline.show.result import result_rows, result_table
@@ -14,9 +15,11 @@ __all__ = [
     "Progress",
     "console_on",
     "error_text",
+    "estimate_lines",
     "plan_lines",
     "result_rows",
     "result_table",
+    "shard_lines",
     "sweep_notes",
     "sweep_rows",
     "sweep_table",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.show.estimate import planned_rows
 from pipeline.show.result import STATUS_COLOURS
 from pipeline.show.words import (
     bare_times,
@@ -43,6 +44,9 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
 
     if not results:
         return Text("No points.")
+    if any(result.get("status") == "PLANNED" for result in results):
+        header, *planned = planned_rows(results)
+        return Group(Text(""), Text(header, style="bold"), *map(Text, [*planned, "", *_reasons(results)]))
     header, *rows = sweep_rows(results)
     shown: list[RenderableType] = [Text(header, style="bold")]
     for row in rows:
@@ -125,7 +129,7 @@ def _reasons(results: Sequence[Result]) -> list[str]:
     places: dict[tuple[str, str], list[int]] = {}
     for place, result in enumerate(results):
         status = clean(result.get("status")) or "UNKNOWN"
-        if status != "FINISHED":
+        if status not in ("FINISHED", "PLANNED"):
             said = lines_of(result.get("error")) or [clean(note) for note in items(result.get("notes"))]
             places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
     return [f"{_points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]

@@ -22,6 +22,19 @@ def rate(value: float) -> str:
     return f"{value:.2g}"
 
 
+def amount(count: float) -> str:
+    """Bytes in the unit that a person would use.
+
+    >>> [amount(count) for count in (0, 812, 4_799_528, 1_234_567_890, 96 * 2**30)]
+    ['0 B', '812 B', '4.6 MiB', '1.1 GiB', '96 GiB']
+    """
+    for power, unit in enumerate(("B", "KiB", "MiB", "GiB")):
+        scaled = count / 1024**power
+        if scaled < 999.5 or unit == "GiB":
+            break
+    return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {unit}"
+
+
 def times(value: float) -> str:
     """A speedup.
 
