@@ -1,0 +1,59 @@
+"""Makes pipeline/sizes.json: `python tests/shipped_sizes.py`. The sizes of the built-in models on the built-in data."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from hydra import compose, initialize_config_dir
+
+from pipeline import config, machine, plan, size, weigh
+from pipeline.launch.local import LocalCluster
+from pipeline.plan import Plan
+from pipeline.schema import ClusterConfig
+
+IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
+SHIPPED = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
+
+
+def planned(model: str, data: str) -> Plan:
+    """The plan of a model on a data set, all else as it is by default."""
+    config.register()
+    with initialize_config_dir(str(config.folder()), version_base="1.3"):
+        typed = config.typed(compose("config", [f"model={model}", f"data={data}", "strategy=default"]))
+    return plan.make(typed, machine.detect(os.environ))
+
+
+def built(choices: Iterable[tuple[str, str]]) -> Iterator[tuple[Plan, size.Size]]:
+    """(plan, the size of its model as a process builds it) for each model and data set.
+
+    Data that would have to be downloaded is stood for by made-up examples of the same shape.
+    """
+    cluster = LocalCluster(ClusterConfig("local"))
+    try:
+        for model, data in choices:
+            each = planned(model, data)
+            sized = weigh.learn(_offline(each, data), machine.detect(os.environ), cluster)
+            yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
+    finally:
+        cluster.close()
+
+
+def _offline(each: Plan, data: str) -> Plan:
+    if data not in ("mnist", "fashion_mnist", "cifar10"):
+        return each
+    made_up = {"_target_": "pipeline.data.synthetic", "shape": list(each.input_shape or ()), "num_classes": 10}
+    return replace(each, data_build=made_up | {"train_examples": 64, "validation_examples": 8})
+
+
+def main() -> None:
+    """Writes the file, choices of one size together."""
+    entries: dict[str, list[object]] = {}
+    for each, made in built(SHIPPED):
+        entries.setdefault(json.dumps(size.to_plain(made)), []).append(size.facts(each))
+    lines = [json.dumps({"of": of, "size": json.loads(made)}) for made, of in entries.items()]
+    size.SHIPPED.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
