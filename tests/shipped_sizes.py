@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from pipeline import config, machine, plan, size, weigh
 from pipeline.launch.local import LocalCluster
+from pipeline.machine import Machine
 from pipeline.plan import Plan
 from pipeline.schema import ClusterConfig
 
@@ -16,12 +17,12 @@ IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
 SHIPPED = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
 
 
-def planned(model: str, data: str) -> Plan:
-    """The plan of a model on a data set, all else as it is by default."""
+def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
+    """The plan of a command on a machine with so many cores and GPUs."""
     config.register()
     with initialize_config_dir(str(config.folder()), version_base="1.3"):
-        typed = config.typed(compose("config", [f"model={model}", f"data={data}", "strategy=default"]))
-    return plan.make(typed, machine.detect(os.environ))
+        typed = config.typed(compose("config", list(overrides)))
+    return plan.make(typed, Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus), present=False)
 
 
 def built(choices: Iterable[tuple[str, str]]) -> Iterator[tuple[Plan, size.Size]]:
@@ -32,7 +33,7 @@ def built(choices: Iterable[tuple[str, str]]) -> Iterator[tuple[Plan, size.Size]
     cluster = LocalCluster(ClusterConfig("local"))
     try:
         for model, data in choices:
-            each = planned(model, data)
+            each = planned(f"model={model}", f"data={data}")
             sized = weigh.learn(_offline(each, data), machine.detect(os.environ), cluster)
             yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
     finally:

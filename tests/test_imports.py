@@ -54,7 +54,7 @@ def test_importing_the_command_imports_nothing_slow(tmp_path):
     assert not imported_by("import pipeline.__main__", tmp_path) & set(SLOW)
 
 
-@pytest.mark.parametrize("module", ["plan", "schema", "watch", "events", "machine", "targets"])
+@pytest.mark.parametrize("module", ["plan", "schema", "watch", "events", "machine", "targets", "size", "estimate"])
 def test_arithmetic_imports_the_standard_library_alone(tmp_path, module):
     others = imported_by(f"import pipeline.{module}", tmp_path) - imported_by("", tmp_path) - sys.stdlib_module_names
     assert others == {"pipeline"}

@@ -1,0 +1,377 @@
+"""What a plan says it needs: bytes by place, bytes that travel, and sizes that are those of the built models."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import own
+import pytest
+import tensorflow as tf
+from conftest import QUICK, ROOT, Ran
+from shipped_sizes import SHIPPED, built, planned
+
+from pipeline.estimate import Estimate, estimate, rows_of_shards
+from pipeline.plan import Plan
+from pipeline.show import estimate_lines
+from pipeline.size import Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
+from pipeline.train import batches, build
+from pipeline.train import size as of_model
+from pipeline.train.loop import Data, Loop
+
+# model=cnn on 28x28 images: 1,199,882 numbers of 4 bytes, each with a gradient and two slots of Adam's.
+CNN = 4 * 1_199_882
+# The state of the dropout's random numbers: a variable too, and never trained.
+SEED = 2 * 8
+# What backpropagation keeps of an image: it, both convolutions, the pooled picture, the dense layer.
+CNN_KEEPS = 4 * (28 * 28 + 26 * 26 * 32 + 24 * 24 * 64 + 12 * 12 * 64 + 128)
+# Adam's count of steps and its learning rate.
+ADAM_APART = 8 + 4
+
+
+def needs(*overrides: str, gpus: int = 0) -> tuple[Plan, Estimate]:
+    plan = planned(*overrides, gpus=gpus)
+    size = shipped(plan)
+    assert size is not None
+    return plan, estimate(plan, size)
+
+
+def text_of(plan: Plan, made: Estimate) -> str:
+    return "\n".join(estimate_lines(plan, made))
+
+
+@pytest.mark.parametrize(
+    "strategy", ["default", "one_device", "mirrored workers=2", "multi_worker workers=2", "central_storage workers=1"]
+)
+def test_a_device_with_a_copy_of_the_model_keeps_it_its_gradients_and_two_slots_of_adam(strategy):
+    _, made = needs(*f"strategy={strategy}".split())
+    (device,) = made.memory
+    assert (device.parameters, device.gradients, device.slots) == (CNN + SEED, CNN, 2 * CNN + ADAM_APART)
+    assert device.activations == pytest.approx(64 * CNN_KEEPS, rel=0.01)
+    assert device.total == 4 * CNN + SEED + ADAM_APART + device.activations
+
+
+def test_activations_follow_the_replica_batch_and_not_the_global_one():
+    one, two = (needs("strategy=mirrored", f"workers={count}", "train.replica_batch=32")[1] for count in (1, 2))
+    assert one.device.activations == two.device.activations == pytest.approx(32 * CNN_KEEPS, rel=0.01)
+    shared = needs("strategy=mirrored", "workers=2", "train.global_batch=32")[1]
+    assert shared.device.activations == pytest.approx(16 * CNN_KEEPS, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "total", "between"),
+    [
+        ("strategy=default", 0, 0, 0),
+        ("strategy=one_device", 0, 0, 0),
+        ("strategy=mirrored workers=1", 0, 0, 0),
+        # n - 1 gradients to one device, n - 1 sums back.
+        ("strategy=mirrored workers=4 hardware=4cpu", 0, 6 * CNN, 0),
+        # n devices that each send 2 (n - 1) / n.
+        ("strategy=mirrored hardware=4gpu", 4, 6 * CNN, 0),
+        ("strategy=multi_worker workers=4 hardware=4cpu", 0, 6 * CNN, 0),
+        ("strategy=multi_worker workers=4 hardware=4cpu train.gradient_bits=16", 0, 3 * CNN, 0),
+        # One device of each host sends to the next host.
+        ("strategy=multi_worker hardware=2x4gpu", 4, 14 * CNN, 2 * 14 * CNN // 8),
+        # Two devices read the variables, one sum travels each way between them, one to the host.
+        ("strategy=central_storage workers=2", 0, 2 * (CNN + SEED) + 2 * CNN + CNN, 0),
+        # A step of one worker, however many race.
+        ("strategy=parameter_server workers=3", 0, 2 * CNN + SEED, 0),
+    ],
+)
+def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpus, total, between):
+    plan, made = needs(*overrides.split(), gpus=gpus)
+    assert made.exchanged is not None
+    assert (made.exchanged.total, made.exchanged.between) == (total, between)
+    sent = sum(each.sends * participants(plan, each.who) for each in made.exchanged.traffic)
+    received = sum(each.receives * participants(plan, each.who) for each in made.exchanged.traffic)
+    assert sent == received == total * (plan.workers if plan.asynchronous else 1)
+
+
+def participants(plan: Plan, who: str) -> int:
+    return plan.workers if who in ("each device", "each worker") else plan.workers - 1 if "other" in who else 1
+
+
+def test_of_an_embedding_only_the_rows_of_a_batch_travel():
+    common = ("model=recommender", "data=clicks")
+    _, made = needs(*common, "strategy=parameter_server", "workers=2")
+    dense = 4 * (56 * 64 + 64 + 64 * 32 + 32 + 32 + 1)
+    rows = 64 * 3
+    assert made.exchanged is not None
+    # A gradient's rows travel with their numbers.
+    assert made.exchanged.total == 2 * dense + rows * 16 * 4 + rows * (16 * 4 + 4)
+    tables = 4 * 16 * 1_220
+    worker, server = made.memory
+    assert worker.parameters == dense + rows * 16 * 4
+    assert worker.slots == 0
+    assert (server.parameters, server.slots) == (dense + tables, 2 * (dense + tables) + ADAM_APART)
+    # Copies on devices are whole.
+    assert needs(*common, "strategy=mirrored", "workers=2")[1].device.parameters == dense + tables
+
+
+def test_variables_are_laid_over_servers_as_the_strategy_lays_them():
+    # The order of the model's variables, each to the emptiest server: the dense kernel fills one of them.
+    _, made = needs("strategy=parameter_server", "workers=2", "strategy.parameter_servers=2")
+    first, second = made.memory[1:]
+    assert first.parameters + second.parameters == CNN + SEED
+    assert {first.place, second.place} == {"server 3", "server 4"}
+    assert max(first.parameters, second.parameters) >= 4 * 9_216 * 128
+    assert first.slots + second.slots == 2 * CNN + ADAM_APART
+
+
+def test_traffic_between_hosts_counts_workers_and_servers_that_are_apart():
+    plan, made = needs(
+        "strategy=parameter_server", "workers=2", "hardware=2x1cpu", "strategy.parameter_servers=1",
+        "hardware.link_gbps=10",
+    )  # fmt: skip
+    assert made.exchanged is not None
+    # The server shares a host with one of the two workers: the other's steps cross, that is every second one.
+    assert (made.exchanged.total, made.exchanged.between) == (2 * CNN + SEED, CNN + SEED // 2)
+    assert made.exchanged.busiest == CNN + SEED
+    assert "3.84 ms at least at 10 Gbit/s" in text_of(plan, made)
+
+
+@pytest.mark.parametrize(("rows", "servers", "least"), [(10, 4, 64), (1_000, 3, 1), (7, 9, 1), (5, 2, 10_000)])
+def test_shards_are_even_and_the_first_are_longer(rows, servers, least):
+    shards = rows_of_shards(rows, rows * 64, servers, least)
+    assert list(shards) == [len(part) for part in np.array_split(np.arange(rows), len(shards))]
+    assert len(shards) == max(1, min(servers, rows * 64 // least, rows))
+
+
+def test_the_plan_says_which_tables_are_cut_and_which_variables_stay_whole_and_why():
+    common = ("model=recommender", "data=clicks", "strategy=parameter_server", "workers=2")
+    cut = (*common, "strategy.parameter_servers=3", "strategy.min_shard_bytes=6000")
+    plan, made = needs(*cut)
+    assert made.shards == (("embedding_0/embeddings", (334, 333, 333)), ("embedding_1/embeddings", (100, 100)))
+    text = text_of(plan, made)
+    assert "shards     embedding_0/embeddings: 3 of 334 or 333 rows" in text
+    assert "whole      hidden_0/kernel stays on one server: only embeddings can be sharded" in text
+    assert "hidden_1/kernel" not in text
+    whole, parts = needs(*common, "strategy.parameter_servers=3")[1], made
+    assert whole.shards == whole.whole == ()
+    assert sum(each.parameters for each in whole.memory[1:]) == sum(each.parameters for each in parts.memory[1:])
+    assert max(each.parameters for each in parts.memory[1:]) < max(each.parameters for each in whole.memory[1:])
+    assert needs(*common, "strategy.parameter_servers=1", "strategy.min_shard_bytes=6000")[1].whole[0] == (
+        "embedding_0/embeddings",
+        "there is one server",
+    )
+
+
+def test_a_device_with_too_little_memory_is_told_in_words():
+    plan, made = needs("strategy=mirrored", "workers=2", "hardware=2gpu", "hardware.memory_gib=0.02", gpus=2)
+    assert "Does not fit: each GPU has 0.02 GiB, and needs 35 MiB." in text_of(plan, made)
+    assert needs("strategy=mirrored", "hardware=2gpu", "hardware.memory_gib=80", gpus=2)[1].too_small == ()
+
+
+def test_what_is_not_known_is_said_and_no_number_is_made_up():
+    plan, made = needs("strategy=mirrored", "workers=2", "strategy.exchange=null")
+    assert made.exchanged is None
+    assert made.memory[0].place == "one copy"
+    assert "unknown for this strategy" in text_of(plan, made)
+    size = dataclasses.replace(shipped(plan), kept_bytes=None, kept_bytes_per_example=None, unknown="it has a loop")
+    made = estimate(plan, size)
+    assert made.device.activations is None
+    assert "Activations are not known: it has a loop." in text_of(plan, made)
+    assert "over 18 MiB" in text_of(plan, made)
+
+
+def test_many_servers_are_told_as_the_fullest_and_the_emptiest():
+    plan, made = needs("model=resnet20", "strategy=parameter_server", "strategy.parameter_servers=9", "workers=2")
+    lines = estimate_lines(plan, made)
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["the fullest of 9 servers", "the emptiest of 9 servers"]
+    assert len(lines) < 12
+
+
+# ------------------------------------------------------------------------------------ sizes are those of models
+
+
+def test_a_size_survives_being_written():
+    size = Size(
+        (Variable("a/b", (3, 4), "float32", True, 96, 2, None), Variable("c", (), "int64", False, 0)), 12, 1, 2, 3
+    )
+    assert from_plain(json.loads(json.dumps(to_plain(size)))) == size
+
+
+def test_every_built_in_model_has_a_size_on_every_data_set_it_takes():
+    assert not [each for each in SHIPPED if shipped(planned(f"model={each[0]}", f"data={each[1]}")) is None]
+
+
+def test_arguments_that_only_choose_examples_leave_the_size_known():
+    changed = planned("data=synthetic", "data.build.train_examples=64", "data.build.noise=0.1", "data.build.seed=7")
+    assert shipped(changed) == shipped(planned("data=synthetic"))
+    assert shipped(planned("data=synthetic", "data.build.shape=[32,32,3]")) is None
+    assert shipped(planned("model.build.dense_units=64")) is None
+    assert shipped(planned("train.optimizer=sgd")) is None
+
+
+QUICKLY_BUILT = [("cnn", "mnist5k"), ("recommender", "clicks"), ("mlp", "digits")]
+
+
+def test_shipped_sizes_are_those_of_the_built_models():
+    assert_shipped(QUICKLY_BUILT)
+
+
+@pytest.mark.slow
+def test_all_shipped_sizes_are_those_of_the_built_models():
+    assert_shipped([each for each in SHIPPED if each not in QUICKLY_BUILT])
+
+
+def assert_shipped(choices: list[tuple[str, str]]) -> None:
+    for plan, made in built(choices):
+        assert shipped(plan) == made, f"{facts(plan)}: run python tests/shipped_sizes.py"
+
+
+def of(model: keras.Model, part: object) -> Size:
+    """The size of a model built on data under no strategy."""
+    strategy = tf.distribute.get_strategy()
+    made, outputs = build.model(lambda: model, strategy, batches.spec(part))
+    layout = batches.Layout(16, replicas=1, first=0, local=1, counts=(batches.count(part),))
+    loop = Loop(made, strategy, Data(part, layout, True, 0), None, outputs)
+    return of_model.of(loop.model, loop.graph(), 1, part)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [
+        (keras.optimizers.SGD(), 0),
+        (keras.optimizers.SGD(momentum=0.9), 1),
+        (keras.optimizers.SGD(use_ema=True), 1),
+        (keras.optimizers.RMSprop(), 1),
+        (keras.optimizers.Lion(), 1),
+        (keras.optimizers.Adam(), 2),
+        (keras.optimizers.Adam(amsgrad=True), 3),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW()), 2),
+    ],
+)
+def test_slots_are_counted_in_the_built_optimizer(optimizer, slots):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
+    model.compile(optimizer, loss="mse")
+    size = of(model, (np.zeros((32, 6), "float32"), np.zeros((32, 1), "float32")))
+    assert [each.slot_bytes for each in size.variables] == [slots * each.bytes for each in size.variables]
+    assert sum(each.bytes for each in size.variables) == 4 * model.count_params()
+    assert 0 < size.optimizer_bytes < 64
+
+
+def test_adafactors_rows_and_columns_are_counted_too():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, use_bias=False)])
+    model.compile("adafactor", loss="mse")
+    (kernel,) = of(model, (np.zeros((32, 6), "float32"), np.zeros((32, 5), "float32"))).variables
+    assert kernel.slot_bytes == 4 * (6 + 5 + 6 * 5)
+
+
+def test_what_backpropagation_keeps_is_told_for_a_subclassed_model():
+    size = of(own.two_headed(), own.two_headed_data()[0])
+    # Both inputs of 4, both layers of 8, their concatenation and its square, and what the losses keep.
+    at_least = 4 * (4 + 4 + 8 + 8 + 16)
+    assert at_least <= size.kept_bytes_per_example <= at_least + 4 * 40
+    assert size.unknown is None
+
+
+def test_what_a_loop_keeps_is_said_to_be_unknown():
+    size = of(own.masked(), own.padded_data()[0])
+    assert size.kept_bytes is None
+    assert "loop" in size.unknown
+    table = next(each for each in size.variables if each.is_table)
+    assert (table.shape, table.rows_per_example, table.whole) == ((20, 8), 6, None)
+
+
+def test_tables_that_are_called_twice_or_cannot_be_cut_are_known():
+    ids = keras.Input((6,), dtype="int32")
+    shared = keras.layers.Embedding(20, 4, name="shared")
+    kept = keras.layers.Embedding(20, 4, embeddings_constraint="non_neg", name="kept")
+    penalised = keras.layers.Embedding(20, 4, embeddings_regularizer="l2", name="penalised")
+    joined = keras.layers.Concatenate(axis=1)([shared(ids), shared(ids[:, :2]), kept(ids), penalised(ids)])
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(joined)))
+    model.compile("sgd", loss="mse")
+    size = of(model, (np.zeros((32, 6), "int32"), np.zeros((32, 1), "float32")))
+    found = {each.path.partition("/")[0]: (each.rows_per_example, each.whole) for each in size.variables}
+    assert found["shared"] == (8, None)
+    assert found["kept"] == (6, "its layer has an embeddings_constraint, which needs the whole of it")
+    assert found["penalised"] == (None, "its layer has an embeddings_regularizer, which needs the whole of it")
+
+
+def test_reading_the_graph_of_a_step_that_has_run_compiles_nothing():
+    part = (np.zeros((64, 8, 8, 1), "float32"), np.zeros(64, "int32"))
+    strategy = tf.distribute.get_strategy()
+    model, outputs = build.model(lambda: own.tiny((8, 8, 1), 10), strategy, batches.spec(part))
+    layout = batches.Layout(16, replicas=1, first=0, local=1, counts=(64,))
+    loop = Loop(model, strategy, Data(part, layout, True, 0), None, outputs)
+    loop.call(2)
+    loop.graph()
+    assert loop._train.experimental_get_tracing_count() == 1
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+OWN = ("model.build._target_=own.tiny", "data.build._target_=own.numbered")
+
+
+def kept_sizes(ran: Ran) -> list[Path]:
+    return sorted(ran.folder.glob("outputs/sizes/*.json"))
+
+
+def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored,multi_worker", "workers=2", *OWN)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("Building the model once to know its size") == 1
+    (kept,) = kept_sizes(ran)
+    assert str(kept.relative_to(ran.folder)) in ran.out
+    parameters = 8 * 8 * 10 + 10
+    size = from_plain(json.loads(kept.read_text()))
+    assert sum(each.bytes for each in size.variables) == 4 * parameters
+    assert size.example_bytes == 8 * 8 * 4 + 4
+    again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN)
+    assert again.code == 0, again.err
+    assert "Building" not in again.out
+    assert again.seconds < ran.seconds
+    assert "server 3" in again.out
+    # Where a run would have to learn it, that is what building it tells.
+    kept.unlink()
+    ran = pipeline(*QUICK, *OWN, "workers=2", "train.steps=2")
+    assert ran.code == 0, ran.err
+    told = from_plain(json.loads(kept.read_text()))
+    assert told.variables == size.variables
+    assert told.kept_bytes_per_example == size.kept_bytes_per_example
+    assert len(ran.events("sized")) == 1
+
+
+def test_a_model_that_cannot_be_built_is_planned_all_the_same_with_the_reason(pipeline):
+    ran: Ran = pipeline(
+        "-m", "mode=plan", "strategy=mirrored,multi_worker", "model.build._target_=own.raises", "data=digits"
+    )
+    assert ran.code == 0, ran.err
+    assert ran.out.count("Building the model once") == 1
+    assert ran.out.count("estimate   none, since the model could not be built: RuntimeError: the moon is not full") == 2
+    assert ran.out.count("\nrank") == 2
+    assert kept_sizes(ran) == []
+
+
+def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
+    ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored,parameter_server", "workers=1,2")
+    assert ran.code == 0, ran.err
+    table = ran.out.rpartition("exchanged/example  status")[2].splitlines()
+    cells = {" ".join(line.split()[1:3]): " ".join(line.split()[3:]) for line in table if line[:1].isdigit()}
+    assert cells["one_device 1"] == "35 MiB 0 B 0 B PLANNED"
+    assert cells["one_device 2"] == "- - - REFUSED"
+    assert cells["mirrored 2"] == "35 MiB 9.2 MiB 73 KiB PLANNED"
+    assert cells["parameter_server 2"] == "26 MiB 9.2 MiB 146 KiB PLANNED"
+    assert "Point 1 refused: Expected workers=1" in ran.out
+    assert "no reason was given" not in ran.out
+
+
+def test_a_changed_source_file_is_another_model(tmp_path):
+    from pipeline import weigh
+
+    plan = dataclasses.replace(planned(), model_build={"_target_": "mine.model"})
+    (tmp_path / "mine.py").write_text("from parts import width\n")
+    (tmp_path / "parts.py").write_text("width = 1\n")
+    before = weigh.file(plan, tmp_path, [str(tmp_path)])
+    assert before == weigh.file(plan, tmp_path, [str(tmp_path)])
+    (tmp_path / "parts.py").write_text("width = 2\n")
+    assert before != weigh.file(plan, tmp_path, [str(tmp_path)])
+    assert fingerprint(plan, "", {}) != fingerprint(dataclasses.replace(plan, precision="mixed_bfloat16"), "", {})
+
+
+def test_shipped_sizes_are_in_the_package():
+    assert (ROOT / "pipeline/sizes.json").stat().st_size < 50_000
