@@ -148,8 +148,9 @@ def conduct(
         point.begin()
         per_call = _measure(plan, point, one, measured)
         # The step is compiled by now, and its graph there to be read; a coordinator has no such graph.
+        # That of batches of one size does not say what grows with them.
         compiled = plan.measure_steps != 0 or plan.steps_per_call is None
-        if ask_size and compiled and not (plan.asynchronous and one is None):
+        if ask_size and compiled and not plan.static_batches and not (plan.asynchronous and one is None):
             measured.size = (one or point).ask("sized", {"do": "size"})[0]
         if one is not None:
             one.leave()

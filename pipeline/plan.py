@@ -325,7 +325,10 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
 
 
 def builder_of(plan: Plan, machine: Machine) -> Plan:
-    """One process that builds the plan's model on this machine's CPU, for batches of any size, whatever the plan has."""
+    """One process that builds the plan's model on this machine's CPU, whatever devices the plan has.
+
+    Its batches are of any size, so that what is kept of each example can be told.
+    """
     plan = baseline_of(plan, machine)
     one = dataclasses.replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
     return dataclasses.replace(plan, kind="cpu", processes=(one,), static_batches=False, system_metrics_seconds=0.0)

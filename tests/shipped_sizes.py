@@ -14,7 +14,9 @@ from pipeline.plan import Plan
 from pipeline.schema import ClusterConfig
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
-SHIPPED = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
+CHOICES = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
+# The precisions that strategies have by default.
+SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for each in CHOICES]
 
 
 def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
@@ -25,15 +27,15 @@ def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
     return plan.make(typed, Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus), present=False)
 
 
-def built(choices: Iterable[tuple[str, str]]) -> Iterator[tuple[Plan, size.Size]]:
-    """(plan, the size of its model as a process builds it) for each model and data set.
+def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.Size]]:
+    """(plan, the size of its model as a process builds it) for each model, data set and precision.
 
     Data that would have to be downloaded is stood for by made-up examples of the same shape.
     """
     cluster = LocalCluster(ClusterConfig("local"))
     try:
-        for model, data in choices:
-            each = planned(f"model={model}", f"data={data}")
+        for model, data, precision in choices:
+            each = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
             sized = weigh.learn(_offline(each, data), machine.detect(os.environ), cluster)
             yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
     finally:
