@@ -14,6 +14,7 @@ from pipeline.size import Size, Variable
 
 # Beside the rows of a table that a gradient is of travel their numbers, int32.
 ROW_NUMBER_BYTES = 4
+GRADIENTS_ON_THE_WAY = 2
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,11 @@ class _Sums:
         self.variables = sum(each.bytes for each in size.variables)
         self.trained = sum(each.bytes for each in trained)
         self.slots = sum(each.slot_bytes for each in size.variables) + size.optimizer_bytes
-        self.activations = None
-        if size.kept_bytes is not None and size.kept_bytes_per_example is not None:
-            self.activations = size.kept_bytes + plan.replica_batch * size.kept_bytes_per_example
+        self.activations: int | None = None
+        fixed, growing, largest = size.kept_bytes, size.kept_bytes_per_example, size.largest_bytes_per_example
+        if fixed is not None and growing is not None and largest is not None:
+            # Where the backward pass comes to the largest tensor, its gradient comes in and that of its input goes out.
+            self.activations = fixed + plan.replica_batch * (growing + GRADIENTS_ON_THE_WAY * largest)
         # Only gradients of 32 bits are narrowed, and none where workers race.
         narrow = plan.gradient_bits == 16 and not plan.asynchronous
         self.dense = sum(

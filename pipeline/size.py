@@ -61,15 +61,16 @@ class Size:
     """A model's variables; bytes of the optimizer that belong to none of them; and what backpropagation keeps.
 
     `kept_bytes` and `kept_bytes_per_example` are of the tensors that the forward pass makes and the backward pass
-    reads: those of a fixed size, and those that grow with the batch. They are None where that is not known, for the
-    reason in `unknown`. `example_bytes` are those of one example in arrays that every process holds whole, and None
-    for data that is read as it trains.
+    reads: those of a fixed size, and those that grow with the batch, of which the largest has
+    `largest_bytes_per_example`. They are None where that is not known, for the reason in `unknown`. `example_bytes` are
+    those of one example in arrays that every process holds whole, and None for data that is read as it trains.
     """
 
     variables: tuple[Variable, ...]
     optimizer_bytes: int
     kept_bytes: int | None
     kept_bytes_per_example: int | None
+    largest_bytes_per_example: int | None
     example_bytes: int | None
     unknown: str | None = None
 

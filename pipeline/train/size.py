@@ -41,14 +41,15 @@ def of(model: keras.Model, graph: Any, replicas: int, part: Any) -> Size:
         per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
     apart = sum(map(_bytes, model.optimizer.variables)) - sum(slots.values())
     try:
-        fixed, growing = kept(graph)
+        fixed, growing, largest = kept(graph)
     except _Unknown as unknown:
-        return Size(variables, apart, None, None, per_example, str(unknown))
-    return Size(variables, apart, fixed // replicas, growing // replicas, per_example)
+        return Size(variables, apart, None, None, None, per_example, str(unknown))
+    return Size(variables, apart, fixed // replicas, growing // replicas, largest, per_example)
 
 
-def kept(graph: Any) -> tuple[int, int]:
-    """(bytes of a fixed size, bytes for each example) that the forward pass makes and the backward pass reads.
+def kept(graph: Any) -> tuple[int, int, int]:
+    """(bytes of a fixed size, bytes for each example) that the forward pass makes and the backward pass reads, and
+    the bytes for each example of the largest tensor among them.
 
     `graph` is that of a compiled loop of steps. A tensor counts once, whatever aliases it has; variables do not count.
     Raises where a size cannot be told from the graph, as with what a loop inside the model keeps.
@@ -65,7 +66,7 @@ def kept(graph: Any) -> tuple[int, int]:
                     read[each.ref()] = each
     if any(each.dtype == tf.variant for each in read.values()):
         raise _Unknown("the model has a loop, and what that keeps is not in its graph")
-    fixed, growing = 0, 0
+    fixed, growing, largest = 0, 0, 0
     for each in read.values():
         if each.dtype == tf.resource:
             continue
@@ -73,8 +74,11 @@ def kept(graph: Any) -> tuple[int, int]:
         if shape is None or shape.count(None) > 1:
             raise _Unknown(f"the graph does not tell the shape of {each.op.name.removeprefix('while/')}")
         known = math.prod(size for size in shape if size is not None) * each.dtype.size
-        fixed, growing = (fixed, growing + known) if None in shape else (fixed + known, growing)
-    return fixed, growing
+        if None in shape:
+            growing, largest = growing + known, max(largest, known)
+        else:
+            fixed += known
+    return fixed, growing, largest
 
 
 class _Unknown(Exception):
