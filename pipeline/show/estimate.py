@@ -119,7 +119,7 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
                 f"{amount(exchanged.busiest)}{all_step}{takes}",
             )
         )
-    elif plan.workers > 1:
+    else:
         lines.append(("", "all of it within one host"))
     return lines
 
