@@ -395,7 +395,7 @@ class Point:
 
 def _of_race(planned: Plan, measured: Measured) -> Result:
     """What only an asynchronous training has: staleness in updates, and who made its steps."""
-    names = ("staleness_mean", "staleness_max", "steps", "updates")
+    names = ("staleness_mean", "staleness_max", "steps", "examples", "updates")
     counts = measured.finished.get("worker_steps") or []
     ranks = planned.ranks("worker")
     return {name: measured.finished.get(name) for name in names} | {

@@ -209,13 +209,16 @@ def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str
 
 
 def _defines(path: Path, name: str) -> bool:
-    return path.suffix == ".py" and not isinstance(_definition(path, name, ()), list)
+    # A module that exists comes before what a package's __getattr__ might give.
+    return path.suffix == ".py" and not isinstance(_definition(path, name, (), lazy=False), list)
 
 
-def _definition(path: Path, name: str, search: tuple[str, ...], depth: int = 5) -> ast.AST | list[str] | None:
+def _definition(
+    path: Path, name: str, search: tuple[str, ...], depth: int = 5, lazy: bool = True
+) -> ast.AST | list[str] | None:
     """What `name` is in a module's source: None if that cannot be told, or the names it has instead.
 
-    An import stands for something of Python's own library.
+    An import stands for something of Python's own library. `lazy`: a `__getattr__` might give any name.
     """
     names: list[str] = []
     for statement in _statements(path):
@@ -240,7 +243,7 @@ def _definition(path: Path, name: str, search: tuple[str, ...], depth: int = 5) 
             bound = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
             if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):
                 return None
-    return None if "__getattr__" in names else names
+    return None if lazy and "__getattr__" in names else names
 
 
 def _imported(path: Path, statement: ast.ImportFrom, name: str, search: tuple[str, ...], depth: int) -> ast.AST | None:

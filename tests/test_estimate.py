@@ -235,20 +235,21 @@ def of(model: keras.Model, part: object) -> Size:
 
 @pytest.mark.parametrize(
     ("optimizer", "slots"),
+    # Made in the test: they make variables, after which devices can no longer be chosen.
     [
-        (keras.optimizers.SGD(), 0),
-        (keras.optimizers.SGD(momentum=0.9), 1),
-        (keras.optimizers.SGD(use_ema=True), 1),
-        (keras.optimizers.RMSprop(), 1),
-        (keras.optimizers.Lion(), 1),
-        (keras.optimizers.Adam(), 2),
-        (keras.optimizers.Adam(amsgrad=True), 3),
-        (keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW()), 2),
+        (lambda: keras.optimizers.SGD(), 0),
+        (lambda: keras.optimizers.SGD(momentum=0.9), 1),
+        (lambda: keras.optimizers.SGD(use_ema=True), 1),
+        (lambda: keras.optimizers.RMSprop(), 1),
+        (lambda: keras.optimizers.Lion(), 1),
+        (lambda: keras.optimizers.Adam(), 2),
+        (lambda: keras.optimizers.Adam(amsgrad=True), 3),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW()), 2),
     ],
 )
 def test_slots_are_counted_in_the_built_optimizer(optimizer, slots):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer(), loss="mse")
     size = of(model, (np.zeros((32, 6), "float32"), np.zeros((32, 1), "float32")))
     assert [each.slot_bytes for each in size.variables] == [slots * each.bytes for each in size.variables]
     assert sum(each.bytes for each in size.variables) == 4 * model.count_params()

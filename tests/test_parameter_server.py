@@ -78,6 +78,7 @@ def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied
     assert sum(event["examples"] for event in steps) == 3 * 203
     assert [event["step"] for event in steps] == sorted(event["step"] for event in steps)
     result = ran.result
+    assert result["examples"] == 3 * 203
     assert result["steps"] == result["updates"] == 3 * 26 == sum(result["worker_steps"].values())
     assert set(result["worker_steps"]) == {"worker 1", "worker 2"}
     assert 0 <= result["staleness_mean"] <= result["staleness_max"]
@@ -151,6 +152,7 @@ def assert_went_on(ran: Ran, steps: int, words: str) -> None:
     assert any(words in note for note in result["notes"]), result["notes"]
     assert f"warning: {words}" in ran.out
     assert result["steps"] == steps
+    assert result["examples"] == sum(event["examples"] for event in ran.events("steps"))
     # A step that was under way is made again: it may have been applied before.
     assert steps <= result["updates"] <= steps + 10
     assert ran.events("steps")[-1]["step"] == steps

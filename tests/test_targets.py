@@ -158,7 +158,8 @@ def test_no_module_of_a_person_s_is_imported_to_check_it(search):
 
 
 def test_every_choice_that_comes_with_the_program_passes():
-    given = {"strategy": ("devices", "addresses", "rank"), "model": GIVEN, "data": ("shard", "shards")}
+    addresses = ("addresses", "coordinator", "workers", "parameter_servers")
+    given = {"strategy": ("devices", "rank", *addresses), "model": GIVEN, "data": ("shard", "shards")}
     for group, names in given.items():
         for path in sorted((config.folder() / group).glob("*.yaml")):
             check(yaml.safe_load(path.read_text())["build"], f"{group}.build", names, SEARCH)

@@ -87,6 +87,28 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
 
 
 @pytest.mark.slow
+def test_a_sweep_over_every_strategy_finishes_and_compares_them_with_one_device(pipeline):
+    strategies = ("default", "one_device", "mirrored", "central_storage", "multi_worker", "parameter_server")
+    ran: Ran = pipeline(
+        "-m", f"strategy={','.join(strategies)}", "workers=2", "data=digits", "model=mlp", "measure.repeats=2",
+        "train.steps=40", timeout=400,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [result["status"] for result in ran.results] == ["FINISHED"] * 6
+    assert [result["workers"] for result in ran.results] == [1, 1, 2, 2, 2, 2]
+    _, runs = tracked(ran.folder)
+    assert {run.data.params["strategy"] for run in runs} == set(strategies)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    (racing,) = [run for run in runs if run.data.params["strategy"] == "parameter_server"]
+    assert {"staleness_mean", "staleness_max", "updates", "restarts"} <= set(racing.data.metrics)
+    assert racing.data.tags["asynchronous"] == "true"
+    table = ran.out.rsplit("-- ", 1)[1]
+    for strategy in strategies:
+        assert strategy in table
+    assert "asynchronous" in table
+
+
+@pytest.mark.slow
 def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pipeline):
     common = ("workers=1", "data=digits", "model=mlp", "measure.repeats=2", "train.steps=2", "tracking=none")
     assert pipeline(*common).code == 0

@@ -26,7 +26,9 @@ def plan_lines(plan: Plan, full: bool) -> list[str]:
 def _headline(plan: Plan) -> str:
     """What trains on what, and how far its speed can be believed."""
     what = f"{clean(plan.model)} on {clean(plan.data)}, {clean(plan.strategy)} on {clean(plan.hardware)}"
-    believed = marks({"rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed})
+    believed = marks(
+        {"rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed, "asynchronous": plan.asynchronous}
+    )
     return f"{what}: {plural(plan.workers, f'{plan.kind.upper()} worker')}{believed}"
 
 

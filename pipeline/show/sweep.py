@@ -32,7 +32,8 @@ Result = Mapping[str, Any]
 
 HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
 RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
-STRATEGY_WIDTH = 15  # so that a row fits in 80 columns; the overrides under it have the whole name
+# Of a strategy, the narrower one where a row would not fit otherwise; the overrides under it have the whole name.
+STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
 MISSING = "-"
 
 
@@ -63,8 +64,11 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
     """A header, and for each point its numbers, under them intervals and marks, and its overrides."""
     metric = _metric(results)
     count = len(results)
-    numbers = [_numbers(place, result, metric) for place, result in enumerate(results)]
-    header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
+    for width in STRATEGY_WIDTHS:
+        numbers = [_numbers(place, result, metric, width) for place, result in enumerate(results)]
+        header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
+        if max(map(len, lines)) <= ROW_WIDTH:
+            break
     rows = [header]
     left = " " * header.index("strategy")
     for result, line, intervals in zip(results, lines[:count], lines[count:], strict=True):
@@ -81,13 +85,13 @@ def sweep_notes(results: Sequence[Result]) -> list[str]:
     return [*_legend(results), *_reasons(results), *_differences(results)]
 
 
-def _numbers(place: int, result: Result, metric: str) -> tuple[str, ...]:
+def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, ...]:
     workers, value = whole(result.get("workers")), _validation(result, metric)
     speed, speedup, efficiency = (number(result.get(key)) for key in ("examples_per_second", "speedup", "efficiency"))
     strategy = clean(result.get("strategy")) or MISSING
     return (
         str(place),
-        strategy if len(strategy) <= STRATEGY_WIDTH else f"{strategy[: STRATEGY_WIDTH - 2]}..",
+        strategy if len(strategy) <= width else f"{strategy[: width - 2]}..",
         MISSING if workers is None else f"{workers:,}",
         MISSING if speed is None else rate(speed),
         MISSING if speedup is None else times(speedup),
@@ -121,6 +125,8 @@ def _legend(results: Sequence[Result]) -> list[str]:
         lines.append("rehearsal: logical devices stand for others, so the speed is not theirs.")
     if any(result.get("oversubscribed") for result in measured):
         lines.append("oversubscribed: more devices than cores for them, so the speed is not theirs.")
+    if any(result.get("asynchronous") for result in measured):
+        lines.append("asynchronous: a step is one worker's, on weights that others may have changed meanwhile.")
     return lines
 
 

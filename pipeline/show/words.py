@@ -140,7 +140,7 @@ def marks(about: Mapping[str, Any]) -> str:
     >>> "1.84x" + marks({"rehearsal": True, "oversubscribed": False})
     '1.84x (rehearsal)'
     """
-    return brackets(listed(*(name for name in ("rehearsal", "oversubscribed") if about.get(name))))
+    return brackets(listed(*(name for name in ("rehearsal", "oversubscribed", "asynchronous") if about.get(name))))
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:

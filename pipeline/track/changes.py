@@ -17,7 +17,9 @@ from pipeline.events import Event
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 5000, 250, 36
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
-MEASUREMENT = re.compile(r"per_second|speedup|efficiency|(^|_)(seconds|ms|gib|percent)(_|$)")
+MEASUREMENT = re.compile(
+    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|^(updates|restarts)$"
+)
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -195,7 +197,7 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
     # Beside the curves of the same names, not in them.
     for name, value in (_trained(values) | _validated(values)).items():
         yield from _point(f"final/{name}", value, event, 0)
-    for name in ("status", "error", "rehearsal", "oversubscribed"):
+    for name in ("status", "error", "rehearsal", "oversubscribed", "asynchronous"):
         if values.get(name) is not None:
             yield Tag(name, text(values[name], TAG_CHARACTERS))
 

@@ -74,6 +74,7 @@ class Race:
         self._done: queue.Queue[_Done] = queue.Queue()
         self._since = 0.0
         self._steps_of: Counter[int] = Counter()
+        self._examples = 0.0
         self._stale_sum, self._stale_most = 0.0, 0
         self._updates_before = self._updates()
 
@@ -99,6 +100,7 @@ class Race:
         self.pending -= made
         self._under_way -= 1
         self._steps_of[done.worker] += made
+        self._examples += float(done.sizes.sum())
         self._stale_sum += float(done.stale.sum())
         self._stale_most = max(self._stale_most, int(done.stale.max()))
         self._state = [
@@ -122,12 +124,13 @@ class Race:
         return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
 
     def facts(self) -> dict[str, Any]:
-        """Staleness, updates and whose steps they were."""
+        """Staleness, what was counted, updates and whose steps they were."""
         made = sum(self._steps_of.values())
         return {
             "staleness_mean": self._stale_sum / max(made, 1),
             "staleness_max": self._stale_most,
             "steps": made,
+            "examples": int(self._examples),
             "updates": self._updates() - self._updates_before,
             "worker_steps": [self._steps_of[worker] for worker in range(self.lanes)],
         }
