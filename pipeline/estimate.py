@@ -152,8 +152,8 @@ class _Sums:
         if fixed is not None and growing is not None and largest is not None:
             # Where the backward pass comes to the largest tensor, its gradient comes in and that of its input goes out.
             self.activations = fixed + plan.replica_batch * (growing + GRADIENTS_ON_THE_WAY * largest)
-        # Only gradients of 32 bits are narrowed, and none where workers race.
-        narrow = plan.gradient_bits == 16 and not plan.asynchronous
+        # Only gradients of 32 bits are narrowed.
+        narrow = plan.gradient_bits == 16
         self.dense = sum(
             each.bytes // 2 if narrow and each.dtype == "float32" else each.bytes
             for each in trained

@@ -248,7 +248,7 @@ class Work:
             # Workers that race each read a part of their own, where the data can be had in parts.
             shares = plan.workers if plan.workers > 1 and self._has_shards() else 1
             shards = [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
-            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, first, outputs)
+            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, first, outputs, plan.gradient_bits)
         else:
             self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest)
         self._tell(

@@ -54,7 +54,13 @@ class Race:
     """Steps that are handed out, and what comes back of them. The metrics' state is kept here, and is exact."""
 
     def __init__(
-        self, model: keras.Model, strategy: tf.distribute.Strategy, source: Source, workers: int, losses: int
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        source: Source,
+        workers: int,
+        losses: int,
+        gradient_bits: int = 32,
     ) -> None:
         """`losses` is the length of a step's loss vector."""
         self.model, self.lanes, self._losses = model, workers, losses
@@ -66,7 +72,7 @@ class Race:
         # The metrics' state before any batch, and now.
         self._fresh = [np.array(variable) for variable in model.metrics_variables]
         self._state = list(self._fresh)
-        self._call = steps.scheduled_steps(model, strategy, source.batch, self._fresh)
+        self._call = steps.scheduled_steps(model, strategy, source.batch, self._fresh, gradient_bits)
         self._results = tf.function(self._result_of, autograph=False)
         self._compiled: Any = None
         # Steps handed out since the beginning, steps under way, and the calls that those are in.
@@ -202,10 +208,12 @@ class ScheduledLoop(Loop):
         workers: int,
         validation: Data | None = None,
         outputs: Sequence[str] = (),
+        gradient_bits: int = 32,
     ) -> None:
         """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
         super().__init__(model, strategy, train, validation, outputs)
-        self._race = Race(model, strategy, source(train, shards, workers), workers, 1 + len(self.outputs))
+        made = source(train, shards, workers)
+        self._race = Race(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
         self._held_out = [(data, steps.validation_alone(model)) for data, _ in self._held_out]
         self.lanes = workers
 

@@ -65,7 +65,11 @@ def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, stat
 
 
 def scheduled_steps(
-    model: keras.Model, strategy: tf.distribute.Strategy, batch: Callable[..., Any], fresh: Sequence[Any]
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    batch: Callable[..., Any],
+    fresh: Sequence[Any],
+    gradient_bits: int = 32,
 ) -> Any:
     """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
 
@@ -74,7 +78,8 @@ def scheduled_steps(
         metrics' state)
 
     Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
-    `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`.
+    `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`. With `gradient_bits` 16,
+    gradients travel as bfloat16.
     """
     call = caller(model)
     variables = model.trainable_variables
@@ -91,6 +96,8 @@ def scheduled_steps(
         present = [gradient for gradient in gradients if gradient is not None]
         with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
             stale = updates.read_value() - before
+        if gradient_bits == 16:
+            gradients = [_sent_narrow(*each) for each in zip(gradients, variables, strict=True)]
         with tf.control_dependencies([stale]):
             model.optimizer.apply(gradients, variables)
         return values, metrics_state(model, state, x, y, y_pred, weights), stale
@@ -246,6 +253,15 @@ def _narrow(gradient: Any) -> Any:
 
 def _widen(gradient: Any, dtype: Any) -> Any:
     return tf.cast(gradient, dtype) if gradient.dtype != dtype else gradient
+
+
+def _sent_narrow(gradient: Any, variable: Any) -> Any:
+    """A gradient that is narrow on its way to where its variable is, and as wide as before when it is there."""
+    if gradient is None:
+        return None
+    narrow = _narrow(gradient)
+    with tf.device(variable._value.device):
+        return _widen(narrow, gradient.dtype)
 
 
 def _where(condition: Any, gradient: Any) -> Any:
