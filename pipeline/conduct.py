@@ -157,7 +157,6 @@ def conduct(
         finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
         measured.seconds_training = point.seconds - started
         measured.finished = finished[0]
-        measured.restarts = len(point.replaced)
         digests = {digest for each in finished.values() for digest in each["weights"]}
         if len(digests) > 1:
             measured.notes.append(
@@ -166,6 +165,7 @@ def conduct(
         point.leave()
     finally:
         measured.notes += groups[0].replaced if groups else []
+        measured.restarts = len(groups[0].replaced) if groups else 0
         for group in groups:
             group.stop()
 

@@ -151,7 +151,9 @@ class Watch:
             return None
         # A process that aborts has often only lost another.
         rank = next((rank for rank, code in died.items() if code == -signal.SIGKILL), min(died))
-        return Failure(f"{self._name(rank)} {_ending(died[rank])}.", rank)
+        again = self.replaced.get(rank, 0)
+        often = f", after it was started again {again} time{'s' * (again > 1)} (launch.restarts)" if again else ""
+        return Failure(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)
 
     def _silence(self, now: float) -> Failure | None:
         late = {

@@ -351,7 +351,8 @@ def test_a_racing_worker_is_replaced_so_often_and_no_more():
         assert story.watch.to_replace(story.now)
     story.tell(1, "exited", code=1)
     assert story.watch.to_replace(story.now) == {}
-    assert found(story.watch.failure(story.now)).error == "worker 1 ended with exit code 1."
+    error = found(story.watch.failure(story.now)).error
+    assert error == "worker 1 ended with exit code 1, after it was started again 2 times (launch.restarts)."
 
 
 def test_before_training_begins_a_racing_worker_is_a_loss():
