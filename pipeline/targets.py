@@ -238,12 +238,17 @@ def _definition(
             for alias in statement.names:
                 if (alias.asname or alias.name.split(".")[0]) == name:
                     return statement if _of_python(alias.name) else None
-        elif not isinstance(statement, ast.Expr):
+        elif not isinstance(statement, ast.Expr) and not _is_for_type_checkers(statement):
             # Assignments, conditions and the like may make any name.
             bound = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
             if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):
                 return None
     return None if lazy and "__getattr__" in names else names
+
+
+def _is_for_type_checkers(statement: ast.stmt) -> bool:
+    """Is it `if TYPE_CHECKING:`, of which nothing is there when the program runs?"""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
 def _imported(path: Path, statement: ast.ImportFrom, name: str, search: tuple[str, ...], depth: int) -> ast.AST | None:
