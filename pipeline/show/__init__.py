@@ -4,6 +4,7 @@ It records nothing, decides nothing and reads no clock: time comes in with each 
 something is drawn, so that importing this package costs next to nothing.
 """
 
+from pipeline.show.compare import compared_lines
 from pipeline.show.console import console_on, error_text
 from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
@@ -13,6 +14,7 @@ from pipeline.show.sweep import sweep_notes, sweep_rows, sweep_table
 
 __all__ = [
     "Progress",
+    "compared_lines",
     "console_on",
     "error_text",
     "estimate_lines",

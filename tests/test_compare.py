@@ -1,0 +1,127 @@
+"""Runs compared by what they wrote: who is faster, who ties, and what cannot be compared."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK
+
+from pipeline.compare import by_chance, compared, find, load, main
+
+ASKED = {"strategy": "mirrored", "workers": 2, "model_build": {"_target_": "pipeline.models.mlp", "hidden": [8]}}
+RESULT = {
+    "status": "FINISHED", "strategy": "mirrored", "workers": 2, "model": "mlp", "data": "digits", "scaling": "weak",
+    "precision": "float32", "machine": "here", "versions": {"keras": "3"}, "replica_batch": 64, "global_batch": 128,
+    "rehearsal": False, "oversubscribed": False, "val_metrics": {"accuracy": 0.9},
+}  # fmt: skip
+
+
+def wrote(folder: Path, repeats: list[float], asked: dict[str, Any] | None = None, **result: Any) -> str:
+    """What a run writes: two processes, of which the slower one decides; returns its folder."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps(ASKED | (asked or {})))
+    (folder / "result.json").write_text(json.dumps(RESULT | result))
+    events = [
+        {"event": "measured", "time": 1.0, "group": group, "rank": rank, "repeat": repeat, "examples": speed,
+         "seconds": 1.0 if group == "point" and rank == 0 else 0.5, "calls": [[1, 1.0]]}
+        for repeat, speed in enumerate(repeats) for group in ("baseline", "point") for rank in (0, 1)
+    ]  # fmt: skip
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return str(folder)
+
+
+def said(capsys: pytest.CaptureFixture[str], *runs: str) -> str:
+    assert main(runs) == 0
+    return capsys.readouterr().out
+
+
+def test_a_faster_run_is_named_with_how_much_and_how_sure(tmp_path, capsys):
+    one = wrote(tmp_path / "one", [100.0, 101.0, 99.0, 100.0, 102.0])
+    two = wrote(tmp_path / "two", [150.0, 149.0, 151.0, 150.0, 160.0], {"strategy": "multi_worker"})
+    out = said(capsys, one, two)
+    assert "1 is 1.50 times as fast as 0, by chance with a probability of 0.0079" in out
+    assert "strategy   mirrored  multi_worker" in out
+    assert "model_build" not in out
+    assert "val_metrics.accuracy" in out
+
+
+def test_runs_whose_repeats_overlap_tie(tmp_path, capsys):
+    out = said(capsys, wrote(tmp_path / "one", [100.0, 120.0]), wrote(tmp_path / "two", [119.0, 150.0]))
+    assert "0 and 1: a tie, since the ranges of their repeats overlap" in out
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"model": "cnn"}, "model differs (mlp, cnn)"),
+        ({"data": "mnist5k"}, "data differs (digits, mnist5k)"),
+        ({"precision": "mixed_bfloat16"}, "precision differs (float32, mixed_bfloat16)"),
+        ({"scaling": "strong"}, "scaling differs (weak, strong)"),
+        ({"replica_batch": 32}, "the batch held fixed differs (replica_batch 64, replica_batch 32)"),
+        ({"machine": "there"}, "machine differs (here, there)"),
+        ({"versions": {"keras": "4"}}, "versions differs (keras 3, keras 4)"),
+        ({"rehearsal": True}, "one of them is a rehearsal"),
+        ({"oversubscribed": True}, "one of them is oversubscribed"),
+    ],
+)
+def test_speeds_that_say_nothing_of_each_other_are_not_compared(tmp_path, capsys, other, why):
+    out = said(capsys, wrote(tmp_path / "one", [1.0, 2.0]), wrote(tmp_path / "two", [8.0, 9.0], **other))
+    assert f"0 and 1: not compared, since {why}" in out
+    assert f"The speeds say nothing of each other: {why}." in out
+    assert "times as fast" not in out
+
+
+def test_a_run_that_was_not_measured_is_compared_in_all_else(tmp_path, capsys):
+    out = said(capsys, wrote(tmp_path / "one", [1.0]), wrote(tmp_path / "two", [], {"workers": 4}))
+    assert "0 and 1: not compared, since 1 was not measured" in out
+    assert "workers" in out
+
+
+def test_three_runs_are_compared_pair_by_pair(tmp_path, capsys):
+    runs = [wrote(tmp_path / name, [speed, speed + 1]) for name, speed in (("a", 1.0), ("b", 10.0), ("c", 10.5))]
+    made = compared([load(Path(each)) for each in runs])
+    assert [each.partition(",")[0] for each in made.verdicts] == [
+        "1 is 7.00 times as fast as 0", "2 is 7.33 times as fast as 0", "1 and 2: a tie",
+    ]  # fmt: skip
+
+
+def test_a_run_is_found_by_its_folder_its_name_and_the_first_letters_of_its_id(tmp_path):
+    folder = Path(wrote(tmp_path / "runs" / "then_mirrored", [1.0], mlflow_run_id="abc123"))
+    wrote(tmp_path / "sweeps" / "then" / "0_default", [1.0], mlflow_run_id="abd456")
+    for name in (str(folder), "then_mirrored", "abc", "abc123"):
+        assert find(name, tmp_path) == folder
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["nothing", "nothing"], "Expected a run's folder, its name or its id in MLflow, received nothing. Try "),
+        (["ab", "abc"], "Expected the name of one run, received ab, which is that of 2. Try "),
+        (["abc"], "Expected two runs or more, received 1. Try RUN RUN."),
+        (["refused", "abc"], "Expected a run that was started, with result.json and plan.json, received "),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_in_words(tmp_path, capsys, names, words):
+    wrote(tmp_path / "runs" / "one", [1.0], mlflow_run_id="abc123")
+    wrote(tmp_path / "runs" / "two", [1.0], mlflow_run_id="abd456")
+    refused = tmp_path / "runs" / "refused"
+    refused.mkdir()
+    (refused / "result.json").write_text('{"status": "REFUSED"}')
+    assert main([*names, f"--output-dir={tmp_path}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ours", "theirs", "probability"), [(5, 5, 2 / 252), (1, 1, 1.0), (3, 2, 0.2)])
+def test_a_clear_difference_is_as_probable_as_the_orders_that_show_it(ours, theirs, probability):
+    assert by_chance([2.0] * ours, [1.0] * theirs) == pytest.approx(probability)
+
+
+def test_runs_as_they_are_written_are_compared(pipeline, capsys):
+    common = (*QUICK[:1], "data=digits", "model=mlp", "measure.repeats=2", "measure.baseline=none", "train.steps=4")
+    ran = pipeline("-m", *common, "strategy=one_device,default", "workers=1")
+    assert ran.code == 0, ran.err
+    out = said(capsys, *(str(folder) for folder in ran.run_folders))
+    assert "one_device" in out
+    assert "strategy_build._target_" in out
+    assert "0 and 1: a tie" in out or "times as fast" in out
