@@ -151,7 +151,8 @@ def conduct(
         # That of batches of one size does not say what grows with them.
         compiled = plan.measure_steps != 0 or plan.steps_per_call is None
         if ask_size and compiled and not plan.static_batches and not (plan.asynchronous and one is None):
-            measured.size = (one or point).ask("sized", {"do": "size"})[0]
+            sized = (one or point).ask("sized", {"do": "size"})[0]
+            measured.size = None if "error" in sized else sized
         if one is not None:
             one.leave()
         finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
@@ -177,6 +178,8 @@ def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
         group.ask("joined")
         _build(group)
         sized = group.ask("sized", {"do": "size"})[0]
+        if "error" in sized:
+            raise RunFailed(Failure(sized["error"], 0), None)
         group.leave()
         return sized
     finally:

@@ -9,7 +9,7 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     loaded      process: has its data; `sharded`, `train_examples`, `validation_examples`
     built       process: has its model; `parameters`, `input_shape`, `input_dtype`, `num_classes`, `train_examples`,
                 `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
-    sized       process: how large the model is, where that was not known; the fields of `size.Size`
+    sized       process: how large the model is, where that was not known; the fields of `size.Size`, or an `error`
     calibrated  process: `step_seconds`, after tracing
     measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,
                 `calls` [[steps, seconds], ...]

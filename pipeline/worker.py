@@ -25,6 +25,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -268,8 +269,14 @@ class Work:
     def size(self) -> None:
         """Tells how large the model is; for that the step is compiled, if it was not yet."""
         loop = self._ready()
-        made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
-        self._tell("sized", **sizes.to_plain(made))
+        try:
+            made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
+        except Exception as error:
+            # An estimate is no reason to end a training.
+            traceback.print_exc()
+            self._tell("sized", error=explain(error))
+        else:
+            self._tell("sized", **sizes.to_plain(made))
 
     def begin(self) -> None:
         """Begins training."""
