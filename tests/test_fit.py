@@ -464,12 +464,8 @@ def assert_two_processes_train_what_one_device_does(steps: int, folder: Path) ->
         assert "Expected data whose number of batches is known beforehand for 2 processes" in told["unknown"]
 
 
-def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
-    assert_two_processes_train_what_one_device_does(6, tmp_path)
-
-
 @pytest.mark.slow
-def test_the_multi_worker_tutorial_trains_so_at_its_full_length(tmp_path) -> None:
+def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
     assert_two_processes_train_what_one_device_does(70, tmp_path)
 
 
