@@ -70,7 +70,7 @@ def two_headed() -> keras.Model:
     return model
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("tests of fit")
 class Subclassed(keras.Model):
     """Not built until it sees data, with a loss of its own beside the compiled one."""
 
@@ -349,7 +349,7 @@ def test_an_interrupted_training_goes_on_from_its_backup(mirrored, tmp_path) -> 
     assert rest.history["loss"] == pytest.approx(whole.history["loss"][2:], rel=1e-5)
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("tests of fit")
 class OwnStep(Subclassed):
     def train_step(self, data):
         return {}
