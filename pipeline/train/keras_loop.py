@@ -94,7 +94,10 @@ class KerasLoop(Loop):
         """Trains up to `count` steps of the pass over the data; none where it turns out to have ended."""
         if self._training is None:
             self._training, self._seen = self._passes.begin(), 0
+        passing = self._training
         try:
+            if self._passes.one_by_one:
+                self._training = _single(passing)
             made = super().call(count, wanted)
         except tf.errors.OutOfRangeError:
             if not self.alone:
@@ -106,6 +109,7 @@ class KerasLoop(Loop):
                 _warn_of_end(self._steps, self._seen, "steps_per_epoch")
             self._end_pass()
             return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), np.zeros(0, np.float32), 0.0)
+        self._training = passing
         self._seen += made.steps
         if self._seen == self._passes.steps:
             self._end_pass()
@@ -157,6 +161,16 @@ class KerasLoop(Loop):
     def _end_pass(self) -> None:
         self._training, self._seen = None, 0
         self._passes.end()
+
+
+def _single(passing: Iterator[Any]) -> Iterator[Any]:
+    """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none.
+
+    A compiled step that finds none has by then done what needs no data, such as counting itself.
+    """
+    only = tf.data.Dataset.from_tensors(passing.get_next())  # type: ignore[attr-defined]
+    variant = tf.data.experimental.to_variant(only)
+    return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
 
 
 def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> list[Any]:
