@@ -66,6 +66,13 @@ def to_line(event: Event) -> bytes:
     return json.dumps(_finite(event), default=str).encode() + b"\n"
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader or a crash sees all of `text` or what was there before."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
     """Yields (event, offset after it) for each whole line from byte `start`; a line cut short is left for later."""
     if not path.exists():

@@ -21,7 +21,7 @@ from pipeline import machine as machines
 from pipeline import measure, plan, reach, show, targets, weigh
 from pipeline.conduct import Measured, RunFailed, conduct
 from pipeline.estimate import estimate
-from pipeline.events import PASSING, Event, EventLog
+from pipeline.events import PASSING, Event, EventLog, write_whole
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import Plan, PlanError
@@ -387,10 +387,10 @@ class Point:
         path = self._baseline_file(baseline)
         self._session.baselines[path] = kept
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, json.dumps(kept, indent=2))
+        write_whole(path, json.dumps(kept, indent=2))
 
     def _write(self, values: Result) -> None:
-        _write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+        write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
 
 
 def _of_race(planned: Plan, measured: Measured) -> Result:
@@ -423,7 +423,7 @@ def unread(error: str, folder: Path, chosen: Result) -> Result:
     """The result of a config that was refused, written into its folder where there is one."""
     values = {"status": "REFUSED", "error": error} | chosen
     with suppress(OSError):
-        _write_whole(folder / "result.json", json.dumps(values, indent=2))
+        write_whole(folder / "result.json", json.dumps(values, indent=2))
     return values
 
 
@@ -494,9 +494,3 @@ def _tags(planned: Plan, asked: Asked) -> dict[str, str]:
         "oversubscribed": str(planned.oversubscribed).lower(),
     }
     return {name: value for name, value in tags.items() if value}
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)

@@ -59,9 +59,10 @@ class Watch:
 
     def asked(self, now: float) -> None:
         """The processes were given a command: from here on they owe progress."""
+        servers = self.plan.ranks("parameter server")
         for rank, each in self.seen.items():
             # A parameter server does nothing of its own.
-            each.answered = rank in self.plan.ranks("parameter server")
+            each.answered = rank in servers
             each.moved = each.worked = now
 
     def answer(self, rank: int) -> None:

@@ -13,7 +13,7 @@ from pipeline import plan as plans
 from pipeline import size as sizes
 from pipeline import targets
 from pipeline.conduct import learn_size
-from pipeline.events import Event
+from pipeline.events import Event, write_whole
 from pipeline.launch import Cluster
 from pipeline.machine import Machine
 from pipeline.plan import Plan
@@ -39,9 +39,7 @@ def keep(sized: Event, kept: Path) -> Size:
     """The size that a process has told, written to the file `kept` for later commands."""
     size = sizes.from_plain({name: value for name, value in sized.items() if name in Size.__dataclass_fields__})
     kept.parent.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_name(f".{kept.name}.partial")
-    partial.write_text(json.dumps(sizes.to_plain(size)))
-    partial.replace(kept)
+    write_whole(kept, json.dumps(sizes.to_plain(size)))
     return size
 
 

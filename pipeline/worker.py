@@ -46,7 +46,7 @@ from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.training import Training
 
 CALIBRATION_STEPS = 3
-_ABOVE_THE_REASON = ("Graph execution error", "Detected at node", "<stack traces", "File ", "2 root error", "[[")
+_ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 
 
 def main(
@@ -431,7 +431,7 @@ def explain(error: BaseException) -> str:
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = [re.sub(r"^\(\d+\) [A-Z_]+: *", "", line.strip()) for line in text.splitlines() if line.strip()]
     # What TensorFlow writes above the reason: where in the graph, and that there is a reason.
-    first = next((line for line in lines if not line.startswith(_ABOVE_THE_REASON)), next(iter(lines), ""))
+    first = next((line for line in lines if not _ABOVE_THE_REASON.match(line)), next(iter(lines), ""))
     own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")
     if "Could not start gRPC server" in first:
         return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."

@@ -106,7 +106,7 @@ def _check_optimizer(optimizer: Any) -> None:
 
 def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
     """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = step.innermost(optimizer)
     return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
 
 

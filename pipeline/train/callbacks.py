@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.train.agree import from_first
+from pipeline.train.step import innermost
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
@@ -67,7 +68,7 @@ class Callbacks:
             self._obey(changed)
 
     def _obey(self, changed: bool) -> None:
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        optimizer = innermost(self.model.optimizer)
         rate = optimizer._learning_rate
         fixed = isinstance(rate, keras.Variable)
         mine = [float(self.model.stop_training), float(changed), float(_value(rate)) if fixed else 0.0]

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils.python_utils import pythonify_logs
 
-from pipeline.train import step
 from pipeline.train.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.train.loop import Call, Loop, Tell, Totals, TrainingError
 from pipeline.train.passes import UNTIL_IT_ENDS, Passes
@@ -31,7 +30,7 @@ class KerasLoop(Loop):
         alone: bool,
     ) -> None:
         super().__init__(model, strategy, train, None, outputs, chief=chief, alone=alone)  # type: ignore[arg-type]
-        self._validate = step.validation_steps(model, strategy)
+        self._validate = self._validation_function(padded=False)
         self._made_for = _parts(model, strategy, train)
         self._passes: Passes = train
         self._validated: Passes | None = None

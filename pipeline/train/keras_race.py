@@ -1,36 +1,23 @@
 """What Keras's `fit` does around steps that the workers of a `ParameterServerStrategy` race to make."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
-import keras
-import numpy as np
-import tensorflow as tf
-
-from pipeline.train import step
 from pipeline.train.keras_loop import KerasLoop
 from pipeline.train.loop import Call
 from pipeline.train.passes import Passes
-from pipeline.train.scheduled import Race
+from pipeline.train.scheduled import Race, Racing
 
 
-class RacingKerasLoop(KerasLoop):
+class RacingKerasLoop(Racing, KerasLoop):
     """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: tf.distribute.Strategy,
-        train: Passes,
-        outputs: Sequence[str],
-        chief: bool,
-        alone: bool,
-    ) -> None:
-        super().__init__(model, strategy, train, outputs, chief, alone)
-        self.lanes = strategy._num_workers
-        self._race: Race | None = None
-        self._validate = step.validation_alone(model)
+    _race: Race | None = None
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]
+        """Workers that race."""
+        return int(self.strategy._num_workers)
 
     @contextlib.contextmanager
     def over(
@@ -50,11 +37,6 @@ class RacingKerasLoop(KerasLoop):
                 self._race = None
 
     @property
-    def pending(self) -> int:  # type: ignore[override]
-        """Steps under way."""
-        return self.race.pending
-
-    @property
     def race(self) -> Race:
         """The race of the fit that goes on."""
         assert self._race is not None, "over comes first"
@@ -68,13 +50,3 @@ class RacingKerasLoop(KerasLoop):
             self._seen = 0
             self._passes.end()
         return made
-
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew, as for an epoch."""
-        self.race.reset_metrics()
-
-    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.race.validate(validate, iterator, count)
-
-    def _metric_results(self) -> dict[str, Any]:
-        return self.race.results()

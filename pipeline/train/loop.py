@@ -96,9 +96,7 @@ class Loop:
         self._train = steps.training_steps(model, strategy, gradient_bits, layout.always_fed, layout.last != "short")
         held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
-        self._held_out = [
-            (data, steps.validation_steps(model, strategy, data.layout.last == "padded")) for data in held_out
-        ]
+        self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
         self._results = tf.function(model.get_metrics_result, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Iterator[Any] | None = None
@@ -161,6 +159,9 @@ class Loop:
     def totals(self) -> Totals:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
+
+    def _validation_function(self, padded: bool) -> Any:
+        return steps.validation_steps(self.model, self.strategy, padded)
 
     def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes = validate(iterator, tf.constant(count))

@@ -4,6 +4,7 @@ An element of a batched data set is a global batch, as in Keras: every process r
 trains its even share of each, also of a smaller last one. So any number of replicas sees one device's global batches.
 """
 
+import abc
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,7 @@ def place(strategy: tf.distribute.Strategy) -> Place:
     return Place(min(here), len(here), strategy.num_replicas_in_sync)
 
 
-class Passes:
+class Passes(abc.ABC):
     """Global batches in passes: after the last of a pass, the next one begins with the first.
 
     `steps` is the number of batches in a pass, or None where it is `endless` or only reading tells.
@@ -92,17 +93,19 @@ class Passes:
         """What `Loop` asks of its data."""
         return self
 
+    @abc.abstractmethod
     def begin(self) -> Iterator[Any]:
         """Another pass: (examples, batches) of each step, as `batches.stream` has them."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def source(self, workers: int) -> Source:
         """What `workers` that race take their batches from."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self) -> None:
         """Says that a pass is over."""
 
+    @abc.abstractmethod
     def skip(self) -> None:
         """Leaves out one order of a shuffle: after a whole pass Keras makes an iterator that nobody reads."""
 
@@ -200,6 +203,12 @@ class _Arrays(Passes):
 
     def source(self, workers: int) -> Source:
         return scheduled.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
+
+    def end(self) -> None:
+        """Nothing: the stream goes on with the next pass."""
+
+    def skip(self) -> None:
+        """Nothing: each pass has its order by its number."""
 
 
 class _Batches(Passes):

@@ -4,6 +4,7 @@ Each step trains the batch that its number stands for, whoever makes it, and wha
 examples and metrics are those of the steps that were handed out, also where workers were lost and steps made again.
 """
 
+import abc
 import queue
 import time
 from collections import Counter
@@ -142,8 +143,7 @@ class Race:
         }
 
     def _updates(self) -> int:
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        return int(optimizer.iterations.numpy())
+        return int(steps.innermost(self.model.optimizer).iterations.numpy())
 
     def _hand_out(self, count: int) -> None:
         rows, edges = self._rows(self._handed_out, count)
@@ -196,7 +196,43 @@ class Race:
             return [tf.constant(value, each.dtype) for value, each in zip(state, self._fresh, strict=True)]
 
 
-class ScheduledLoop(Loop):
+class Racing(Loop):
+    """What a loop is where a race makes its steps."""
+
+    @property
+    @abc.abstractmethod
+    def race(self) -> Race:
+        """The race that goes on."""
+
+    @property
+    def pending(self) -> int:  # type: ignore[override]
+        """Steps under way."""
+        return self.race.pending
+
+    @property
+    def warm(self) -> bool:  # type: ignore[override]
+        """Has every worker made a step?"""
+        return self.race.warm
+
+    def facts(self) -> dict[str, Any]:
+        """Staleness, updates and whose steps they were."""
+        return self.race.facts()
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self.race.reset_metrics()
+
+    def _validation_function(self, padded: bool) -> Any:
+        return steps.validation_alone(self.model)
+
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.race.validate(validate, iterator, count)
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self.race.results()
+
+
+class ScheduledLoop(Racing):
     """What an asynchronous training is made of, on its coordinator."""
 
     def __init__(
@@ -214,36 +250,16 @@ class ScheduledLoop(Loop):
         super().__init__(model, strategy, train, validation, outputs)
         made = source(train, shards, workers)
         self._race = Race(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
-        self._held_out = [(data, steps.validation_alone(model)) for data, _ in self._held_out]
         self.lanes = workers
 
     @property
-    def pending(self) -> int:  # type: ignore[override]
-        """Steps under way."""
-        return self._race.pending
-
-    @property
-    def warm(self) -> bool:  # type: ignore[override]
-        """Has every worker made a step?"""
-        return self._race.warm
+    def race(self) -> Race:
+        """The race that goes on."""
+        return self._race
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """The results of the next call that a worker has made; see `Race.call`."""
-        return self._race.call(count, wanted)
-
-    def facts(self) -> dict[str, Any]:
-        """Staleness, updates and whose steps they were."""
-        return self._race.facts()
-
-    def reset_metrics(self) -> None:
-        """Begins the metrics anew, as for an epoch."""
-        self._race.reset_metrics()
-
-    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._race.validate(validate, iterator, count)
-
-    def _metric_results(self) -> dict[str, Any]:
-        return self._race.results()
+        return self.race.call(count, wanted)
 
 
 def source(data: Data, shards: Sequence[Any], workers: int) -> Source:

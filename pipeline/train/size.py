@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.size import ONLY_TABLES, Size, Variable
+from pipeline.train.step import innermost
 
 # Operations whose result is what came in, in the same memory.
 ALIASES = ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
@@ -103,7 +104,7 @@ def _slot_bytes(model: keras.Model) -> dict[int, int]:
 
     Keras's optimizers hold slots in lists as long as that of the variables they train.
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = innermost(model.optimizer)
     trained = optimizer._trainable_variables
     found = dict.fromkeys(map(id, trained), 0)
     for name, slots in vars(optimizer).items():

@@ -83,7 +83,7 @@ def scheduled_steps(
     """
     call = caller(model)
     variables = model.trainable_variables
-    updates = getattr(model.optimizer, "inner_optimizer", model.optimizer).iterations.value
+    updates = innermost(model.optimizer).iterations.value
 
     def replica_step(batch: Any, state: Sequence[Any]) -> Any:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
@@ -193,18 +193,21 @@ def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padde
     return _many(strategy, replica_step)
 
 
+def innermost(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The optimizer that updates the weights: the one inside another that scales the loss, or the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def sum_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            each._all_reduce_sum_gradients = list
+    for each in (optimizer, innermost(optimizer)):
+        each._all_reduce_sum_gradients = list
 
 
 def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            vars(each).pop("_all_reduce_sum_gradients", None)
+    for each in (optimizer, innermost(optimizer)):
+        vars(each).pop("_all_reduce_sum_gradients", None)
 
 
 def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.train.build import ModelError
+from pipeline.train.step import innermost
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
@@ -56,7 +57,7 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
     if min_shard_bytes is None:
         return []
     cut = [layer for layer in model._flatten_layers() if isinstance(layer, _Table) and len(layer._shards) > 1]
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = innermost(model.optimizer)
     if cut and (isinstance(optimizer, _OF_WHOLE_VARIABLES) or optimizer.clipnorm is not None):
         what = "clipnorm" if optimizer.clipnorm is not None else type(optimizer).__name__.lower()
         raise ModelError(

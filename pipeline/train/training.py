@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.train.callbacks import Callbacks
 from pipeline.train.loop import Call, Loop, Tell, TrainingError
+from pipeline.train.step import innermost
 
 
 class Training:
@@ -73,7 +74,7 @@ class Training:
             if loop.chief:
                 self._tell("epoch", epoch=epoch, step=step, seconds=self._active() - began, **_split(logs))
             hooks.call("on_epoch_end", epoch - 1, logs)
-        inner = getattr(loop.model.optimizer, "inner_optimizer", loop.model.optimizer)
+        inner = innermost(loop.model.optimizer)
         inner.finalize_variable_values(loop.model.trainable_variables)
         hooks.call("on_train_end", logs)
 
