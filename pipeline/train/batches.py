@@ -1,19 +1,36 @@
 """Lays the examples of each global batch over the replicas, so that each is seen once an epoch.
 
 Step s of an epoch trains examples s*B to (s+1)*B of the epoch's order, whatever the number of processes; replica r
-gets its even share of them, also of a smaller last batch. The order is drawn from the seed and the epoch alone.
+gets its even share of them, also of a smaller last batch. The order is drawn from the seed and the epoch alone, so
+that training can go on at any position, with other replicas or another global batch, without what came before it.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops import cache_op, shuffle_op
 
 # A data set that cannot be indexed is shuffled through a window of this many examples.
 SHUFFLE_WINDOW = 10_000
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training has come: whole epochs, and the examples of the next one that its steps so far stand for.
+
+    A step stands for a whole global batch, also where the last of an epoch had fewer examples.
+    """
+
+    epoch: int = 0
+    examples: int = 0
+
+
+BEGINNING = Position()
 
 
 @dataclass(frozen=True)
@@ -48,10 +65,17 @@ class Layout:
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        share = self.global_batch // len(self.counts)
+        return self.steps_after(0)
+
+    def steps_after(self, examples: int) -> int:
+        """Steps that are left in an epoch of which so many examples are trained; see `Position`.
+
+        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).steps_after(3_840)
+        2
+        """
         if self.last == "left out":
-            return min(count // share for count in self.counts)
-        return max(-(-count // share) for count in self.counts)
+            return min(count // self._share for count in self._left(examples))
+        return max(-(-count // self._share) for count in self._left(examples))
 
     @property
     def always_fed(self) -> bool:
@@ -62,10 +86,38 @@ class Layout:
         >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(129,)).always_fed
         False
         """
-        if self.last != "short":
-            return True
-        share, parts = self.global_batch // len(self.counts), self.replicas // len(self.counts)
-        return all(min(share, count - (self.steps - 1) * share) >= parts for count in self.counts)
+        return self.always_fed_after(0)
+
+    def always_fed_after(self, examples: int) -> bool:
+        """Has it also in the rest of an epoch of which so many examples are trained, and in the whole ones after it?
+
+        The last batch of a rest is as large as that of a whole epoch, unless the global batch was another before.
+
+        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed_after(3_871)
+        False
+        """
+        return self.last != "short" or (self._fed(0) and self._fed(examples))
+
+    def settled(self, position: Position) -> Position:
+        """The same position, as the beginning of the next epoch where this one has no step left.
+
+        >>> Layout(global_batch=64, replicas=1, first=0, local=1, counts=(100,)).settled(Position(1, examples=128))
+        Position(epoch=2, examples=0)
+        """
+        return position if self.steps_after(position.examples) else Position(position.epoch + 1)
+
+    @property
+    def _share(self) -> int:
+        """Examples that each shard gives to a global batch, or the one part that all read."""
+        return self.global_batch // len(self.counts)
+
+    def _left(self, examples: int) -> list[int]:
+        """What each shard still has in an epoch of which so many examples are trained."""
+        return [max(0, count - examples // len(self.counts)) for count in self.counts]
+
+    def _fed(self, examples: int) -> bool:
+        replicas, before = self.replicas // len(self.counts), (self.steps_after(examples) - 1) * self._share
+        return before < 0 or all(min(self._share, left - before) >= replicas for left in self._left(examples))
 
 
 def count(part: Any) -> int:
@@ -80,22 +132,32 @@ def count(part: Any) -> int:
     return known if known >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
 
 
-def stream(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
-    """A step's batches for this process's replicas, epoch after epoch without end.
+def stream(part: Any, layout: Layout, shuffle: bool, seed: int, position: Position = BEGINNING) -> tf.data.Dataset:
+    """A step's batches for this process's replicas, from the position on, epoch after epoch without end.
 
     Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
     part's own structure with a leading batch axis of a size that may differ from step to step and may be 0.
+
+    What it yields is what the stream from the beginning comes to at that position. With another global batch, the rest
+    of the epoch is cut into batches of that size, and later epochs are whole. Shards are taken to be the same ones.
+    Arrays are not read up to the position; of a data set, only the epoch under way is. Orders that a data set draws
+    anew each time it is read, from a seed of its own, are those that it would have come to, except where it reads what
+    it shuffles more than once, or in a function: `repeat`, and `interleave` over data sets made outside of it.
     """
-    if layout.last != "short":
-        make = _static_from_dataset if isinstance(part, tf.data.Dataset) else _static_from_arrays
-        batches = make(part, layout, shuffle, seed)
-    elif isinstance(part, tf.data.Dataset):
-        batches = _from_dataset(part, layout, shuffle, seed)
-    else:
-        batches = _from_arrays(part, layout, shuffle, seed)
+    position = layout.settled(position)
     options = tf.data.Options()
     options.deterministic = True
-    if not isinstance(part, tf.data.Dataset):
+    if isinstance(part, tf.data.Dataset):
+        _draw_orders(part, position.epoch)
+        batches = (_from_dataset if layout.last == "short" else _static_from_dataset)(
+            part, layout, shuffle, seed, position
+        )
+        # Those of a data set that is read in a function are lost otherwise.
+        batches = batches.with_options(part.options())
+    else:
+        batches = (_from_arrays if layout.last == "short" else _static_from_arrays)(
+            part, layout, shuffle, seed, position
+        )
         # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
         options.autotune.enabled = False
     # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
@@ -115,46 +177,104 @@ def order(examples: int, seed: int, epoch: Any) -> Any:
     return tf.random.experimental.stateless_shuffle(tf.range(examples, dtype=tf.int64), seed=[seed, epoch])
 
 
-def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
+def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: Any) -> tf.data.Dataset:
+    """A data set shuffled through a window, in an order drawn from `seed` and `epoch`, an int64, alone.
+
+    `Dataset.shuffle` draws it from TensorFlow's global seed, too, and takes no tensor for a seed where that is 0.
+    """
+    made = tf.raw_ops.ShuffleDatasetV3(
+        input_dataset=tf.data.experimental.to_variant(part),
+        buffer_size=window,
+        seed=seed,
+        # Two zeros ask for an order by chance.
+        seed2=epoch + 1,
+        seed_generator=tf.raw_ops.DummySeedGenerator(),
+        reshuffle_each_iteration=False,
+        **part._flat_structure,
+    )
+    return tf.data.experimental.from_variant(made, part.element_spec)
+
+
+def epochs(layout: Layout, position: Position, make: Callable[[Any, Any, Any], tf.data.Dataset]) -> tf.data.Dataset:
+    """What `make` returns for each epoch from the position on, one after the other.
+
+    It is given an epoch's number, the examples of it that are trained, and the steps that are left: int64 scalars.
+    """
+    left = layout.steps_after(position.examples)
+
+    def epoch(number: Any) -> tf.data.Dataset:
+        resumed = number == position.epoch
+        trained, steps = (
+            tf.where(resumed, tf.constant(rest, tf.int64), tf.constant(whole, tf.int64))
+            for rest, whole in ((position.examples, 0), (left, layout.steps))
+        )
+        return make(number, trained, steps)
+
+    return tf.data.Dataset.counter(position.epoch).flat_map(_as_written(epoch))
+
+
+def _draw_orders(part: tf.data.Dataset, count: int) -> None:
+    """Has a data set's own shuffles draw the orders of so many epochs, so that they go on with the next.
+
+    They draw one for each iterator, also for one that nobody reads. What is cached is read in one order for ever.
+    """
+    if isinstance(part, cache_op.CacheDataset):
+        return
+    if isinstance(part, shuffle_op._ShuffleDataset):
+        for _ in range(count):
+            iter(part)
+    for each in part._inputs():
+        _draw_orders(each, count)
+
+
+def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int, position: Position) -> tf.data.Dataset:
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     mine = layout.counts[layout.process] if layout.sharded else layout.examples
 
-    def epoch(number: Any) -> tf.data.Dataset:
+    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
         rows = order(mine, seed, number) if shuffle else tf.range(mine, dtype=tf.int64)
 
         def batches(step: Any) -> Any:
-            start, stops, total = _shares(layout, step)
-            chosen = [rows[first:last] for first, last in zip([start, *stops], stops, strict=False)]
+            start, edges, total = _shares(layout, trained, step)
+            chosen = [rows[start + first : start + last] for first, last in itertools.pairwise(edges)]
             return total, tuple(
                 tf.nest.map_structure(lambda array, rows=each: tf.gather(array, rows), arrays) for each in chosen
             )
 
-        return tf.data.Dataset.range(layout.steps).map(_as_written(batches))
+        return tf.data.Dataset.range(steps).map(_as_written(batches))
 
-    return tf.data.Dataset.counter().flat_map(_as_written(epoch))
+    return epochs(layout, position, epoch)
 
 
-def _from_dataset(part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
-    if shuffle:
-        window = min(max(1, layout.examples), SHUFFLE_WINDOW)
-        part = part.shuffle(window, seed=seed, reshuffle_each_iteration=True)
-    share = layout.global_batch // len(layout.counts)
+def _from_dataset(
+    part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int, position: Position
+) -> tf.data.Dataset:
+    window = min(max(1, layout.examples), SHUFFLE_WINDOW)
     empty = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), part.element_spec)
     )
-    whole = part.batch(share, num_parallel_calls=tf.data.AUTOTUNE)
-    # A shard that is shorter than the others feeds empty batches while they go on.
-    whole = whole.concatenate(empty.repeat()).take(layout.steps)
 
-    def batches(step: Any, batch: Any) -> Any:
-        start, stops, total = _shares(layout, step)
-        base = step * share
-        return total, tuple(
-            tf.nest.map_structure(lambda leaf, rows=slice(first - base, last - base): leaf[rows], batch)
-            for first, last in zip([start, *stops], stops, strict=False)
-        )
+    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+        mine = shuffled(part, window, seed, number) if shuffle else part
+        mine = mine.skip(trained // len(layout.counts))
+        whole = mine.batch(layout._share, num_parallel_calls=tf.data.AUTOTUNE)
 
-    return whole.enumerate().map(_as_written(batches)).repeat()
+        def batches(batch: Any, step: Any) -> Any:
+            _, edges, total = _shares(layout, trained, step)
+            return total, tuple(
+                tf.nest.map_structure(lambda leaf, rows=slice(first, last): leaf[rows], batch)
+                for first, last in itertools.pairwise(edges)
+            )
+
+        # A shard that is shorter than the others feeds empty batches while they go on.
+        return _numbered(whole.concatenate(empty.repeat()), steps).map(_as_written(batches))
+
+    return epochs(layout, position, epoch)
+
+
+def _numbered(batches: tf.data.Dataset, steps: Any) -> tf.data.Dataset:
+    """(batch, step) of the first `steps` batches. It looks for one more: a `cache` is kept once its end was seen."""
+    return tf.data.Dataset.zip((batches, tf.data.Dataset.range(steps)))
 
 
 def static_parts(part: Any, layout: Layout) -> list[tuple[Any, Layout]]:
@@ -192,48 +312,61 @@ def _cut(part: Any, start: int, stop: int) -> Any:
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)
 
 
-def _static_from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
+def _static_from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int, position: Position) -> tf.data.Dataset:
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     size = layout.global_batch // layout.replicas
 
-    def epoch(number: Any) -> tf.data.Dataset:
+    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
         places = order(layout.examples, seed, number) if shuffle else tf.range(layout.examples, dtype=tf.int64)
 
         def batches(step: Any) -> Any:
-            start = step * layout.global_batch
+            start = trained + step * layout.global_batch
             # A number of rows that is known, unlike that of a slice; the last example pads.
             rows = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), layout.examples - 1)
             chosen = tf.split(tf.gather(places, rows), layout.replicas)
-            return _counted(layout, step), tuple(
+            return _counted(layout, trained, step), tuple(
                 tf.nest.map_structure(lambda array, mine=mine: tf.gather(array, tf.ensure_shape(mine, [size])), arrays)
                 for mine in chosen
             )
 
-        return tf.data.Dataset.range(layout.steps).map(_as_written(batches))
+        return tf.data.Dataset.range(steps).map(_as_written(batches))
 
-    return tf.data.Dataset.counter().flat_map(_as_written(epoch))
+    return epochs(layout, position, epoch)
 
 
-def _static_from_dataset(part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int) -> tf.data.Dataset:
-    if shuffle:
-        part = part.shuffle(min(layout.examples, SHUFFLE_WINDOW), seed=seed, reshuffle_each_iteration=True)
-    if layout.last == "padded":
-        part = part.concatenate(part.take(1).repeat()).take(layout.steps * layout.global_batch)
-    whole = part.batch(layout.global_batch, drop_remainder=True, num_parallel_calls=tf.data.AUTOTUNE)
-    size = layout.global_batch // layout.replicas
+def _static_from_dataset(
+    part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int, position: Position
+) -> tf.data.Dataset:
+    window = min(max(1, layout.examples), SHUFFLE_WINDOW)
+    size, padded = layout.global_batch // layout.replicas, layout.last == "padded"
 
-    def batches(step: Any, batch: Any) -> Any:
-        return _counted(layout, step), tuple(
-            tf.nest.map_structure(lambda leaf, first=first: leaf[first : first + size], batch)
-            for first in range(0, layout.global_batch, size)
+    def filled(leaf: Any) -> Any:
+        # The last example pads.
+        rows = tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1)
+        return tf.gather(leaf, rows)
+
+    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+        mine = shuffled(part, window, seed, number) if shuffle else part
+        whole = mine.skip(trained).batch(
+            layout.global_batch, drop_remainder=not padded, num_parallel_calls=tf.data.AUTOTUNE
         )
 
-    return whole.take(layout.steps).enumerate().map(_as_written(batches)).repeat()
+        def batches(batch: Any, step: Any) -> Any:
+            batch = tf.nest.map_structure(filled, batch) if padded else batch
+            return _counted(layout, trained, step), tuple(
+                tf.nest.map_structure(lambda leaf, first=first: leaf[first : first + size], batch)
+                for first in range(0, layout.global_batch, size)
+            )
+
+        return _numbered(whole, steps).map(_as_written(batches))
+
+    return epochs(layout, position, epoch)
 
 
-def _counted(layout: Layout, step: Any) -> Any:
-    """Examples that count in a step's global batch."""
-    return tf.cast(tf.minimum(layout.examples - step * layout.global_batch, layout.global_batch), tf.float32)
+def _counted(layout: Layout, trained: Any, step: Any) -> Any:
+    """Examples that count in a step's global batch, of an epoch of which so many were trained before."""
+    left = layout.examples - trained - step * layout.global_batch
+    return tf.cast(tf.minimum(left, layout.global_batch), tf.float32)
 
 
 def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,13 +374,15 @@ def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
-def _shares(layout: Layout, step: Any) -> tuple[Any, list[Any], Any]:
-    """(start, the stop of each local replica's share, examples in the global batch) of a step, as tensors."""
-    counts = tf.constant(layout.counts, tf.int64)
-    share = layout.global_batch // len(layout.counts)
-    sizes = tf.clip_by_value(counts - step * share, 0, share)
+def _shares(layout: Layout, trained: Any, step: Any) -> tuple[Any, list[Any], Any]:
+    """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch).
+
+    The batch is what this process reads of the global one; the epoch had so many examples trained before.
+    """
+    start = trained // len(layout.counts) + step * layout._share
+    sizes = tf.clip_by_value(tf.constant(layout.counts, tf.int64) - start, 0, layout._share)
     size = sizes[layout.process] if layout.sharded else sizes[0]
     parts = layout.local if layout.sharded else layout.replicas
     number = 0 if layout.sharded else layout.first
-    edges = [step * share + size * (number + local) // parts for local in range(layout.local + 1)]
-    return edges[0], edges[1:], tf.cast(tf.reduce_sum(sizes), tf.float32)
+    edges = [size * (number + local) // parts for local in range(layout.local + 1)]
+    return start, edges, tf.cast(tf.reduce_sum(sizes), tf.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.train import step as steps
-from pipeline.train.batches import Layout, stream
+from pipeline.train.batches import BEGINNING, Layout, Position, stream
 
 # Called with an event's kind and its fields; see `pipeline.events`.
 Tell = Callable[..., None]
@@ -30,9 +30,9 @@ class Data:
     shuffle: bool
     seed: int
 
-    def iterator(self) -> Iterator[Any]:
-        """Each step's batches for this process's replicas, from the first epoch on, without end."""
-        return iter(stream(self.part, self.layout, self.shuffle, self.seed))
+    def iterator(self, position: Position = BEGINNING) -> Iterator[Any]:
+        """Each step's batches for this process's replicas, from the position on, without end."""
+        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position))
 
 
 @dataclass(frozen=True)

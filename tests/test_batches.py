@@ -1,0 +1,155 @@
+"""The stream of batches: what begins at a position goes on exactly as what has come there."""
+
+import dataclasses
+import time
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import own
+import pytest
+import tensorflow as tf
+
+from pipeline.train.batches import Layout, Position, stream
+
+EXAMPLES = 50
+ONE = Layout(global_batch=12, replicas=1, first=0, local=1, counts=(EXAMPLES,))
+LAYOUTS = {
+    "one replica": ONE,
+    "second of two processes": Layout(12, replicas=4, first=2, local=2, counts=(EXAMPLES,), process=1),
+    "longer shard": Layout(12, replicas=2, first=0, local=1, counts=(27, 23)),
+    "shorter shard": Layout(12, replicas=2, first=1, local=1, counts=(30, 18), process=1),
+    "left out": Layout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="left out"),
+    "padded": Layout(12, replicas=2, first=0, local=2, counts=(EXAMPLES,), last="padded"),
+}
+
+
+def part_of(make: Any, layout: Layout) -> Any:
+    return make(layout.counts[layout.process] if layout.sharded else EXAMPLES)[0]
+
+
+def leaves(batches: tf.data.Dataset) -> list[list[Any]]:
+    return [[leaf.tolist() for leaf in tf.nest.flatten(step)] for step in batches.as_numpy_iterator()]
+
+
+def labels(batches: tf.data.Dataset) -> list[list[float]]:
+    """The labels of each step's batches, over the local replicas."""
+    return [[float(label) for _, y in replicas for label in y] for _, replicas in batches.as_numpy_iterator()]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_stream_from_a_position_goes_on_as_the_one_from_the_beginning(name, make, shuffle):
+    layout = LAYOUTS[name]
+    part = part_of(make, layout)
+    whole = leaves(stream(part, layout, shuffle, seed=0).take(4 * layout.steps))
+    for epoch, step in [(0, 1), (1, layout.steps - 1), (1, layout.steps), (2, 0)]:
+        tf.random.set_seed(epoch)
+        rest = stream(part, layout, shuffle, 0, Position(epoch, step * layout.global_batch))
+        done = epoch * layout.steps + step
+        assert leaves(rest.take(4 * layout.steps - done)) == whole[done:], (epoch, step)
+
+
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+def test_other_replicas_go_on_with_the_same_global_batches(make):
+    part, position = make(EXAMPLES)[0], Position(1, 24)
+    one = labels(stream(part, ONE, True, 1, position).take(8))
+    four = [dataclasses.replace(ONE, replicas=4, first=first, local=2) for first in (0, 2)]
+    each = [labels(stream(part, layout, True, 1, position).take(8)) for layout in four]
+    assert [first + second for first, second in zip(*each, strict=True)] == one
+
+
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+@pytest.mark.parametrize(("global_batch", "sizes"), [(5, [5, 5, 5, 5, 5, 1]), (20, [20, 6]), (60, [26])])
+def test_another_global_batch_trains_the_rest_of_the_epoch_and_whole_ones_after_it(make, global_batch, sizes):
+    part, other = make(EXAMPLES)[0], dataclasses.replace(ONE, global_batch=global_batch)
+    begun = labels(stream(part, ONE, True, 1).take(2))
+    assert other.steps_after(24) == len(sizes)
+    rest = labels(stream(part, other, True, 1, Position(0, 24)).take(len(sizes) + other.steps))
+    assert [len(batch) for batch in rest[: len(sizes)]] == sizes
+    assert sorted(chain(*begun, *rest[: len(sizes)])) == list(range(EXAMPLES))
+    next_epoch = labels(stream(part, other, True, 1, Position(1)).take(other.steps))
+    assert rest[len(sizes) :] == next_epoch
+    assert sorted(chain(*next_epoch)) == list(range(EXAMPLES))
+
+
+@pytest.mark.parametrize("last", ["left out", "padded"])
+@pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
+def test_another_global_batch_of_static_shape_counts_the_rest_once(make, last):
+    part, layout = make(EXAMPLES)[0], dataclasses.replace(LAYOUTS[last], global_batch=8)
+    steps = layout.steps_after(24)
+    rest = stream(part, layout, True, 1, Position(0, 24)).take(steps)
+    totals = [int(total) for total, _ in rest.as_numpy_iterator()]
+    assert totals == {"left out": [8, 8, 8], "padded": [8, 8, 8, 2]}[last]
+    counted = [batch[:total] for batch, total in zip(labels(rest), totals, strict=True)]
+    begun = labels(stream(part, ONE, True, 1).take(2))
+    assert len({*chain(*begun, *counted)}) == 24 + sum(totals)
+
+
+def test_replicas_are_promised_examples_only_where_the_rest_of_an_epoch_has_them_too():
+    layout = Layout(global_batch=8, replicas=2, first=0, local=2, counts=(EXAMPLES,))
+    assert layout.always_fed
+    # 25 are left: the last batch of the rest has one.
+    assert not layout.always_fed_after(25)
+    assert layout.always_fed_after(24)
+    assert layout.always_fed_after(48)
+    assert layout.always_fed_after(56)
+    shards = dataclasses.replace(layout, counts=(26, 24))
+    assert [shards.always_fed_after(examples) for examples in (0, 8, 48)] == [False, False, False]
+
+
+def test_arrays_begin_anywhere_at_once():
+    part, layout = own.serial_arrays(EXAMPLES)[0], dataclasses.replace(ONE, global_batch=1)
+    started = time.perf_counter()
+    first = labels(stream(part, layout, True, 1, Position(10**9, 49)).take(1))
+    assert len(first[0]) == 1
+    assert time.perf_counter() - started < 5
+
+
+def shuffled_twice() -> tf.data.Dataset:
+    files = tf.data.Dataset.range(10).shuffle(10, seed=1).prefetch(1)
+    return files.flat_map(lambda file: tf.data.Dataset.range(file * 5, file * 5 + 5)).shuffle(7, seed=2)
+
+
+OWN_ORDERS = {
+    "shuffled files, shuffled examples": shuffled_twice,
+    "cached, then shuffled": lambda: tf.data.Dataset.range(EXAMPLES).cache().shuffle(9, seed=1),
+    "shuffled, then cached": lambda: tf.data.Dataset.range(EXAMPLES).shuffle(9, seed=1).cache(),
+    "cut from a shuffled one": lambda: tf.data.Dataset.range(2 * EXAMPLES).shuffle(9, seed=1).take(EXAMPLES),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "shuffle"),
+    [(name, "one replica", False) for name in OWN_ORDERS]
+    + [("shuffled files, shuffled examples", layout, True) for layout in ("one replica", "left out", "padded")],
+)
+def test_the_orders_that_a_data_set_draws_itself_are_where_they_would_have_been(name, layout, shuffle):
+    layout = LAYOUTS[layout]
+
+    def numbers(position: Position, steps: int) -> list[list[int]]:
+        # A new data set, as in the process of a training that is resumed.
+        part = OWN_ORDERS[name]().apply(tf.data.experimental.assert_cardinality(EXAMPLES)).map(lambda number: (number,))
+        return leaves(stream(part, layout, shuffle, 1, position).take(steps))
+
+    whole = numbers(Position(), 4 * layout.steps)
+    for epoch, step in [(1, layout.steps), (2, 2)]:
+        done = epoch * layout.steps + step
+        assert numbers(Position(epoch, 12 * step), len(whole) - done) == whole[done:]
+
+
+@pytest.mark.parametrize("global_batch", [10, 12])
+@pytest.mark.parametrize("last", ["short", "left out"])
+def test_what_a_data_set_caches_is_read_once(last, global_batch):
+    read: list[int] = []
+
+    def noted(number: Any) -> Any:
+        read.append(int(number))
+        return np.int64(number)
+
+    part = tf.data.Dataset.range(EXAMPLES).map(lambda number: tf.numpy_function(noted, [number], tf.int64))
+    part = part.map(lambda number: (tf.ensure_shape(number, []),)).cache()
+    layout = dataclasses.replace(ONE, global_batch=global_batch, last=last)
+    list(stream(part, layout, False, 1, Position(1, 2 * global_batch)).take(5 * layout.steps))
+    assert read == list(range(EXAMPLES))
