@@ -1,5 +1,7 @@
 """Workers that race on parameter servers: exact where one trains, counted right and never lost where several do."""
 
+import dataclasses
+import itertools
 import os
 import signal
 import time
@@ -16,7 +18,10 @@ from test_exact import assert_equal, sweep
 from test_failure import events, wait_for
 
 from pipeline.train import tables
+from pipeline.train.batches import Layout, Position
 from pipeline.train.build import ModelError
+from pipeline.train.loop import Data
+from pipeline.train.scheduled import Source, source
 
 RACING = ("strategy=parameter_server", "workers=2")
 ONE = ("strategy=one_device,parameter_server", "workers=1")
@@ -113,6 +118,50 @@ def test_digits_and_clicks_are_learnt_by_racing_workers(pipeline, workers, serve
     assert log.code == 0, log.err
     (clicks,) = [each for each in log.results if each["model"] == "recommender"]
     assert clicks["val_metrics"]["auc"] > 0.75
+
+
+def trained(made: Source, first: int, count: int) -> list[list[float]]:
+    """The labels of the batches that so many steps train, from step number `first` on, where one worker makes them."""
+    rows, edges = made.rows(first, count)
+    batches = iter(made.made())
+    return [made.batch(batches, rows, *pair)[1].numpy().tolist() for pair in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("data", [own.serial_arrays, own.serial_set])
+def test_steps_from_a_position_train_what_they_would_have_trained(data):
+    layout = Layout(global_batch=12, replicas=1, first=0, local=1, counts=(50,))
+    part = data(50)[0]
+    train = Data(part, layout, shuffle=True, seed=1)
+    whole = trained(source(train, [part], 1), 0, 20)
+    for epoch, step in [(0, 2), (1, 4), (1, 5), (2, 0)]:
+        rest = source(train, [part], 1, Position(epoch, step * 12))
+        assert trained(rest, 0, 5) == whole[epoch * 5 + step :][:5]
+    other = Data(part, dataclasses.replace(layout, global_batch=20), shuffle=True, seed=1)
+    rest = trained(source(other, [part], 1, Position(0, 24)), 0, 5)
+    assert [len(batch) for batch in rest] == [20, 6, 20, 20, 10]
+    assert sorted(itertools.chain(*whole[:2], *rest[:2])) == sorted(itertools.chain(*rest[2:])) == list(range(50))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_of_a_data_set_each_worker_goes_on_where_its_share_would_have_been(shards, monkeypatch):
+    layout = Layout(global_batch=4, replicas=1, first=0, local=1, counts=(50,))
+    part = own.serial_set(50)[0]
+    parts = [part] if shards == 1 else [part.take(26), part.skip(26)]
+    train = Data(part, layout, shuffle=True, seed=1)
+
+    def labels(worker: int, position: Position, examples: int) -> list[float]:
+        # What a worker's own process would say.
+        monkeypatch.setattr(tf.distribute.coordinator, "experimental_get_current_worker_index", lambda: worker)
+        made = source(train, parts, 2, position).made()
+        return [float(label) for _, label in made.unbatch().take(examples)]
+
+    begun = [labels(worker, Position(), 24) for worker in range(2)]
+    # Of 16 examples, 8 stand for each worker's; a worker's epochs follow each other within a batch.
+    assert [labels(worker, Position(0, 16), 16) for worker in range(2)] == [each[8:] for each in begun]
+    assert not {*begun[0]} & {*begun[1]}
+    second = [labels(worker, Position(1), 24) for worker in range(2)]
+    assert [len({*each}) for each in second] == [24, 24]
+    assert all(each != before for each, before in zip(second, begun, strict=True))
 
 
 def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from pipeline.train import batches
 from pipeline.train import step as steps
+from pipeline.train.batches import BEGINNING, Position
 from pipeline.train.loop import Call, Data, Loop, TrainingError
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
@@ -31,8 +32,8 @@ class Source:
     """What workers take their batches from.
 
     `made` makes a worker's data set, in a function that runs there. `rows` says which examples so many steps from a
-    number on train: their places in arrays, and the edges between the batches. `batch` is a step's batch, from the data
-    set's iterator, the rows and two edges.
+    number on train: their places in arrays, and the edges between the batches. Steps are numbered from the position
+    that the source begins at. `batch` is a step's batch, from the data set's iterator, the rows and two edges.
     """
 
     made: Callable[[], tf.data.Dataset]
@@ -76,7 +77,7 @@ class Race:
         self._call = steps.scheduled_steps(model, strategy, source.batch, self._fresh, gradient_bits)
         self._results = tf.function(self._result_of, autograph=False)
         self._compiled: Any = None
-        # Steps handed out since the beginning, steps under way, and the calls that those are in.
+        # Steps handed out since the race began, steps under way, and the calls that those are in.
         self._handed_out, self.pending, self._under_way = 0, 0, 0
         self._done: queue.Queue[_Done] = queue.Queue()
         self._since = 0.0
@@ -262,13 +263,18 @@ class ScheduledLoop(Racing):
         return self.race.call(count, wanted)
 
 
-def source(data: Data, shards: Sequence[Any], workers: int) -> Source:
+def source(data: Data, shards: Sequence[Any], workers: int, position: Position = BEGINNING) -> Source:
     """What workers take their batches from: arrays by the places that a step stands for, data sets in turn.
 
     Arrays are trained once an epoch, each example, whoever is faster. Of a data set each worker reads its own shard,
     round and round, and takes as many examples as a step stands for.
+
+    It begins at the position: exactly with arrays, and where one worker reads a data set. Several workers each begin
+    as far into their shards as if all were as fast and all batches full. A data set that draws an order of its own
+    each time it is read begins with the first one, as it does for a worker that was started again.
     """
-    layout, rows = data.layout, _Rows(data)
+    layout, position = data.layout, data.layout.settled(position)
+    rows = _Rows(data, position)
     if not isinstance(data.part, tf.data.Dataset):
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
@@ -282,20 +288,24 @@ def source(data: Data, shards: Sequence[Any], workers: int) -> Source:
     graphs = [graph(shard) for shard in shards]
 
     def made() -> tf.data.Dataset:
-        parts = [from_graph(each, data.part.element_spec) for each in graphs]
+        parts = [from_graph(each, data.part.element_spec).with_options(data.part.options()) for each in graphs]
         if workers == 1:
             # In the order of one device, in which the last batch of an epoch is a smaller one.
-            return batches.stream(parts[0], layout, data.shuffle, data.seed).map(lambda _, mine: mine[0])
+            return batches.stream(parts[0], layout, data.shuffle, data.seed, position).map(lambda _, mine: mine[0])
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
         if len(parts) == 1:
             mine = parts[0].shard(workers, worker)
         else:
             chosen = tf.data.Dataset.from_tensors(worker).repeat()
-            mine = tf.data.Dataset.choose_from_datasets([part.repeat() for part in parts], chosen)
-        if data.shuffle:
-            window = min(max(1, layout.examples // workers), batches.SHUFFLE_WINDOW)
-            mine = mine.shuffle(window, seed=data.seed, reshuffle_each_iteration=True)
-        return mine.repeat().batch(layout.global_batch, drop_remainder=True).prefetch(2)
+            mine = tf.data.Dataset.choose_from_datasets(parts, chosen)
+        window = min(max(1, layout.examples // workers), batches.SHUFFLE_WINDOW)
+
+        def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+            ordered = batches.shuffled(mine, window, data.seed, number) if data.shuffle else mine
+            return ordered.skip(trained // workers)
+
+        endless = batches.epochs(layout, position, epoch).with_options(data.part.options())
+        return endless.batch(layout.global_batch, drop_remainder=True).prefetch(2)
 
     return Source(made, rows.of, _next)
 
@@ -317,10 +327,11 @@ def from_graph(made: Any, spec: Any) -> tf.data.Dataset:
 
 
 class _Rows:
-    """Which examples each step trains, by their places in arrays; for other data, how many."""
+    """Which examples each step from a position on trains, by their places in arrays; for other data, how many."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, position: Position) -> None:
         self._data, self._known = data, not isinstance(data.part, tf.data.Dataset)
+        self._position, self._left = position, data.layout.steps_after(position.examples)
         self._order = cache(self._of_epoch)
 
     def of(self, first: int, count: int) -> tuple[Any, Any]:
@@ -328,14 +339,21 @@ class _Rows:
         layout = self._data.layout
         chosen, sizes = [np.zeros(0, np.int64)], [0]
         for step in range(first, first + count):
-            epoch, place = divmod(step, layout.steps)
-            start = place * layout.global_batch
+            epoch, start = self._start(step)
             stop = min(start + layout.global_batch, layout.examples)
             sizes.append(stop - start)
             if self._known:
                 chosen.append(self._order(epoch)[start:stop])
         with tf.device("CPU:0"):
             return tf.constant(np.concatenate(chosen)), tf.constant(np.cumsum(sizes), tf.int64)
+
+    def _start(self, step: int) -> tuple[int, int]:
+        """(the epoch of a step, the place in its order of the step's first example)."""
+        size, begun = self._data.layout.global_batch, self._position
+        if step < self._left:
+            return begun.epoch, begun.examples + step * size
+        more, place = divmod(step - self._left, self._data.layout.steps)
+        return begun.epoch + 1 + more, place * size
 
     def _of_epoch(self, epoch: int) -> np.ndarray:
         layout, data = self._data.layout, self._data
