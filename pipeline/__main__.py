@@ -1,6 +1,7 @@
 """The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
 
-0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 128 + n: ended by signal n.
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM or
+SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from pipeline import plan, run, show
 # Lines shown of a failed process's log.
 LOG_LINES = 8
 # Hydra's options that take their value as a word of its own.
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
 
 
@@ -45,7 +47,7 @@ def command() -> int:
     session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
     many = bool({"-m", "--multirun"} & set(sys.argv[1:]))
     try:
-        with run.signals_interrupt():
+        with run.signals_interrupt(session):
             points = _points(session)
             for place, point in enumerate(points):
                 if isinstance(point, run.Asked):
@@ -53,11 +55,13 @@ def command() -> int:
                         console.print(f"\n-- {' '.join(point.overrides) or 'defaults'}", markup=False, highlight=False)
                     session.results[place] = run.run(point, session)
                     _tell(session.results[place], many, console)
+                    if session.preemption.asked:
+                        break
     except run.Interrupted as interrupted:
         if many and session.results:
             console.print(show.sweep_table(_done(session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
-        return 128 + interrupted.number
+        return PREEMPTED if interrupted.number in run.PREEMPTING else 128 + interrupted.number
     except Exception as error:
         if configs.is_ours(error):
             return _refuse(configs.explain(error))
@@ -71,6 +75,9 @@ def command() -> int:
         session.close()
     if many and session.results:
         console.print(show.sweep_table(_done(session)))
+    # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
+    if session.preemption.asked and (many or _done(session)[-1]["status"] == "PREEMPTED"):
+        return PREEMPTED
     return _code(_done(session))
 
 

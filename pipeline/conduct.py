@@ -1,8 +1,11 @@
 """Takes a plan's processes through their life: join, load, build, measure in turn with the baseline, train, exit.
 
-Knows jobs and events. What is told goes on to `tell`; a failure becomes `RunFailed`, with no process left.
+Knows jobs and events. What is told goes on to `tell`. Processes that are lost are started again, all of them from the
+last checkpoint; what cannot be helped so becomes `RunFailed`, with no process left.
 """
 
+import dataclasses
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +21,8 @@ from pipeline.watch import Failure, Watch
 POLL_SECONDS = 0.2
 # Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
+# What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
+ROLLBACK_SCALE = 0.5
 
 
 class RunFailed(RuntimeError):
@@ -25,7 +30,27 @@ class RunFailed(RuntimeError):
 
     def __init__(self, failure: Failure, log: Path | None) -> None:
         super().__init__(failure.error)
-        self.rank, self.log = failure.rank, log
+        self.failure, self.log = failure, log
+
+    @property
+    def rank(self) -> int | None:
+        """The process that is to blame."""
+        return self.failure.rank
+
+
+class Preempted(Exception):
+    """A scheduler asked for the machine: all processes have left, with a checkpoint where there was time for one."""
+
+
+@dataclass
+class Preemption:
+    """Whether a scheduler has asked for the machine, and how that was said."""
+
+    asked: str | None = None
+
+    def ask(self, number: int, whom: str) -> None:
+        """Notes the first signal that asked."""
+        self.asked = self.asked or f"{signal.Signals(number).name} to {whom}"
 
 
 @dataclass
@@ -41,15 +66,39 @@ class Measured:
     seconds_training: float | None = None
     steps_per_call: int | None = None
     notes: list[str] = field(default_factory=list)
+    # How often lost processes were started again, and training went back since it had diverged.
     restarts: int = 0
+    rollbacks: int = 0
+    # The last step that was told, and of the last checkpoint.
+    step: int = 0
+    saved_step: int | None = None
+    # Workers that train, and that were timed.
+    workers: int | None = None
+    timed_workers: int | None = None
     size: Event | None = None
+
+    def note(self, event: Event) -> None:
+        """Takes in what the processes of the point tell."""
+        if event["event"] == "steps":
+            self.step = max(self.step, event["step"])
+        elif event["event"] == "checkpoint":
+            self.saved_step = event["step"]
 
 
 class Group:
     """The processes of one plan: a job, the watch over it, and the plan."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, name: str, folder: Path, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        name: str,
+        folder: Path,
+        tell: Callable[[Event], None],
+        preemption: Preemption,
+    ) -> None:
         self.plan, self.name, self._folder, self._tell = plan, name, folder, tell
+        self._preemption = preemption
         self._watch = Watch(plan)
         self._stopped = False
         # What was done about workers that were lost, in words.
@@ -68,12 +117,12 @@ class Group:
         # All join; from then on those answer who are told what to do.
         ranks = range(len(self.plan.processes)) if command is None else self.plan.leaders
         while not answers.keys() >= set(ranks):
-            for event in self.job.events(POLL_SECONDS):
-                self._watch.note(event, time.monotonic())
-                self._tell(event)
+            for event in self._events():
                 if event["event"] == answer:
                     answers[event["rank"]] = event
                     self._watch.answer(event["rank"])
+            if self._preemption.asked:
+                raise Preempted
             self._replace(self._watch.to_replace(time.monotonic()))
             failure = self._watch.failure(time.monotonic())
             if failure:
@@ -86,17 +135,47 @@ class Group:
         self._watch.replacing = True
         self.job.send({"do": "begin"})
 
+    def save_and_leave(self) -> dict[int, Event] | None:
+        """Has the processes write a checkpoint and leave, within `preempt_timeout`.
+
+        Returns what they told where training turned out to be over.
+        """
+        self.job.send({"do": "leave"})
+        until = time.monotonic() + self.plan.preempt_timeout
+        left, finished = set[int](), dict[int, Event]()
+        while time.monotonic() < until:
+            for event in self._events():
+                if event["event"] in ("left", "exited"):
+                    left.add(event["rank"])
+                elif event["event"] == "finished":
+                    finished[event["rank"]] = event
+            if finished.keys() >= set(self.plan.leaders):
+                return finished
+            if left | finished.keys() >= set(self.plan.leaders):
+                break
+        return None
+
     def leave(self) -> None:
         """Ends the processes in order."""
         self._watch.leaving, self._watch.replacing = True, False
         self.job.send({"do": "exit"})
-        self.stop()
+        self.stop(self.plan.stop_timeout)
 
-    def stop(self) -> None:
-        """Ends the processes however they are."""
+    def stop(self, grace: float = 0.0) -> None:
+        """Ends the processes however they are, once they have had some seconds to end by themselves."""
         if not self._stopped:
             self._stopped = True
-            self.job.stop(self.plan.stop_timeout)
+            self.job.stop(grace)
+
+    def _events(self) -> list[Event]:
+        """What has come in, told on."""
+        found = self.job.events(POLL_SECONDS)
+        for event in found:
+            self._watch.note(event, time.monotonic())
+            if event["event"] == "signalled":
+                self._preemption.ask(event["signal"], f"{self.plan.processes[event['rank']].role} {event['rank']}")
+            self._tell(event)
+        return found
 
     def _replace(self, gone: Mapping[int, str]) -> None:
         for rank, why in gone.items():
@@ -122,41 +201,114 @@ def conduct(
     tell: Callable[[Event], None],
     measured: Measured,
     ask_size: bool = False,
+    resume: bool = False,
+    preemption: Preemption | None = None,
+    fewer: Callable[[Plan], Plan | None] = lambda plan: None,
 ) -> None:
     """Runs `plan`, measured in turn with `baseline` where there is one, filling `measured` as it goes.
 
-    With `ask_size`, also with the size of the model, where a process has it at hand. Raises `RunFailed`. No process is
-    left, however it ends.
+    With `ask_size`, also with the size of the model, where a process has it at hand. With `resume`, training goes on
+    from its last checkpoint. `fewer` lays the plan over fewer workers, where a lost one does not come back; None: it
+    cannot. Raises `RunFailed`, and `Preempted` once there is a checkpoint. No process is left, however it ends.
     """
+    preemption = preemption or Preemption()
+    kind = "last" if resume else None
+    gone: int | None = None
+    restarts = 0
+    measured.workers = plan.workers
+    while True:
+        step = measured.step
+        try:
+            _attempt(cluster, plan, baseline, folder, tell, measured, ask_size, kind, preemption)
+            return
+        except RunFailed as failed:
+            failure = failed.failure
+            again, gone = failure.rank == gone and measured.step == step, failure.rank
+            smaller = fewer(plan) if again and plan.elastic and failure.lost else None
+            if failure.diverged and plan.on_divergence == "rollback" and measured.rollbacks < plan.max_restarts:
+                measured.rollbacks += 1
+                kind, plan = "good", dataclasses.replace(plan, rate_scale=plan.rate_scale * ROLLBACK_SCALE)
+                what = f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
+            elif smaller is not None:
+                kind, plan = "last", smaller
+                measured.workers, gone = plan.workers, None
+                if not _all_measured(plan, measured, baseline):
+                    # What was timed with more workers says nothing of fewer.
+                    measured.point.clear()
+                what = f"It did not come back: training goes on with {plan.workers} workers, {_batch_rule(plan)}."
+            elif failure.lost and restarts < plan.max_restarts:
+                restarts += 1
+                measured.restarts += 1
+                kind = "last"
+                often = f"{restarts} of {plan.max_restarts} times (launch.max_restarts)"
+                what = f"All processes are started again, {often}, and go on from the last checkpoint."
+            else:
+                raise
+            text = f"{failure.error.rstrip('.')}. {what}"
+            measured.notes.append(text)
+            count = {"processes": len(plan.processes), "leaders": len(plan.leaders)}
+            tell({"time": time.time(), "event": "restarted", "text": text, "workers": plan.workers, **count})
+
+
+def _batch_rule(plan: Plan) -> str:
+    if plan.scaling == "strong":
+        return f"on the same global batches of {plan.global_batch}"
+    return f"on global batches of {plan.global_batch} and {plan.rate_scale:.3g} of the learning rate"
+
+
+def _attempt(
+    cluster: Cluster,
+    plan: Plan,
+    baseline: Plan | None,
+    folder: Path,
+    tell: Callable[[Event], None],
+    measured: Measured,
+    ask_size: bool,
+    resume: str | None,
+    preemption: Preemption,
+) -> None:
     began = time.monotonic()
     groups: list[Group] = []
+    started: float | None = None
+
+    def note(event: Event) -> None:
+        if event.get("group") == "point":
+            measured.note(event)
+        tell(event)
+
     try:
-        point = Group(cluster, plan, "point", folder, tell)
+        point = Group(cluster, plan, "point", folder, note, preemption)
         groups.append(point)
         one = None
-        if baseline is not None:
-            one = Group(cluster, baseline, "baseline", folder, tell)
+        if baseline is not None and not _all_measured(plan, measured, baseline):
+            one = Group(cluster, baseline, "baseline", folder, note, preemption)
             groups.append(one)
         for group in groups:
             joined = group.ask("joined")
             measured.versions = joined[0]["versions"]
         for group in groups:
-            built = _build(group)
+            built = _build(group, resume if group is point else None)
             measured.built = built if group is point else measured.built
-        measured.seconds_startup = time.monotonic() - began
+        measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
         started = point.seconds
         point.begin()
-        per_call = _measure(plan, point, one, measured)
-        # The step is compiled by now, and its graph there to be read; a coordinator has no such graph.
-        # That of batches of one size does not say what grows with them.
-        compiled = plan.measure_steps != 0 or plan.steps_per_call is None
-        if ask_size and compiled and not plan.static_batches and not (plan.asynchronous and one is None):
-            sized = (one or point).ask("sized", {"do": "size"})[0]
-            measured.size = None if "error" in sized else sized
-        if one is not None:
-            one.leave()
-        finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
-        measured.seconds_training = point.seconds - started
+        try:
+            per_call = _measure(plan, point, one, measured)
+            # The step is compiled by now, and its graph there to be read; a coordinator has no such graph.
+            # That of batches of one size does not say what grows with them.
+            compiled = plan.measure_steps != 0 or plan.steps_per_call is None
+            wanted = ask_size and measured.size is None and resume is None
+            if wanted and compiled and not plan.static_batches and not (plan.asynchronous and one is None):
+                sized = (one or point).ask("sized", {"do": "size"})[0]
+                measured.size = None if "error" in sized else sized
+            if one is not None:
+                one.leave()
+            finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
+        except Preempted:
+            over = point.save_and_leave()
+            if over is None:
+                raise
+            finished = over
         measured.finished = finished[0]
         digests = {digest for each in finished.values() for digest in each["weights"]}
         if len(digests) > 1:
@@ -165,40 +317,55 @@ def conduct(
             )
         point.leave()
     finally:
-        measured.notes += groups[0].replaced if groups else []
-        measured.restarts = len(groups[0].replaced) if groups else 0
+        if groups:
+            measured.notes += groups[0].replaced
+            measured.restarts += len(groups[0].replaced)
+            if started is not None:
+                measured.seconds_training = (measured.seconds_training or 0.0) + groups[0].seconds - started
         for group in groups:
             group.stop()
 
 
+def _all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
+    """Has an earlier attempt timed all that is to be timed?"""
+    timed = [measured.point] if baseline is None else [measured.point, measured.baseline]
+    return plan.measure_steps == 0 or min(map(len, timed)) >= plan.repeats
+
+
 def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
     """The `sized` event of the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
-    group = Group(cluster, plan, "size", folder, lambda event: None)
+    group = Group(cluster, plan, "size", folder, lambda event: None, Preemption())
     try:
         group.ask("joined")
         _build(group)
         sized = group.ask("sized", {"do": "size"})[0]
         if "error" in sized:
-            raise RunFailed(Failure(sized["error"], 0), None)
+            raise RunFailed(Failure(sized["error"], 0, lost=False), None)
         group.leave()
         return sized
     finally:
         group.stop()
 
 
-def _build(group: Group) -> dict[str, Any]:
+def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
     loaded = group.ask("loaded", {"do": "load"})
     ranks = sorted(loaded)
     own = ranks if loaded[0]["sharded"] else ranks[:1]
     counts = {f"{part}_counts": [loaded[rank][f"{part}_examples"] for rank in own] for part in ("train", "validation")}
-    return group.ask("built", {"do": "build", **counts})[0]
+    return group.ask("built", {"do": "build", "resume": resume, **counts})[0]
 
 
 def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
-    """Measures in the first steps of training, in turn with the baseline; returns the steps that a call takes."""
-    if plan.measure_steps == 0 and plan.steps_per_call:
-        measured.steps_per_call = plan.steps_per_call
-        return plan.steps_per_call
+    """Measures in the first steps of training, in turn with the baseline; returns the steps that a call takes.
+
+    What an earlier attempt has timed is not timed again.
+    """
+    measured.steps_per_call = plan.steps_per_call or measured.steps_per_call
+    missing = max(0, plan.repeats - len(measured.point)) if plan.measure_steps != 0 else 0
+    if one is not None:
+        missing = max(missing, plan.repeats - len(measured.baseline))
+    if not missing and measured.steps_per_call:
+        return measured.steps_per_call
     groups = [point] if one is None else [point, one]
     calibrate = {"do": "calibrate", "steps_per_call": plan.steps_per_call}
     pace = {
@@ -206,17 +373,21 @@ def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) ->
         for group in groups
     }
     per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(pace["point"], plan.lanes)
-    for repeat in range(plan.repeats if plan.measure_steps != 0 else 0):
+    for repeat in range(plan.repeats - missing, plan.repeats):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
+            timed_before = measured.point if group is point else measured.baseline
+            if len(timed_before) > repeat:
+                continue
             command = {
                 "do": "measure",
                 "repeat": repeat,
                 # Without turns, one repeat warms up the next.
-                "warmup_steps": plan.warmup_steps if repeat == 0 or len(groups) > 1 else 0,
+                "warmup_steps": plan.warmup_steps if repeat == plan.repeats - missing or len(groups) > 1 else 0,
                 "steps": plan.measure_steps or measure.steps_per_repeat(pace[group.name], per_call, group.plan.lanes),
                 "steps_per_call": per_call,
             }
             timed = measure.slowest(group.ask("measured", command))
-            (measured.point if group is point else measured.baseline).append(timed)
+            timed_before.append(timed)
+            measured.timed_workers = plan.workers
     return per_call

@@ -13,6 +13,12 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     calibrated  process: `step_seconds`, after tracing
     measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,
                 `calls` [[steps, seconds], ...]
+    resumed     conductor: another command goes on with the run; `params` {}, `tags` {}, `pid`
+    restored    chief: training goes on; `step` it goes on from, `found` (was there a checkpoint?)
+    checkpoint  chief: one was written; `step`, `path`, `seconds`
+    restarted   conductor: all processes are started again; `text` why, `workers`, `processes`, `leaders`
+    left        process: has left for a scheduler, after a checkpoint; `step`, chief adds `written` (did that work?)
+    signalled   process: got a scheduler's `signal`
     steps       chief: one call of the training loop; `epoch`, `step` (optimizer steps done), `losses` [] (one a
                 step, the last at `step`), `metrics` {} (running, over the epoch), `examples`, `seconds`,
                 `learning_rate`
@@ -20,11 +26,12 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     system      first process of each host: `host`, `values` {} (percent, GiB)
     warning     anyone: `text`, something that a person should know
     saved       chief: `path` of the trained model, relative to the folder
-    failed      process: `error` (one line for a person), `peer` (true where it only lost its peers)
+    failed      process: `error` (one line for a person), `peer` (true where it only lost its peers), `diverged`
     finished    process: training is over; `weights` [] (a hash of the trained weights of each of its replicas); chief
                 adds `epochs`, `loss`, `metrics`, `val_loss`, `val_metrics`
     result      conductor: `values`, the whole of result.json
-    ended       conductor: `status` (FINISHED, FAILED or KILLED), `error`; always the last line
+    ended       conductor: `status` (FINISHED, FAILED, KILLED or PREEMPTED), `error`; the last line, unless another
+                command goes on with the run
 
 `beat`, `stopped` and `exited` reach the conductor and are not logged.
 """

@@ -115,3 +115,30 @@ def steps_per_repeat(step_seconds: float, per_call: int, lanes: int = 1) -> int:
     """
     calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
     return lanes * per_call * int(np.clip(calls, 3, 1_000))
+
+
+def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
+    """(steps that were made twice, share of a run's time in which it made steps that counted), from its events.
+
+    A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
+    steps that were made again and checkpoints count against it, and the time between two commands does not.
+
+    >>> steps = {"event": "steps", "group": "point", "losses": [1.0, 1.0], "seconds": 2.0}
+    >>> again = [steps | {"time": 3.0, "step": 2}, steps | {"time": 6.0, "step": 3}]
+    >>> goodput([{"event": "run", "time": 0.0}, *again])
+    (1, 0.5)
+    """
+    top, repeated, useful, wall = 0, 0, 0.0, 0.0
+    began = last = None
+    for event in told:
+        if event.get("event") in ("run", "resumed"):
+            wall += 0.0 if began is None or last is None else last - began
+            began = event["time"]
+        last = event["time"]
+        if event.get("event") == "steps" and event.get("group", "point") == "point":
+            count, step = max(1, len(event["losses"])), event["step"]
+            new = min(count, max(0, step - top))
+            top, repeated = max(top, step), repeated + count - new
+            useful += event["seconds"] * new / count
+    wall += 0.0 if began is None or last is None else last - began
+    return repeated, useful / wall if wall > 0 else None

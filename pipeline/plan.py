@@ -56,6 +56,19 @@ class Process:
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """How often training's state is written: steps, minutes, epochs; how many are kept, by which metric, and where."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    every_epochs: int | None = None
+    keep: int = 2
+    best: str | None = None
+    best_is: str = "min"
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """Frozen numbers that conductor and processes agree on. Plain values only: it is written as plan.json."""
 
@@ -96,6 +109,9 @@ class Plan:
     gradient_bits: int
     steps_per_call: int | None
     save: bool
+    on_divergence: str
+    divergence_factor: float
+    checkpoint: Checkpoints
     warmup_steps: int
     measure_steps: int | None
     repeats: int
@@ -105,12 +121,17 @@ class Plan:
     heartbeat_timeout: float
     progress_timeout: float
     stop_timeout: float
-    restarts: int
+    preempt_timeout: float
+    max_restarts: int
+    elastic: bool
+    min_workers: int
     system_metrics_seconds: float
     rehearsal: bool
     oversubscribed: bool
     machine: str
     notes: tuple[str, ...] = field(default=())
+    # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
+    rate_scale: float = 1.0
 
     @property
     def lanes(self) -> int:
@@ -144,6 +165,7 @@ def from_json(text: str) -> Plan:
         json.loads(text), keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer")
     )
     values["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
+    values["checkpoint"] = Checkpoints(**values["checkpoint"])
     return Plan(**values)
 
 
@@ -257,6 +279,9 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         gradient_bits=train.gradient_bits,
         steps_per_call=train.steps_per_call,
         save=train.save,
+        on_divergence=train.on_divergence.value,
+        divergence_factor=train.divergence_factor,
+        checkpoint=_checkpoints(config),
         warmup_steps=measure.warmup_steps,
         measure_steps=measure.steps,
         repeats=measure.repeats,
@@ -266,7 +291,10 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         heartbeat_timeout=launch.heartbeat_timeout,
         progress_timeout=launch.progress_timeout,
         stop_timeout=launch.stop_timeout,
-        restarts=launch.restarts,
+        preempt_timeout=launch.preempt_timeout,
+        max_restarts=launch.max_restarts,
+        elastic=launch.elastic,
+        min_workers=launch.min_workers,
         system_metrics_seconds=config.tracking.system_metrics_seconds,
         rehearsal=config.hardware.rehearse or stands_for_hosts,
         oversubscribed=oversubscribed,
@@ -318,6 +346,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         global_batch=batch,
         callbacks=(),
         save=False,
+        checkpoint=Checkpoints(),
         rehearsal=False,
         oversubscribed=False,
         notes=(),
@@ -373,7 +402,11 @@ def check_ranges(config: Config) -> None:
         "measure.repeats": (measure.repeats, 1),
         "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
         "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
-        "launch.restarts": (launch.restarts, 0),
+        "launch.max_restarts": (launch.max_restarts, 0),
+        "launch.min_workers": (launch.min_workers, 1),
+        "checkpoint.every_steps": (config.checkpoint.every_steps, 1),
+        "checkpoint.every_epochs": (config.checkpoint.every_epochs, 1),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
     }
     for key, (value, least) in at_least.items():
         if value is not None and not least <= value < math.inf:
@@ -386,6 +419,9 @@ def check_ranges(config: Config) -> None:
         "launch.heartbeat_timeout": (launch.heartbeat_timeout, 30),
         "launch.progress_timeout": (launch.progress_timeout, 50),
         "launch.stop_timeout": (launch.stop_timeout, 4),
+        "launch.preempt_timeout": (launch.preempt_timeout, 25),
+        "train.divergence_factor": (train.divergence_factor, 10_000),
+        "checkpoint.every_minutes": (config.checkpoint.every_minutes, 10),
     }
     for key, (number, usual) in above_zero.items():
         if number is not None and not 0 < number < math.inf:
@@ -426,6 +462,60 @@ def check_ranges(config: Config) -> None:
             f"Expected tracking.uri to be an MLflow server's address, received {config.tracking.uri or 'none'}. "
             f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
         )
+
+
+def identity(plan: dict[str, Any]) -> dict[str, Any]:
+    """What a run was asked to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
+    where the other was ended. Where it ran, and how it was watched and saved, is not of it.
+    """
+    of_no_matter = (
+        "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
+        "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
+    )  # fmt: skip
+    return {name: value for name, value in plan.items() if name not in of_no_matter}
+
+
+# What decides which numbers a training computes, whatever devices it is laid over: what a resumed run must keep.
+DECIDES = (
+    "asynchronous", "model_build", "data_build", "shuffle", "epochs", "steps", "global_batch", "optimizer",
+    "learning_rate", "loss", "metrics", "callbacks", "seed", "precision", "gradient_bits", "static_batches",
+    "deterministic",
+)  # fmt: skip
+
+
+# Those of them that follow from the strategy.
+OF_STRATEGY = ("asynchronous", "static_batches")
+
+
+def _checkpoints(config: Config) -> Checkpoints:
+    asked = config.checkpoint
+    if config.launch.elastic and not config.strategy.spans_processes:
+        raise PlanError(
+            f"Expected launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process, "
+            f"received true. Try strategy=multi_worker, or launch.elastic=false."
+        )
+    if asked.best_is is not None and asked.keep_best is None:
+        raise PlanError(
+            f"Expected checkpoint.best_is with checkpoint.keep_best, received {asked.best_is.value} alone. "
+            f"Try checkpoint.keep_best=val_loss, or checkpoint.best_is=null."
+        )
+    for key, text, instead in (
+        ("checkpoint.folder", asked.folder, "null"),
+        ("checkpoint.keep_best", asked.keep_best, "val_loss"),
+        ("resume", config.resume, "auto"),
+    ):
+        if text is not None and not text.strip():
+            raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={instead}.")
+    small = asked.keep_best and re.search(r"loss|error|^(val_)?(m[as]p?[el]|rmse)", asked.keep_best)
+    return Checkpoints(
+        asked.every_steps,
+        asked.every_minutes,
+        asked.every_epochs,
+        asked.keep,
+        asked.keep_best,
+        asked.best_is.value if asked.best_is else "min" if small else "max",
+        asked.folder,
+    )
 
 
 def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:

@@ -1,5 +1,6 @@
 """Runs one point from its config to its result: plan, launch, record. A session holds what points share."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,20 +18,23 @@ from typing import Any
 
 from rich.console import Console
 
+from pipeline import events, measure, plan, reach, resume, show, targets, weigh
 from pipeline import machine as machines
-from pipeline import measure, plan, reach, show, targets, weigh
-from pipeline.conduct import Measured, RunFailed, conduct
+from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
 from pipeline.estimate import estimate
 from pipeline.events import PASSING, Event, EventLog, write_whole
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import Plan, PlanError
+from pipeline.resume import Earlier, ResumeError
 from pipeline.schema import Config, Mode, Store
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
 # What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError)
+REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError, ResumeError)
+# What a scheduler sends before it takes the machine away.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(BaseException):
@@ -55,6 +59,9 @@ class Session:
     tpus: set[str] = field(default_factory=set)
     # Why a model could not be built, by the file that its size would be in.
     unbuilt: dict[Path, str] = field(default_factory=dict)
+    preemption: Preemption = field(default_factory=Preemption)
+    # Is a point under way, which a scheduler's signal lets end by itself?
+    busy: bool = False
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracker | None = None
 
@@ -109,23 +116,49 @@ def look_over(asked: Asked, session: Session) -> Result | None:
 def run(asked: Asked, session: Session) -> Result:
     """One point. Returns what result.json holds, whatever happened, except when a signal ends the command.
 
-    Its `status` is FINISHED, FAILED, KILLED, REFUSED (it cannot be laid out; nothing was started) or PLANNED.
+    Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, or REFUSED where it cannot be laid out.
     """
-    config, folder, about = asked.config, asked.folder, asked.about()
+    config, full = asked.config, asked.config.mode is Mode.plan
+    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+    earlier = None
     try:
         planned, baseline, cluster = prepare(config, session)
+        if not full:
+            earlier = resume.find(config, planned, Path(config.output_dir))
     except REFUSALS as error:
         return refused(str(error), asked)
-    full = config.mode is Mode.plan
+    if earlier is not None:
+        asked = _instead(asked, earlier)
+        say(show.resumed_line(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step))
+    folder, about = asked.folder, asked.about()
     for line in show.plan_lines(planned, full=full):
-        session.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
     if full:
         shutil.rmtree(folder, ignore_errors=True)
         return (
             {"status": "PLANNED", "error": None} | _chosen(config) | _weighed(planned, asked, cluster, session) | about
         )
     _tell_shards(planned, asked, session)
-    return Point(asked, planned, session).run(cluster, baseline) | about
+    return Point(asked, _with_folder(planned, asked), session, earlier).run(cluster, baseline) | about
+
+
+def _instead(asked: Asked, earlier: Earlier) -> Asked:
+    """The point in the folder of the run that it goes on with; its own, new and empty, is removed."""
+    if asked.folder.resolve() != earlier.folder.resolve():
+        shutil.rmtree(asked.folder, ignore_errors=True)
+    return dataclasses.replace(asked, folder=earlier.folder)
+
+
+def _with_folder(planned: Plan, asked: Asked) -> Plan:
+    """The plan with the folder of this run's checkpoints."""
+    named, folder = planned.checkpoint.folder, asked.folder.resolve()
+    if named is None:
+        where = str(folder / "checkpoints")
+    else:
+        output = Path(asked.config.output_dir).resolve()
+        own = folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)
+        where = f"{named if '://' in named else Path(named).resolve()}/{'_'.join(own.parts)}"
+    return dataclasses.replace(planned, checkpoint=dataclasses.replace(planned.checkpoint, folder=where))
 
 
 def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
@@ -217,33 +250,41 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
 
-    def __init__(self, asked: Asked, planned: Plan, session: Session) -> None:
+    def __init__(self, asked: Asked, planned: Plan, session: Session, earlier: Earlier | None = None) -> None:
         config, folder = asked.config, asked.folder
         self._config, self._plan, self._session, self._folder = config, planned, session, folder
-        self._measured = Measured()
+        self._earlier, self._measured = earlier, Measured()
+        self._lock = earlier.lock if earlier else resume.Lock(folder)
         self._store = _store(config)
         self._baseline_source: str | None = None
         self._blamed: Path | None = None
         self._baseline_repeats: list[float] = []
         self._size_file = weigh.file(planned, Path(config.output_dir), session.search)
-        (folder / "plan.json").write_text(planned.to_json())
+        if earlier is not None:
+            one = plan.baseline_of(planned, machines.detect(session.environ))
+            self._measured = earlier.measured(planned, one)
+            with suppress(OSError):
+                (folder / "result.json").unlink()
+        write_whole(folder / "plan.json", planned.to_json())
         self._log = EventLog(folder / "events.jsonl")
         self._progress = show.Progress(planned, session.console, time.monotonic())
-        key = uuid.uuid4().hex
-        self._tell(
-            {
-                "time": time.time(),
-                "event": "run",
-                "key": key,
-                "name": f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}",
-                "folder": str(folder),
-                "experiment": config.tracking.experiment,
-                "pid": os.getpid(),
-                "host": os.uname().nodename,
-                "params": parameters(planned, config),
-                "tags": _tags(planned, asked),
-            }
-        )
+        here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+        params, tags = parameters(planned, config), _tags(planned, asked)
+        if earlier is not None and earlier.events:
+            self._tell(here | {"event": "resumed", "params": params, "tags": tags})
+        else:
+            self._tell(
+                here
+                | {
+                    "event": "run",
+                    "key": uuid.uuid4().hex,
+                    "name": f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}",
+                    "folder": str(folder),
+                    "experiment": config.tracking.experiment,
+                    "params": params,
+                    "tags": tags,
+                }
+            )
 
     def run(self, cluster: LocalCluster, baseline: Plan | None) -> Result:
         """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
@@ -252,11 +293,25 @@ class Point:
         if tracker and self._store:
             tracker.follow(self._folder, self._store)
         status, error, interrupted = "FAILED", None, None
+        session = self._session
+        session.busy = True
         try:
             with self._progress:
-                wanted = weigh.known(self._plan, self._size_file) is None
-                conduct(cluster, self._plan, self._reuse(baseline), self._folder, self._tell, self._measured, wanted)
+                conduct(
+                    cluster,
+                    self._plan,
+                    self._reuse(baseline),
+                    self._folder,
+                    self._tell,
+                    self._measured,
+                    ask_size=weigh.known(self._plan, self._size_file) is None,
+                    resume=self._earlier is not None,
+                    preemption=session.preemption,
+                    fewer=partial(self._fewer, cluster),
+                )
             status = "FINISHED"
+        except Preempted:
+            status, error = "PREEMPTED", _preempted(session.preemption, self._measured)
         except RunFailed as failure:
             error = str(failure)
             self._blamed = failure.log
@@ -264,19 +319,38 @@ class Point:
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
-        return self._end(status, error, tracker, interrupted)
+        try:
+            return self._end(status, error, tracker, interrupted)
+        finally:
+            session.busy = False
+            self._lock.release()
+
+    def _fewer(self, cluster: LocalCluster, planned: Plan) -> Plan | None:
+        """The plan over the most workers below its own that it can be laid over; None where there are too few."""
+        machine = machines.detect(self._session.environ)
+        for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
+            config = dataclasses.replace(self._config, workers=workers)
+            with suppress(PlanError):
+                draft = plan.make(config, machine)
+                ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
+                made = plan.make(config, machine, ports)
+                # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
+                scale = planned.rate_scale * made.global_batch / planned.global_batch
+                return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)
+        return None
 
     def _end(self, status: str, error: str | None, tracker: Tracker | None, interrupted: Interrupted | None) -> Result:
         values = self._result(status, error)
+        hurried = interrupted is not None or status == "PREEMPTED"
         if tracker:
             values["mlflow_run_id"] = tracker.run_id(
-                self._folder, 0.0 if interrupted else self._config.tracking.drain_timeout
+                self._folder, 0.0 if hurried else self._config.tracking.drain_timeout
             )
         self._write(values)
         self._tell({"time": time.time(), "event": "result", "values": values})
         self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
         if tracker:
-            drained, problem = tracker.drain(3.0 if interrupted else self._config.tracking.drain_timeout)
+            drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
             if not drained:
                 values["tracking_note"] = (
                     f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
@@ -355,7 +429,7 @@ class Point:
             "speedup": faster[0],
             "speedup_low": faster[1],
             "speedup_high": faster[2],
-            "efficiency": None if faster[0] is None else faster[0] / planned.workers,
+            "efficiency": None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
             "interval_confidence": measure.confidence(len(points)) if points else None,
             "repeats": len(points),
             "steps_per_call": measured.steps_per_call,
@@ -363,6 +437,7 @@ class Point:
             "oversubscribed": planned.oversubscribed,
             "notes": [*planned.notes, *measured.notes],
             "asynchronous": planned.asynchronous,
+            **self._survived(),
             **(_of_race(planned, measured) if planned.asynchronous else {}),
             "epochs": finished.get("epochs"),
             "loss": finished.get("loss"),
@@ -379,6 +454,20 @@ class Point:
             "saved": "model.keras" if (self._folder / "model.keras").exists() else None,
             "log": None if self._blamed is None else str(self._blamed),
             "error": error,
+        }
+
+    def _survived(self) -> Result:
+        """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
+        told = [event for event, _ in events.read(self._folder / "events.jsonl")]
+        measured, (repeated, goodput) = self._measured, measure.goodput(told)
+        return {
+            "workers_at_end": measured.workers or self._plan.workers,
+            "resumed": sum(event.get("event") == "resumed" for event in told),
+            "restarts": measured.restarts,
+            "rollbacks": measured.rollbacks,
+            "steps_repeated": repeated,
+            "goodput": goodput,
+            "checkpoint_step": measured.saved_step,
         }
 
     def _keep_baseline(self) -> None:
@@ -400,8 +489,14 @@ def _of_race(planned: Plan, measured: Measured) -> Result:
     ranks = planned.ranks("worker")
     return {name: measured.finished.get(name) for name in names} | {
         "worker_steps": {f"worker {rank}": count for rank, count in zip(ranks, counts, strict=False)},
-        "restarts": measured.restarts,
     }
+
+
+def _preempted(preemption: Preemption, measured: Measured) -> str:
+    """What happened, and how to go on."""
+    said = measured.saved_step
+    where = "No checkpoint was written yet" if said is None else f"The last checkpoint is of step {said}"
+    return f"The run was preempted by {preemption.asked}. {where}; the same command goes on from there."
 
 
 def refused(error: str, asked: Asked) -> Result:
@@ -443,15 +538,22 @@ def parameters(planned: Plan, config: Config) -> dict[str, Any]:
 
 
 @contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP raises `Interrupted`; later ones leave the cleaning up alone."""
+def signals_interrupt(session: Session) -> Iterator[None]:
+    """Inside, the first SIGINT or SIGHUP raises `Interrupted`; later ones leave the cleaning up alone.
+
+    So does a scheduler's signal, unless a point is under way, which then ends with a checkpoint.
+    """
 
     def interrupt(number: int, frame: object) -> None:
+        if number in PREEMPTING:
+            session.preemption.ask(number, "the conductor")
+            if session.busy:
+                return
         for each in watched:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    watched = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
     if threading.current_thread() is not threading.main_thread():
         yield
         return

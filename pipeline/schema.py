@@ -67,6 +67,20 @@ class Store(Enum):
     none = "none"
 
 
+class Divergence(Enum):
+    """What becomes of a training whose loss is NaN or explodes."""
+
+    stop = "stop"
+    rollback = "rollback"
+
+
+class Best(Enum):
+    """Which value of a metric is the best."""
+
+    min = "min"
+    max = "max"
+
+
 class StartMethod(Enum):
     """How a process starts: forked from a server that holds the imports, or from nothing."""
 
@@ -144,6 +158,21 @@ class TrainConfig:
     steps_per_call: int | None = None
     gradient_bits: int = 32
     save: bool = True
+    on_divergence: Divergence = Divergence.stop
+    divergence_factor: float = 1e4
+
+
+@dataclass
+class CheckpointConfig:
+    """How often training's state is written, what is kept of it, and where."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = 10.0
+    every_epochs: int | None = None
+    keep: int = 2
+    keep_best: str | None = None
+    best_is: Best | None = None
+    folder: str | None = None
 
 
 @dataclass
@@ -182,14 +211,17 @@ class ClusterConfig:
 
 @dataclass
 class LaunchConfig:
-    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, and to stop; and how
-    often a worker that others can do without is started again."""
+    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, to stop, and to leave
+    with a checkpoint; how often what failed is started again, and with how few workers a training may go on."""
 
     startup_timeout: float = 60.0
     heartbeat_timeout: float = 30.0
     progress_timeout: float = 50.0
     stop_timeout: float = 4.0
-    restarts: int = 3
+    preempt_timeout: float = 25.0
+    max_restarts: int = 3
+    elastic: bool = False
+    min_workers: int = 1
 
 
 @dataclass
@@ -199,12 +231,15 @@ class Config:
     mode: Mode = Mode.run
     workers: int | None = None
     output_dir: str = "outputs"
+    resume: str = "auto"
+    resume_changes: list[str] = field(default_factory=list)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)

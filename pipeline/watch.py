@@ -21,11 +21,17 @@ SILENT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Failure:
-    """Which process failed and why; `rank` is None where it is the whole run. `stuck`: it may still tell where."""
+    """Which process failed and why; `rank` is None where it is the whole run. `stuck`: it may still tell where.
+
+    `lost`: the process is gone or does nothing, for no reason of its own; started again it may do better. `diverged`:
+    training has, and a smaller learning rate may help.
+    """
 
     error: str
     rank: int | None
     stuck: bool = False
+    lost: bool = True
+    diverged: bool = False
 
 
 @dataclass
@@ -42,6 +48,7 @@ class _Seen:
     answered: bool = False
     exited: int | None = None
     error: str | None = None
+    diverged: bool = False
     lost_peer: float | None = None
     stopped: bool = False
 
@@ -76,7 +83,7 @@ class Watch:
         if kind == "exited":
             seen.exited = event["code"]
             return
-        if kind == "started":
+        if kind in ("started", "signalled"):
             return
         seen.stopped = kind == "stopped"
         if seen.stopped:
@@ -88,7 +95,7 @@ class Watch:
             if event.get("peer"):
                 seen.lost_peer = now
             else:
-                seen.error = event["error"]
+                seen.error, seen.diverged = event["error"], bool(event.get("diverged"))
         if "cpu_seconds" in event:
             self._beat(seen, event, now)
         elif kind != "system":
@@ -127,7 +134,11 @@ class Watch:
         for rank, seen in self.seen.items():
             if seen.error is not None:
                 # TensorFlow has many words for a peer that is gone; one that is gone is the better explanation.
-                return self._death() or self._gone_quiet(now) or Failure(seen.error, rank)
+                return (
+                    self._death()
+                    or self._gone_quiet(now)
+                    or Failure(seen.error, rank, lost=False, diverged=seen.diverged)
+                )
         return None
 
     def _gone_quiet(self, now: float) -> Failure | None:
@@ -153,7 +164,7 @@ class Watch:
         # A process that aborts has often only lost another.
         rank = next((rank for rank, code in died.items() if code == -signal.SIGKILL), min(died))
         again = self.replaced.get(rank, 0)
-        often = f", after it was started again {again} time{'s' * (again > 1)} (launch.restarts)" if again else ""
+        often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
         return Failure(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)
 
     def _silence(self, now: float) -> Failure | None:
@@ -215,7 +226,7 @@ class Watch:
     def _replaceable(self, rank: int) -> bool:
         process = self.plan.processes[rank]
         worker = self.plan.asynchronous and process.role == "worker"
-        return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.restarts
+        return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.max_restarts
 
     def _silent(self, rank: int, now: float) -> Failure:
         seen = self.seen[rank]

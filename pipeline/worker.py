@@ -5,15 +5,19 @@ A worker or parameter server of an asynchronous training serves its coordinator,
 Commands, each a dictionary with `do`:
 
     load       {}                     make the data; answered by `loaded`
-    build      {"train_counts", "validation_counts"}   make the model; `built`
+    build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
+               last whole checkpoint with `resume` "last", from the last good one with "good"; `restored` tells which
     size       {}                     tell how large the model is; `sized`
     begin      {}                     begin training: from here on, steps are those of the training while it lasts
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
     train      {"steps_per_call", "folder"}   train to the end, save; `saved`, `finished`
+    leave      {}                     write a checkpoint as soon as all agree to, and do nothing more; `left`. It is
+               heard at once, whatever a process is at
     exit       {}                     end with 0
 
-Training tells `steps` and `epoch`. Without `begin`, as in the baseline, steps train the model for nothing but time.
+Training tells `steps`, `epoch` and `checkpoint`. Without `begin`, as in the baseline, steps train the model for nothing
+but time.
 """
 
 import contextlib
@@ -21,12 +25,11 @@ import hashlib
 import os
 import platform
 import re
-import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,16 +44,23 @@ from pipeline.plan import Plan, Process, from_json, left_out
 from pipeline.strategies.parameter_server import serve
 from pipeline.train import batches, build, static, tables
 from pipeline.train import size as of_model
+from pipeline.train.checkpoint import Keeper
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
 from pipeline.train.scheduled import ScheduledLoop
-from pipeline.train.training import Training
+from pipeline.train.state import on_all
+from pipeline.train.training import Diverged, Left, Survival, Training
 
 CALIBRATION_STEPS = 3
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 
 
 def main(
-    plan_text: str, rank: int, tell: Tell, take: Callable[[], dict[str, Any]], leave: Callable[[int], NoReturn]
+    plan_text: str,
+    rank: int,
+    tell: Tell,
+    take: Callable[[], dict[str, Any]],
+    asked_to_leave: Callable[[], bool],
+    leave: Callable[[int], NoReturn],
 ) -> NoReturn:
     """Lives process `rank` of a plan: tells events, takes commands, and on `exit` leaves at once with 0.
 
@@ -65,15 +75,17 @@ def main(
     strategy = make_strategy(plan, process, tell) if leads else None
     # Kept for the process's life.
     server = None if leads else start_server(plan, process, tell)
-    # TensorFlow swallows SIGTERM once the strategy exists; put the default back so that a scheduler can stop us.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     tell("joined", devices=list(process.devices), versions=versions())
     if process.rank == min(each.rank for each in plan.processes if each.host == process.host):
         _sample_system(plan.system_metrics_seconds, process.host, tell)
-    work = None if strategy is None else Work(plan, process, strategy, tell)
+    work = None if strategy is None else Work(plan, process, strategy, tell, asked_to_leave)
     while (command := take())["do"] != "exit":
         if work is not None:
-            getattr(work, command.pop("do"))(**command)
+            try:
+                getattr(work, command.pop("do"))(**command)
+            except Left:
+                # It waits for the others, some of whom may still need it, to be told to end.
+                work = None
     del server
     leave(0)
 
@@ -171,11 +183,20 @@ def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
 class Work:
     """What a process has made so far, and the commands that go on from it."""
 
-    def __init__(self, plan: Plan, process: Process, strategy: tf.distribute.Strategy, tell: Tell) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        process: Process,
+        strategy: tf.distribute.Strategy,
+        tell: Tell,
+        asked_to_leave: Callable[[], bool],
+    ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
+        self._asked_to_leave = asked_to_leave
         self._parts: tuple[Any, Any] = (None, None)
         self._loop: Loop | None = None
         self._training: Training | None = None
+        self._survival: Survival | None = None
         # Makes the same model again, without a strategy.
         self._plain: Callable[[], keras.Model] = keras.Model
         self._put_back = contextlib.ExitStack()
@@ -198,7 +219,7 @@ class Work:
             validation_examples=0 if validation is None else batches.count(validation),
         )
 
-    def build(self, train_counts: list[int], validation_counts: list[int]) -> None:
+    def build(self, train_counts: list[int], validation_counts: list[int], resume: str | None = None) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
         train = self._parts[0]
@@ -227,6 +248,7 @@ class Work:
                 plan.learning_rate,
                 targets.value(plan.loss, "train.loss"),
                 targets.value(plan.metrics, "train.metrics"),
+                plan.rate_scale,
             )
 
         if plan.static_batches and plan.rehearsal:
@@ -245,13 +267,16 @@ class Work:
         chief = self._process.rank == 0
         alone = len(plan.leaders) == 1
         first, rest = (*held_out, None, None)[:2]
+        position = self._prepare_survival(resume, data.layout, _digest(train))
         if plan.asynchronous:
             # Workers that race each read a part of their own, where the data can be had in parts.
             shares = plan.workers if plan.workers > 1 and self._has_shards() else 1
             shards = [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
-            self._loop = ScheduledLoop(model, strategy, data, shards, plan.workers, first, outputs, plan.gradient_bits)
+            self._loop = ScheduledLoop(
+                model, strategy, data, shards, plan.workers, first, outputs, plan.gradient_bits, position
+            )
         else:
-            self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest)
+            self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest, position)
         self._tell(
             "built",
             parameters=model.count_params(),
@@ -286,7 +311,11 @@ class Work:
         wrong = [each for each in callbacks if not isinstance(each, keras.callbacks.Callback)]
         if wrong:
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
-        self._training = Training(self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training)
+        if self._survival is not None:
+            self._survival.keeper.check()
+        self._training = Training(
+            self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training, survival=self._survival
+        )
 
     def calibrate(self, steps_per_call: int | None) -> None:
         """Traces the step, and times a few: one call, or so many steps that a call's length can be chosen."""
@@ -320,10 +349,40 @@ class Work:
             pass
         self._put_back.close()
         if loop.chief and self._plan.save:
+            build.unscaled(loop.model.optimizer)
             model = tables.whole(loop.model, self._plain()) if tables.has_tables(loop.model) else loop.model
             save(model, Path(folder) / "model.keras")
             self._tell("saved", path="model.keras")
         self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
+
+    def leave(self) -> None:
+        """Writes a checkpoint where training has begun and is not over, and raises `Left`."""
+        if self._training is not None:
+            self._training.leave()
+        self._tell("left", step=None)
+        raise Left
+
+    def _prepare_survival(self, resume: str | None, layout: batches.Layout, digest: str) -> batches.Position:
+        """Finds the checkpoint to go on from, on all processes; returns its position in the data."""
+        plan = self._plan
+        if plan.checkpoint.folder is None:
+            return batches.Position()
+        chief, keeper = self._process.rank == 0, Keeper(plan.checkpoint, self._tell)
+        state = None
+        if resume is not None and chief:
+            state = keeper.last(_is_good(plan) if resume == "good" else lambda values: True)
+        if resume is not None and len(plan.leaders) > 1:
+            state = on_all(state, self._strategy)
+        about = {"data": {"examples": layout.examples, "shards": len(layout.counts), "digest": digest}}
+        self._survival = Survival(keeper, state, self._asked_to_leave, plan.divergence_factor, plan.rate_scale, about)
+        if resume is not None and chief:
+            if resume == "good":
+                keeper.drop_after(-1 if state is None else state.values["step"])
+            self._tell("restored", step=0 if state is None else state.values["step"], found=state is not None)
+        if state is None:
+            return batches.Position()
+        _check_same_data(state.values["data"], about["data"])
+        return batches.Position(state.values["epoch"], state.values["examples"])
 
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
         """At least `steps` steps: of the training while it lasts, then for the sake of timing alone."""
@@ -417,6 +476,26 @@ def save(model: keras.Model, path: Path) -> None:
     partial.with_suffix(".partial.keras").rename(path)
 
 
+def _is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:
+    """Is a checkpoint, by its values, of a training that had not diverged?"""
+
+    def good(values: Mapping[str, Any]) -> bool:
+        loss, first = values["loss"], values["first_loss"]
+        return bool(values["finite"]) and (loss is None or loss <= plan.divergence_factor * max(1.0, abs(first)))
+
+    return good
+
+
+def _check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuses to go on with other data than a checkpoint was trained on; shards can be told apart by count alone."""
+    comparable = then["shards"] == now["shards"]
+    if then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"]):
+        raise TrainingError(
+            f"Expected the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']}), "
+            f"received {now['examples']} ({now['digest']}): it has changed since. Try resume=never."
+        )
+
+
 def versions() -> dict[str, str]:
     """The versions that a measurement depends on."""
     return {"python": platform.python_version()} | {
@@ -436,6 +515,11 @@ def explain(error: BaseException) -> str:
     if "Could not start gRPC server" in first:
         return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
     return first if own else f"{type(error).__name__}: {first}"
+
+
+def diverged(error: BaseException) -> bool:
+    """Has the training diverged, so that another learning rate may help?"""
+    return isinstance(error, Diverged)
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -47,7 +47,10 @@ def refusal(ran: Ran) -> str:
         (["~strategy"], "Expected a choice of strategy that has a name, received none. Try strategy="),
         (["experiment=mine"], "received experiment."),
         # Keys.
-        (["workerz=2"], "Expected a key of the config (mode, workers, output_dir), received workerz. Try workers."),
+        (
+            ["workerz=2"],
+            "Expected a key of the config (mode, workers, output_dir, resume, resume_changes), received workerz. Try workers.",
+        ),
         (["train.epoch=3"], "received train.epoch. Try train.epochs."),
         (["+train.epoch=3"], "received train.epoch. Try train.epochs."),
         (["++hardware.gpus=3"], "Expected a key of hardware (name, hosts, devices_per_host"),

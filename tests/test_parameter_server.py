@@ -209,7 +209,7 @@ def assert_went_on(ran: Ran, steps: int, words: str) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_keeps_dying_ends_the_run_by_name(tmp_path):
-    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.epochs=500", "launch.restarts=0")
+    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.epochs=500", "launch.max_restarts=0")
     assert ran.code == 1
     assert "worker 1 was killed by SIGKILL" in ran.err
     assert not left_behind(tmp_path)
@@ -226,7 +226,7 @@ def test_a_worker_that_keeps_dying_ends_the_run_by_name(tmp_path):
     ],
 )
 def test_a_server_or_coordinator_that_is_gone_is_named_within_a_minute(tmp_path, rank, number, words):
-    ran = harmed(tmp_path, rank, number, "train.epochs=500")
+    ran = harmed(tmp_path, rank, number, "train.epochs=500", "launch.max_restarts=0")
     assert ran.code == 1
     assert words in ran.err
     assert ran.result["status"] == "FAILED"

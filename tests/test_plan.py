@@ -714,7 +714,7 @@ def test_racing_workers_on_hosts_share_the_servers_out():
         ("parameter_server", {"strategy__min_shard_bytes": 0}, "Expected strategy.min_shard_bytes to be 1 or more"),
         ("parameter_server", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1."),
         ("parameter_server", {"train__deterministic": True}, "where 2 workers race, received true. Try workers=1"),
-        ("parameter_server", {"launch__restarts": -1}, "Expected launch.restarts to be 0 or more"),
+        ("parameter_server", {"launch__max_restarts": -1}, "Expected launch.max_restarts to be 0 or more"),
     ],
 )
 def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):

@@ -127,7 +127,7 @@ def test_a_process_that_dies_after_it_told_why_is_blamed_with_its_own_words():
     story = Story()
     story.tell(1, "failed", error="the moon is not full", peer=False)
     story.tell(1, "exited", code=1)
-    assert found(story.watch.failure(story.now)) == Failure("the moon is not full", 1)
+    assert found(story.watch.failure(story.now)) == Failure("the moon is not full", 1, lost=False)
 
 
 def test_peers_that_lost_a_killed_process_take_no_blame():
@@ -319,7 +319,7 @@ def test_an_event_is_progress():
 def racing(restarts: int = 3) -> Story:
     """A coordinator (0), two workers (1, 2) and a parameter server (3), in the midst of training."""
     story = Story(2, strategy="parameter_server")
-    story.watch.plan = dataclasses.replace(story.watch.plan, restarts=restarts)
+    story.watch.plan = dataclasses.replace(story.watch.plan, max_restarts=restarts)
     story.watch.replacing = True
     story.watch.asked(story.now)
     return story
@@ -352,7 +352,7 @@ def test_a_racing_worker_is_replaced_so_often_and_no_more():
     story.tell(1, "exited", code=1)
     assert story.watch.to_replace(story.now) == {}
     error = found(story.watch.failure(story.now)).error
-    assert error == "worker 1 ended with exit code 1, after it was started again 2 times (launch.restarts)."
+    assert error == "worker 1 ended with exit code 1, after it was started again 2 times (launch.max_restarts)."
 
 
 def test_before_training_begins_a_racing_worker_is_a_loss():

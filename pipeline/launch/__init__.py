@@ -33,7 +33,7 @@ class Job(Protocol):
         """Has every process that still can write its stack to its log."""
 
     def stop(self, grace: float) -> None:
-        """Ends every process: asks, and after `grace` seconds kills. Returns when none is left."""
+        """Ends every process, killing those that have not ended after `grace` seconds. Returns when none is left."""
 
 
 class Cluster(Protocol):

@@ -21,6 +21,8 @@ from pipeline.events import to_line
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
 F_SETSIG = 10
+# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def main(
@@ -31,23 +33,30 @@ def main(
     os.setpgid(0, 0)
     die_with(lifeline)
     _write_to(log)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Before there is another thread, so that all of them, TensorFlow's too, leave these to the one that waits for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTING)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     line = Line(events, group, rank)
     try:
         threading.Thread(target=_beat, args=(line,), daemon=True).start()
+        threading.Thread(target=_pass_on, args=(line,), daemon=True).start()
         inbox = Inbox(commands)
         from pipeline import worker
 
-        worker.main(plan, rank, line.tell, inbox.take, _leave)
+        worker.main(plan, rank, line.tell, inbox.take, inbox.leave.is_set, _leave)
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
         from pipeline import worker
 
-        line.tell("failed", error=worker.explain(error), peer=worker.lost_a_peer(error))
+        line.tell(
+            "failed",
+            error=worker.explain(error),
+            peer=worker.lost_a_peer(error),
+            diverged=worker.diverged(error),
+        )
         _leave(1)
 
 
@@ -99,6 +108,8 @@ class Inbox:
         self._connection = connection
         self._commands: list[dict[str, Any]] = []
         self._arrived = threading.Condition()
+        # Set as soon as `leave` has come, before it is taken.
+        self.leave = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def take(self) -> dict[str, Any]:
@@ -111,6 +122,8 @@ class Inbox:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 command = json.loads(self._connection.recv_bytes())
+                if command["do"] == "leave":
+                    self.leave.set()
                 with self._arrived:
                     self._commands.append(command)
                     self._arrived.notify()
@@ -122,6 +135,14 @@ def _beat(line: Line) -> None:
         with contextlib.suppress(OSError):
             line.write("beat", progress=line.progress, cpu_seconds=time.process_time())
         time.sleep(BEAT_SECONDS)
+
+
+def _pass_on(line: Line) -> None:
+    """Tells the conductor of a scheduler's signals, which decides for all processes."""
+    while True:
+        number = signal.sigwait(PREEMPTING)
+        with contextlib.suppress(OSError):
+            line.write("signalled", signal=int(number))
 
 
 def _write_to(log: str) -> None:

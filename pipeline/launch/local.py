@@ -127,9 +127,7 @@ class LocalJob:
         self._signal(signal.SIGUSR2)
 
     def stop(self, grace: float) -> None:
-        """Asks every process to end, kills it after `grace` seconds, and waits until it is gone."""
-        if grace > 0:
-            self._signal(signal.SIGTERM)
+        """Gives the processes `grace` seconds to end by themselves, kills the others, and waits for their end."""
         deadline = time.monotonic() + grace
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))

@@ -9,7 +9,7 @@ from pipeline.show.console import console_on, error_text
 from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
 from pipeline.show.progress import Progress
-from pipeline.show.result import result_rows, result_table
+from pipeline.show.result import result_rows, result_table, resumed_line
 from pipeline.show.sweep import sweep_notes, sweep_rows, sweep_table
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "plan_lines",
     "result_rows",
     "result_table",
+    "resumed_line",
     "shard_lines",
     "sweep_notes",
     "sweep_rows",

@@ -70,6 +70,7 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("training", trained),
         ("validation", listed(named("loss", result.get("val_loss")), pairs(result.get("val_metrics")))),
         ("time", _seconds(result)),
+        ("survived", _survived(result)),
         *(("note", clean(note)) for note in items(result.get("notes"))),
         ("folder", folder if finished else ""),
         ("model", _joined(folder, clean(result.get("saved")))),
@@ -110,6 +111,27 @@ def _speedup(result: Mapping[str, Any]) -> str:
     within = span(result.get("speedup_low"), result.get("speedup_high"), times, " to ")
     scaling = f"{clean(result.get('scaling')) or 'unknown'} scaling"
     return listed(f"{times(value)}{marks(result)}", _interval(result, within), scaling)
+
+
+def _survived(result: Mapping[str, Any]) -> str:
+    """How often it went on after an end or a loss, and what that cost; nothing where it never had to."""
+    counts = {name: whole(result.get(name)) or 0 for name in ("resumed", "restarts", "rollbacks", "steps_repeated")}
+    if not any(counts.values()):
+        return ""
+    at_end, planned = whole(result.get("workers_at_end")), whole(result.get("workers"))
+    return listed(
+        f"resumed {plural(counts['resumed'], 'time')}" if counts["resumed"] else "",
+        *(plural(counts[name], name.rstrip("s")) if counts[name] else "" for name in ("restarts", "rollbacks")),
+        f"{plural(counts['steps_repeated'], 'step')} made twice" if counts["steps_repeated"] else "",
+        f"{plural(at_end, 'worker')} at the end" if at_end != planned else "",
+        "" if (share := number(result.get("goodput"))) is None else f"{percent(share)} of the time in steps that count",
+    )
+
+
+def resumed_line(folder: str, status: str, step: int, saved: int | None) -> str:
+    """Which run a command goes on with, and from where."""
+    where = f"from the checkpoint of step {saved:,}" if saved else "from the beginning, since it has no checkpoint"
+    return f"resuming   {folder}, {status} at step {step:,}, {where} (resume=never begins anew)"
 
 
 def _efficiency(result: Mapping[str, Any]) -> str:

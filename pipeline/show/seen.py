@@ -124,6 +124,17 @@ class Seen:
                 return self._measured(baseline, event)
             case "steps" | "epoch" | "beat" | "saved" if chief:
                 return self._trained(kind, event)
+            case "restarted":
+                return self._restarted(event)
+            case "restored":
+                found = event.get("found") is True
+                step = whole(event.get("step")) or 0
+                self._training.go_back(step)
+                where = f"from step {step:,}" if found else "from the beginning: there is no checkpoint yet"
+                return [Line(f"going on {where}")]
+            case "checkpoint":
+                self._training.saved = whole(event.get("step"))
+                return []
             case "warning":
                 return self._once(f"warning: {clean(event.get('text')) or '(without words)'}", lasting=True)
             case "failed":
@@ -195,6 +206,19 @@ class Seen:
         )
         text = f"{training.epoch_of(epoch)}: {figures or 'done'}"
         return [*begins, *self._once(text, lasting=True, key=f"epoch {epoch}")]
+
+    def _restarted(self, event: Event) -> list[Line]:
+        """All processes come up once more, perhaps fewer; what was measured stays measured."""
+        self._failed = False
+        self._training.begun = False
+        told, repeats = self._groups["point"].told, self._groups["point"].rate_of
+        expected, leaders = (whole(event.get(name)) or 1 for name in ("processes", "leaders"))
+        self._groups["point"] = Group(expected, leaders, told=told, rate_of=repeats)
+        if "baseline" in self._groups:
+            self._groups["baseline"].reached = {}
+        again = ("starting", "joined", "built", "measuring", "training", "failed")
+        self._told = {key for key in self._told if not key.startswith(again)}
+        return [Line(f"warning: {clean(event.get('text'))}", lasting=True)]
 
     def _failure(self, event: Event) -> list[Line]:
         self._failed = True
@@ -268,6 +292,8 @@ class _Training:
 
     def __init__(self, plan: Plan) -> None:
         self.begun = False
+        # The step of the last checkpoint.
+        self.saved: int | None = None
         self.facts = ""
         self._plan = plan
         self._epochs = plan.epochs
@@ -281,6 +307,11 @@ class _Training:
         self._loss: float | None = None
         self._metrics: object = None
         self._calls: deque[tuple[int, float, float]] = deque()  # (steps, examples, seconds), the last few
+
+    def go_back(self, step: int) -> None:
+        """Training goes on from a step."""
+        self._step, self._validated, self._over = step, 0, False
+        self._calls.clear()
 
     @property
     def total(self) -> int | None:
@@ -357,7 +388,8 @@ class _Training:
         if self.total and steps and seconds:
             left = f"{duration(max(0, self.total - self._step) * seconds / steps)} left"
         speed = f"{rate(examples / seconds)} examples/s" if examples > 0 and seconds > 0 else ""
-        return listed(speed, left, self._scores())
+        saved = f"saved at {self.saved:,}" if self.saved else ""
+        return listed(speed, left, self._scores(), saved)
 
     def _scores(self) -> str:
         return listed(named("loss", self._loss), pairs(self._metrics))

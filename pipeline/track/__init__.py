@@ -9,6 +9,7 @@ follower is a process because MLflow takes seconds to import and its server may 
 for neither, and imports no more than `Tracker`.
 """
 
+from pipeline.track.state import run_id_of
 from pipeline.track.tracker import Tracker
 
-__all__ = ["Tracker"]
+__all__ = ["Tracker", "run_id_of"]

@@ -18,7 +18,7 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 500
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
-    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|^(updates|restarts)$"
+    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|goodput|^(updates|restarts|rollbacks|steps_repeated)$"
 )
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
@@ -55,6 +55,10 @@ class Data(NamedTuple):
     profile: str
 
 
+class Begin(NamedTuple):
+    """The run goes on after all."""
+
+
 class End(NamedTuple):
     """The run is over."""
 
@@ -62,14 +66,23 @@ class End(NamedTuple):
     time_ms: int
 
 
-Change = Point | Param | Tag | Data | End
+Change = Point | Param | Tag | Data | Begin | End
 
 
 @dataclass
 class Seen:
-    """What earlier events of a log said that later ones need."""
+    """What earlier events of a log said that later ones need.
+
+    `conductor` is the event of the command that wrote last, the `commands`-th. Of steps, epochs and repeats that are
+    made again, those up to the highest so far are known.
+    """
 
     run: Event | None = None
+    conductor: Event | None = None
+    commands: int = 0
+    step: int = 0
+    epoch: int = 0
+    repeats: dict[str, int] = field(default_factory=dict)
     time_ms: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     speakers: dict[str, Any] = field(default_factory=dict)
@@ -117,7 +130,8 @@ def ms(event: Event) -> int:
 def _run(event: Event, seen: Seen) -> Iterator[Change]:
     if seen.run is not None:
         return
-    seen.run = event
+    seen.run = seen.conductor = event
+    seen.commands = 1
     params = {safe_name(name): text(value, PARAM_CHARACTERS) for name, value in (event.get("params") or {}).items()}
     yield from (Param(name, value) for name, value in params.items())
     for name, value in (event.get("tags") or {}).items():
@@ -125,9 +139,28 @@ def _run(event: Event, seen: Seen) -> Iterator[Change]:
     yield Tag("pipeline.folder", text(event.get("folder"), TAG_CHARACTERS))
 
 
+def _resumed(event: Event, seen: Seen) -> Iterator[Change]:
+    seen.conductor, seen.ended = event, False
+    seen.commands += 1
+    yield Tag("status", "RUNNING")
+    yield Tag("preempted", "false")
+    yield Tag("resumed", str(seen.commands - 1))
+    # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
+    then, now = ((each or {}).get("params") or {} for each in (seen.run, event))
+    for name, value in now.items():
+        if then.get(name) != value:
+            yield Tag(safe_name(f"resumed/{name}"), text(value, TAG_CHARACTERS))
+    yield Begin()
+
+
+def _restarted(event: Event, seen: Seen) -> Iterator[Change]:
+    yield from _warning(event, seen)
+
+
 def _built(event: Event, seen: Seen) -> Iterator[Change]:
-    if seen.speakers.setdefault("built", event.get("rank")) != event.get("rank"):
+    if "built" in seen.speakers:
         return
+    seen.speakers["built"] = event.get("rank")
     for name in ("parameters", "input_shape", "num_classes"):
         if event.get(name) is not None:
             yield Tag(name, text(event[name], TAG_CHARACTERS))
@@ -145,13 +178,23 @@ def _built(event: Event, seen: Seen) -> Iterator[Change]:
 
 def _measured(event: Event, seen: Seen) -> Iterator[Change]:
     group = event.get("group", "point")
-    if seen.speakers.setdefault(f"measured {group}", event.get("rank")) == event.get("rank"):
+    known = seen.repeats.get(group, -1)
+    if (
+        seen.speakers.setdefault(f"measured {group}", event.get("rank")) == event.get("rank")
+        and event["repeat"] > known
+    ):
+        seen.repeats[group] = event["repeat"]
         yield from _point(f"measure/{group}/examples_per_second", _rate(event), event, event["repeat"])
 
 
 def _steps(event: Event, seen: Seen) -> Iterator[Change]:
     losses, last, seconds = event.get("losses") or [], int(event["step"]), _number(event.get("seconds")) or 0.0
+    before, seen.step = seen.step, max(seen.step, last)
+    if last <= before:
+        return
     for index, loss in enumerate(losses):
+        if last - len(losses) + index + 1 <= before:
+            continue
         # The call took `seconds` and ended now; its steps took equal parts of that.
         left = len(losses) - 1 - index
         yield from _point("loss", loss, event, last - left, seconds * left / len(losses))
@@ -163,6 +206,9 @@ def _steps(event: Event, seen: Seen) -> Iterator[Change]:
 
 
 def _epoch(event: Event, seen: Seen) -> Iterator[Change]:
+    if event["epoch"] <= seen.epoch:
+        return
+    seen.epoch = event["epoch"]
     for name, value in (_trained(event) | _validated(event)).items():
         yield from _point(f"epoch/{name}", value, event, event["epoch"])
     # By optimizer step too, so that MLflow can draw it over the training loss.
@@ -193,18 +239,21 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
     values = event.get("values") or {}
     for name, value in values.items():
         if MEASUREMENT.search(name):
-            yield from _point(name, value, event, 0)
+            yield from _point(name, value, event, seen.commands - 1)
     # Beside the curves of the same names, not in them.
     for name, value in (_trained(values) | _validated(values)).items():
-        yield from _point(f"final/{name}", value, event, 0)
+        yield from _point(f"final/{name}", value, event, seen.commands - 1)
     for name in ("status", "error", "rehearsal", "oversubscribed", "asynchronous"):
         if values.get(name) is not None:
             yield Tag(name, text(values[name], TAG_CHARACTERS))
 
 
 def _ended(event: Event, seen: Seen) -> Iterator[Change]:
-    status = event.get("status") if event.get("status") in STATUSES else "FAILED"
+    preempted = event.get("status") == "PREEMPTED"
+    status = "KILLED" if preempted else event.get("status") if event.get("status") in STATUSES else "FAILED"
     seen.ended = True
+    if preempted:
+        yield Tag("preempted", "true")
     yield Tag("status", str(status))
     if event.get("error"):
         yield Tag("error", text(event["error"], TAG_CHARACTERS))
@@ -214,7 +263,8 @@ def _ended(event: Event, seen: Seen) -> Iterator[Change]:
 
 _CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
     "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
-    "warning": _warning, "saved": _saved, "result": _result, "ended": _ended,
+    "warning": _warning, "resumed": _resumed, "restarted": _restarted, "saved": _saved, "result": _result,
+    "ended": _ended,
 }  # fmt: skip
 
 

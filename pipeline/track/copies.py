@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pipeline import events
 from pipeline.events import Event
 from pipeline.track import state
-from pipeline.track.changes import NAME_CHARACTERS, Change, Data, End, Param, Point, Seen, Tag, changes, ms, text
+from pipeline.track.changes import NAME_CHARACTERS, Begin, Change, Data, End, Param, Point, Seen, Tag, changes, ms, text
 from pipeline.track.state import FRESH, LOG
 from pipeline.track.stores import Store, open_client, requests_may_take, without_password
 
@@ -94,7 +94,10 @@ class Copy:
 
     def has_ended(self) -> bool:
         """Is the log complete?"""
-        return self.seen.ended or any(event.get("event") == "ended" for event, _ in events.read(self.log))
+        ended = False
+        for event, _ in events.read(self.log):
+            ended = event.get("event") == "ended" or (ended and event.get("event") != "resumed")
+        return ended
 
     def verify(self) -> None:
         """Starts over where the store has lost the run. Raises `Deleted` where someone deleted it."""
@@ -195,6 +198,9 @@ class Copy:
         ):
             for start in range(0, len(items), size):
                 client.log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
+        if self._of(Begin):
+            client.update_run(self.run_id, status="RUNNING")
+            self._record.update(closed=None, killed_ms=None)
         for data in self._of(Data):
             source = json.dumps({"tags": {"name": data.name}})
             dataset = Dataset(data.name, data.digest, "code", source, data.schema, data.profile)

@@ -38,6 +38,12 @@ def recall(folder: Path) -> dict[str, Any]:
     return {"store": None, **FRESH, **(kept if isinstance(kept, dict) else {})}
 
 
+def run_id_of(folder: Path) -> str | None:
+    """The id of a folder's run in the store that it is tracked in; None where there is none."""
+    found = recall(folder)["run_id"]
+    return None if found is None else str(found)
+
+
 def write(folder: Path, kept: Mapping[str, Any]) -> None:
     """Makes `kept` what `recall` returns: a reader sees the old values or these."""
     partial = folder / f".{STATE}.{os.getpid()}"

@@ -104,7 +104,7 @@ def _complete(copy: Copy, uri: str, failed: dict[str, str]) -> bool:
 
 def _bring_up(copy: Copy, say: Callable[[str], None]) -> bool | None:
     _patiently(lambda: copy.catch_up(lambda: False))
-    run, about = copy.seen.run, ""
+    run, about = copy.seen.conductor, ""
     if run is None:
         return None
     if not copy.closed and not copy.seen.ended:

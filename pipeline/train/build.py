@@ -23,11 +23,13 @@ def model(
     learning_rate: float | None = None,
     loss: Any = None,
     metrics: Any = None,
+    rate_scale: float = 1.0,
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
-    not compiled Adam, sparse categorical cross-entropy and accuracy. Raises `ModelError`.
+    not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
+    multiplied by `rate_scale`. Raises `ModelError`.
     """
     with strategy.scope():
         made = make()
@@ -35,6 +37,8 @@ def model(
             raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
         check_step(made)
         _compile(made, optimizer, learning_rate, loss, metrics)
+        if rate_scale != 1.0:
+            _scale(made.optimizer, rate_scale)
         if strategy.num_replicas_in_sync > 1:
             _check_optimizer(made.optimizer)
         return made, ready(made, strategy, batch)
@@ -108,6 +112,32 @@ def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
     """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
     inner = step.innermost(optimizer)
     return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule whose rates are all multiplied by one number."""
+
+    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, scale: float) -> None:
+        self.schedule, self._scale = schedule, scale
+
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(step) * self._scale
+
+
+def _scale(optimizer: Any, scale: float) -> None:
+    inner = step.innermost(optimizer)
+    rate = inner._learning_rate
+    if isinstance(rate, keras.Variable):
+        rate.assign(rate * scale)
+    else:
+        inner._learning_rate = _Scaled(rate, scale)
+
+
+def unscaled(optimizer: Any) -> None:
+    """Gives an optimizer back the schedule that it was made with, which loads without this program."""
+    inner = step.innermost(optimizer)
+    if isinstance(inner._learning_rate, _Scaled):
+        inner._learning_rate = inner._learning_rate.schedule
 
 
 def _synchronize(made: keras.Model) -> None:

@@ -37,6 +37,7 @@ class Callbacks:
         `verbose` is that of Keras's own fit, whose progress bar the first process then shows.
         """
         self.model, self.strategy, self.chief = model, strategy, chief
+        self.own = list(callbacks)
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
         self._send = from_first(strategy)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,14 @@ class Totals:
         self._sums += (values.astype(np.float64) * sizes[:, None]).sum(axis=0)
         self._examples += float(sizes.sum())
 
+    def state(self) -> list[np.ndarray]:
+        """What was added up so far, for `set_state`."""
+        return [self._sums, np.array(self._examples)]
+
+    def set_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `state` gave."""
+        self._sums, self._examples = np.array(state[0]), float(state[1])
+
     def means(self) -> dict[str, float]:
         """The mean over examples of each loss so far."""
         return dict(zip(self._names, (self._sums / max(self._examples, 1.0)).tolist(), strict=True))
@@ -84,20 +92,24 @@ class Loop:
         chief: bool = True,
         alone: bool = True,
         rest: Data | None = None,
+        position: Position = BEGINNING,
     ) -> None:
         """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
 
-        `rest` is what is validated after `validation`, in batches of another size.
+        `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
         """
         self.model, self.strategy = model, strategy
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
+        self._position = position
         layout = train.layout
-        self._train = steps.training_steps(model, strategy, gradient_bits, layout.always_fed, layout.last != "short")
+        fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
+        self._train = steps.training_steps(model, strategy, gradient_bits, fed, layout.last != "short")
         held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
         self._results = tf.function(model.get_metrics_result, autograph=False)
+        self._sums = tf.function(self._sums_of_metrics, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Iterator[Any] | None = None
         self._validation: list[Iterator[Any]] | None = None
@@ -114,12 +126,16 @@ class Loop:
         """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
         return self.steps_per_epoch
 
+    def steps_after(self, examples: int) -> int:
+        """Steps that are left of an epoch whose steps have trained so many examples."""
+        return self.train_data.layout.steps_after(examples)
+
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
         whatever number of steps is `wanted` in all.
         """
         if self._training is None:
-            self._training = self.train_data.iterator()
+            self._training = self.train_data.iterator(self._position)
         started = time.perf_counter()
         losses, sizes = self._train(self._training, tf.constant(count))
         return Call(losses.numpy(), sizes.numpy(), time.perf_counter() - started)
@@ -144,13 +160,31 @@ class Loop:
     def graph(self) -> Any:
         """The graph of the compiled loop, compiled now if it was not yet."""
         if self._training is None:
-            self._training = self.train_data.iterator()
+            self._training = self.train_data.iterator(self._position)
         compiled: Any = self._train
         return compiled.get_concrete_function(self._training, tf.constant(1)).graph
 
     def facts(self) -> dict[str, Any]:
         """What else there is to tell of the training so far."""
         return {}
+
+    def counts(self) -> dict[str, Any]:
+        """What was counted of the training so far, as plain values."""
+        return {}
+
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
+        """Goes on from what `counts` gave."""
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """The values of the metrics' variables over all replicas; all processes take part."""
+        return [value.numpy() for value in self._sums()]
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
+        for variable, value in zip(self.model.metrics_variables, state, strict=True):
+            copies = getattr(variable.value, "values", (variable.value,))
+            for place, copy in enumerate(copies):
+                copy.assign(value if self.chief and not place else np.zeros_like(value))
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
@@ -177,6 +211,9 @@ class Loop:
             many = {f"{name}_{index}": float(each) for index, each in enumerate(values.flat)}
             flat |= many if values.ndim else {name: float(values)}
         return flat
+
+    def _sums_of_metrics(self) -> list[Any]:
+        return [tf.convert_to_tensor(variable.value) for variable in self.model.metrics_variables]
 
     def _metric_results(self) -> dict[str, Any]:
         return self._results()  # type: ignore[no-any-return]

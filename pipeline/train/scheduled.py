@@ -8,7 +8,7 @@ import abc
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -81,7 +81,9 @@ class Race:
         self._handed_out, self.pending, self._under_way = 0, 0, 0
         self._done: queue.Queue[_Done] = queue.Queue()
         self._since = 0.0
+        # Steps of each worker, and those before a checkpoint that training goes on from.
         self._steps_of: Counter[int] = Counter()
+        self._before: Counter[int] = Counter()
         self._examples = 0.0
         self._stale_sum, self._stale_most = 0.0, 0
         self._updates_before = self._updates()
@@ -131,16 +133,43 @@ class Race:
         """The metrics, as the model gives them."""
         return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
 
+    def counts(self) -> dict[str, Any]:
+        """What was counted so far, as plain values; steps under way are in none of it."""
+        return {
+            "steps_of": [(self._before + self._steps_of)[worker] for worker in range(self.lanes)],
+            "examples": self._examples,
+            "stale_sum": self._stale_sum,
+            "stale_most": self._stale_most,
+            "updates": self._updates() - self._updates_before,
+        }
+
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
+        """Goes on from what `counts` gave. Whose steps they were is forgotten where there are other workers now."""
+        steps = counts["steps_of"]
+        self._before = Counter(dict(enumerate(steps if len(steps) == self.lanes else [sum(steps)])))
+        self._examples, self._stale_sum = counts["examples"], counts["stale_sum"]
+        self._stale_most = counts["stale_most"]
+        self._updates_before = self._updates() - counts["updates"]
+
+    def state(self) -> list[np.ndarray]:
+        """The metrics' state now."""
+        return list(self._state)
+
+    def set_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `state` gave."""
+        self._state = [np.array(each) for each in state]
+
     def facts(self) -> dict[str, Any]:
         """Staleness, what was counted, updates and whose steps they were."""
-        made = sum(self._steps_of.values())
+        steps_of = self._before + self._steps_of
+        made = steps_of.total()
         return {
             "staleness_mean": self._stale_sum / max(made, 1),
             "staleness_max": self._stale_most,
             "steps": made,
             "examples": int(self._examples),
             "updates": self._updates() - self._updates_before,
-            "worker_steps": [self._steps_of[worker] for worker in range(self.lanes)],
+            "worker_steps": [steps_of[worker] for worker in range(self.lanes)],
         }
 
     def _updates(self) -> int:
@@ -219,6 +248,22 @@ class Racing(Loop):
         """Staleness, updates and whose steps they were."""
         return self.race.facts()
 
+    def counts(self) -> dict[str, Any]:
+        """What was counted of the race so far."""
+        return self.race.counts()
+
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
+        """Goes on from what `counts` gave."""
+        self.race.set_counts(counts)
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """The metrics' state, which the race keeps."""
+        return self.race.state()
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave."""
+        self.race.set_state(state)
+
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
         self.race.reset_metrics()
@@ -246,10 +291,11 @@ class ScheduledLoop(Racing):
         validation: Data | None = None,
         outputs: Sequence[str] = (),
         gradient_bits: int = 32,
+        position: Position = BEGINNING,
     ) -> None:
         """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
         super().__init__(model, strategy, train, validation, outputs)
-        made = source(train, shards, workers)
+        made = source(train, shards, workers, position)
         self._race = Race(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
         self.lanes = workers
 

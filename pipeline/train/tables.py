@@ -79,9 +79,25 @@ def whole(model: keras.Model, plain: keras.Model) -> keras.Model:
         (model.variables, plain.variables),
         (model.optimizer.variables, plain.optimizer.variables),
     ):
-        for shards, variable in zip(_grouped(ours), theirs, strict=True):
-            variable.assign(np.concatenate(shards) if len(shards) > 1 else shards[0])
+        for shards, variable in zip(grouped(ours), theirs, strict=True):
+            variable.assign(joined(shards))
     return plain
+
+
+def grouped(variables: Sequence[Any]) -> list[list[Any]]:
+    """The variables, those that are shards of one table together."""
+    groups: dict[str, list[Any]] = {}
+    for place, variable in enumerate(variables):
+        found = _SHARD.search(variable.path)
+        key = _SHARD.sub("", variable.path) if found else f"{place}"
+        groups.setdefault(key, []).append(variable)
+    return list(groups.values())
+
+
+def joined(shards: Sequence[Any]) -> np.ndarray:
+    """The value of a group of variables, as this process has it in its first copy."""
+    values = [np.array(getattr(shard.value, "values", (shard.value,))[0]) for shard in shards]
+    return np.concatenate(values) if len(values) > 1 else values[0]
 
 
 def has_tables(model: keras.Model) -> bool:
@@ -137,16 +153,6 @@ def _cut(layer: keras.layers.Embedding, count: int) -> list[Any]:
         )
         for place, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
-
-
-def _grouped(variables: Sequence[Any]) -> list[list[np.ndarray]]:
-    """Values of variables, those of the shards of one table together."""
-    groups: dict[str, list[np.ndarray]] = {}
-    for place, variable in enumerate(variables):
-        found = _SHARD.search(variable.path)
-        key = _SHARD.sub("", variable.path) if found else f"{place}"
-        groups.setdefault(key, []).append(np.asarray(keras.ops.convert_to_numpy(variable)))
-    return list(groups.values())
 
 
 def _bytes(variable: Any) -> int:

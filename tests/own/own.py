@@ -1,5 +1,7 @@
 """Models and data of a person's own, as the tests name them with `_target_`."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -366,3 +368,34 @@ def ragged_lengths(kind="open"):
         spec = (tf.TensorSpec([None]), tf.TensorSpec([], tf.int32))
         part = tf.data.Dataset.from_generator(lambda: ((row, 0) for row in rows), output_signature=spec)
     return part, None
+
+
+class Preempting(keras.callbacks.Callback):
+    """Sends its own process a signal after some steps, as a scheduler would."""
+
+    def __init__(self, after, number="SIGTERM"):
+        super().__init__()
+        self.after, self.number = list(after), number
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.after and int(self.model.optimizer.iterations.numpy()) >= self.after[0]:
+            # What is left of it is part of a checkpoint.
+            self.after = self.after[1:]
+            os.kill(os.getpid(), getattr(signal, self.number))
+            # The conductor hears of it, and says what is to be done.
+            time.sleep(1.0)
+
+
+def gone_data(shard, shards):
+    """Of three workers the last dies as soon as it reads its data, each time."""
+    if shards == 3 and shard == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return serial_shard(shard, shards, 96)
+
+
+def exploding_data():
+    """A label in the third batch of eight that no model can hit, and that weights follow."""
+    (x, y), held_out = numbered(64, 16)
+    x = x.copy()
+    x[20] = 1e18
+    return (x, y), held_out

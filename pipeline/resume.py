@@ -1,0 +1,212 @@
+"""Finds the run that a command goes on with: the last one of the same config that did not finish, or the one it names.
+
+A run's folder says all that is needed: its plan, its events, and by a lock whether its conductor still lives.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import events, measure, plan
+from pipeline.conduct import Measured
+from pipeline.events import Event
+from pipeline.plan import Plan
+from pipeline.schema import Config
+from pipeline.track import run_id_of
+
+AUTO, NEVER = "auto", "never"
+LOCK = "run.lock"
+# What the fields of a plan are called in a config, where that is not `train.` and their name.
+KEYS = {"model_build": "model.build", "data_build": "data.build", "shuffle": "data.shuffle"}
+
+
+class ResumeError(ValueError):
+    """A run that cannot be gone on with: the message says what was expected, received, and what to type instead."""
+
+
+class Lock:
+    """Says, as long as this process lives, that a run's folder is in use. The kernel lets go of it however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def release(self) -> None:
+        """Lets go of it."""
+        os.close(self._file)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run to go on with: its folder, locked, its plan's values, and its events."""
+
+    folder: Path
+    lock: Lock
+    plan: Mapping[str, Any]
+    events: Sequence[Event]
+
+    @property
+    def status(self) -> str:
+        """How its last command ended; "was killed" where nobody was left to say so."""
+        last = self.events[-1] if self.events else {}
+        said = str(last.get("status")) if last.get("event") == "ended" else ""
+        return {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}.get(
+            said, "killed"
+        )
+
+    @property
+    def step(self) -> int:
+        """The last step that it told of."""
+        return max((event["step"] for event in self.events if event["event"] == "steps"), default=0)
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the last checkpoint that it told of."""
+        steps = [event["step"] for event in self.events if event["event"] == "checkpoint"]
+        return steps[-1] if steps else None
+
+    def measured(self, planned: Plan, baseline: Plan | None) -> Measured:
+        """What it has measured, as far as that holds for the plan that goes on."""
+        made = Measured(step=self.step, saved_step=self.saved_step)
+        again = [event for event in self.events if event["event"] == "restarted"]
+        made.restarts, made.notes = len(again), [str(event["text"]) for event in again]
+        if plan.identity(dict(self.plan)) != plan.identity(json.loads(planned.to_json())):
+            return made
+        made.point = _repeats(self.events, "point", planned.leaders)
+        made.baseline = _repeats(self.events, "baseline", baseline.leaders if baseline else (0,))
+        return made
+
+
+def find(config: Config, planned: Plan, output: Path) -> Earlier | None:
+    """The run to go on with, locked; None where a new one begins. Raises `ResumeError`."""
+    if config.resume in (AUTO, NEVER) and config.resume_changes:
+        raise ResumeError(
+            f"Expected resume_changes with the run that they are changes of, received resume={config.resume}. "
+            f"Try resume=RUN, its folder, name or id in MLflow, or resume_changes=[]."
+        )
+    if config.resume == NEVER:
+        return None
+    if config.resume == AUTO:
+        return _same(planned, output)
+    folder = _named(config.resume, output)
+    values = _values(folder / "plan.json")
+    changed = [key for key in _changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)]
+    if changed:
+        raise ResumeError(
+            f"Expected the config of {folder}, whose training goes on, received another {', '.join(changed)}. "
+            f"Try the same, or resume_changes=[{','.join(changed)}] to go on with what is different, or resume=never."
+        )
+    try:
+        earlier = Earlier(folder, Lock(folder), values, _events(folder))
+    except OSError:
+        raise ResumeError(
+            f"Expected a run that has ended, received {folder}, whose conductor still works on it. "
+            f"Try resume=never, or wait for it."
+        ) from None
+    if earlier.status == "finished" and not config.resume_changes:
+        earlier.lock.release()
+        raise ResumeError(
+            f"Expected a run that did not finish, received {folder}, which did. Try resume=never to train anew, or "
+            f"more with train.epochs=... resume_changes=[train.epochs]."
+        )
+    return earlier
+
+
+def _same(planned: Plan, output: Path) -> Earlier | None:
+    """The last run of the same config, if it did not finish and there is something to go on with."""
+    wanted = plan.identity(json.loads(planned.to_json()))
+    with_plans = sorted(output.glob("[rs]*/**/plan.json"), key=_written, reverse=True)
+    for path in with_plans:
+        if plan.identity(_values(path)) != wanted:
+            continue
+        try:
+            earlier = Earlier(path.parent, Lock(path.parent), _values(path), _events(path.parent))
+        except OSError:
+            # It still goes on, or is somebody else's.
+            continue
+        nothing = earlier.status == "failed" and earlier.saved_step is None
+        if earlier.status != "finished" and earlier.events and not nothing:
+            return earlier
+        earlier.lock.release()
+        return None
+    return None
+
+
+def _named(name: str, output: Path) -> Path:
+    if (Path(name) / "plan.json").is_file():
+        return Path(name)
+    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=_written)]
+    found = [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    instead = f"Try resume={there[-1]}, resume=auto or resume=never." if there else "Try resume=auto or resume=never."
+    raise ResumeError(
+        f"Expected resume to be auto, never, or a run's folder, name or id in MLflow, received {name}, which is that "
+        f"of {len(found) or 'no'} run{'s' * (len(found) != 1)}. {instead}"
+    )
+
+
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys of the config whose values decide what is computed, and differ.
+
+    >>> _changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
+    ['model.build.units']
+    """
+    found: list[str] = []
+    for name in plan.DECIDES:
+        if then.get(name) != now.get(name):
+            found += _leaves(KEYS.get(name, "strategy" if name in plan.OF_STRATEGY else f"train.{name}"),
+                             then.get(name), now.get(name))  # fmt: skip
+    return list(dict.fromkeys(found))
+
+
+def _leaves(key: str, then: Any, now: Any) -> Iterator[str]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in [*then, *(each for each in now if each not in then)]:
+            if then.get(name) != now.get(name):
+                yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
+    else:
+        yield key
+
+
+def _is_in(key: str, allowed: Sequence[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in allowed)
+
+
+def _repeats(told: Sequence[Event], group: str, ranks: Sequence[int]) -> list[measure.Repeat]:
+    """The repeats, from the first on, that every process of a group has told of."""
+    by_repeat: dict[int, dict[int, Event]] = {}
+    for event in told:
+        if event["event"] == "measured" and event.get("group") == group:
+            by_repeat.setdefault(event["repeat"], {})[event["rank"]] = event
+    made: list[measure.Repeat] = []
+    while by_repeat.get(len(made), {}).keys() >= set(ranks):
+        made.append(measure.slowest(by_repeat[len(made)]))
+    return made
+
+
+def _events(folder: Path) -> list[Event]:
+    return [event for event, _ in events.read(folder / "events.jsonl") if "event" in event]
+
+
+def _values(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        values = json.loads(path.read_text())
+        if isinstance(values, dict):
+            return values
+    return {}
+
+
+def _written(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0

@@ -1,0 +1,221 @@
+"""Harms one process of a run at one moment, runs the same command until it finishes, and compares what it trained.
+
+    python tests/kills.py [--only TEXT] [--seed SEED --count COUNT]
+
+A cell is a strategy, a role, a signal and a moment. It holds if the run ends FINISHED with the weights of an unharmed
+run, to the last bit (under parameter_server, whose steps are made in any order: with each example trained as often and
+a loss within `RACING`), with no process left and nothing said twice in the events that MLflow gets.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from conftest import finish, left_behind, start
+
+# Small, but with a checkpoint and a model that take moments to write, and a validation that takes moments.
+TINY = (
+    "data=synthetic", "data.build.shape=[64]", "data.build.train_examples=640", "data.build.validation_examples=20000",
+    "model=mlp", "model.build.hidden=[1500,1500]", "train.epochs=3", "train.global_batch=64", "train.steps_per_call=1",
+    "train.learning_rate=0.0001", "checkpoint.every_steps=4", "measure.steps=0", "measure.baseline=none",
+    "launch.heartbeat_timeout=4", "launch.startup_timeout=40", "tracking.system_metrics_seconds=0", "tracking=none",
+)  # fmt: skip
+STRATEGIES = {
+    "one_device": ("strategy=one_device", "workers=1", "train.deterministic=true"),
+    "mirrored": ("strategy=mirrored", "workers=2", "train.deterministic=true"),
+    "multi_worker": ("strategy=multi_worker", "workers=2", "train.deterministic=true"),
+    "parameter_server": ("strategy=parameter_server", "workers=2"),
+}
+ROLES = {
+    "one_device": ("chief", "conductor"),
+    "mirrored": ("chief", "conductor"),
+    "multi_worker": ("chief", "worker", "conductor"),
+    "parameter_server": ("coordinator", "worker", "parameter server", "conductor"),
+}
+SIGNALS = ("KILL", "STOP", "TERM")
+MOMENTS = ("joining", "first trace", "mid-epoch", "validation", "checkpoint", "saving")
+# How far the loss of a race may be from that of another, as a share of it.
+RACING = 0.25
+TRIES = 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Who gets which signal at which moment."""
+
+    strategy: str
+    role: str
+    signal: str
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.strategy} · {self.role} · {self.signal} · {self.moment}"
+
+
+def cells() -> list[Cell]:
+    """All of them. A conductor that is stopped does nothing until it goes on, and so is none of them."""
+    return [
+        Cell(strategy, role, number, moment)
+        for strategy in STRATEGIES
+        for role, number, moment in product(ROLES[strategy], SIGNALS, MOMENTS)
+        if not (role == "conductor" and number == "STOP")
+    ]
+
+
+def chosen(seed: int, count: int) -> list[Cell]:
+    """So many cells, another choice for each seed."""
+    return random.Random(seed).sample(cells(), count)
+
+
+def trained(folder: Path, strategy: str) -> tuple[Any, ...]:
+    """What a finished run trained, for comparison: a hash of the weights; in a race the examples and the loss."""
+    told = list(events(folder))
+    ends = [event for event in told if event["event"] == "finished"]
+    if strategy == "parameter_server":
+        return ends[-1]["examples"], ends[-1]["loss"]
+    return (ends[-1]["weights"][0],)
+
+
+def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Is what two runs trained the same, as far as it can be?"""
+    if len(one) == 1:
+        return one == other
+    return bool(one[0] == other[0] and abs(one[1] - other[1]) <= RACING * other[1])
+
+
+def events(folder: Path) -> Iterator[dict[str, Any]]:
+    """The events of the only run in a folder, as far as they are written."""
+    for log in folder.glob("outputs/runs/*/events.jsonl"):
+        for line in log.read_text().splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
+
+
+def harm(cell: Cell, folder: Path, conductor: int, timeout: float = 60.0) -> bool:
+    """Waits for the cell's moment, and sends its signal; false where the run ended before."""
+    log, until = b"", time.monotonic() + timeout
+    here: Path | None = None
+    while time.monotonic() < until:
+        here = here or next(iter(folder.glob("outputs/runs/*/events.jsonl")), None)
+        if here is not None:
+            log = here.read_bytes()
+            told = [json.loads(line) for line in log.splitlines() if line.endswith(b"}")]
+            pids = {event["role"]: event["pid"] for event in told if event["event"] == "started"}
+            target = conductor if cell.role == "conductor" else pids.get(cell.role)
+            if target is not None and _now(cell.moment, told, here.parent):
+                with suppress(ProcessLookupError):
+                    os.kill(target, getattr(signal, f"SIG{cell.signal}"))
+                    return True
+                return False
+            if told and told[-1]["event"] == "ended":
+                return False
+        time.sleep(0.002)
+    return False
+
+
+def _now(moment: str, told: Sequence[dict[str, Any]], folder: Path) -> bool:
+    kinds = [event["event"] for event in told]
+    steps = [event for event in told if event["event"] == "steps"]
+    epochs = kinds.count("epoch")
+    match moment:
+        case "joining":
+            return "started" in kinds
+        case "first trace":
+            return "built" in kinds
+        case "mid-epoch":
+            return epochs == 1 and steps[-1]["step"] % 10 == 6
+        case "validation":
+            return epochs == 1 and steps[-1]["step"] >= 20
+        case "checkpoint":
+            return epochs >= 1 and any(folder.glob("checkpoints/*.partial"))
+        case _:
+            return any(folder.glob(".model*"))
+
+
+def run(cell: Cell, unharmed: Callable[[str], tuple[Any, ...]], folder: Path) -> str:
+    """What came of a cell, in words; begins with "ok" where it held."""
+    command = (*STRATEGIES[cell.strategy], *TINY)
+    codes: list[int] = []
+    said = ""
+    for attempt in range(TRIES):
+        began = time.monotonic()
+        process = start(folder, *command)
+        if not attempt and not harm(cell, folder, process.pid):
+            said = "the moment never came; "
+        ran = finish(process, folder, began, 120)
+        codes.append(ran.code)
+        if "Traceback" in ran.err or "Traceback" in ran.out:
+            return f"a traceback: {ran.err[-300:]}"
+        if ran.code == 0:
+            break
+    ways = " then ".join(map(str, codes))
+    if codes[-1] != 0:
+        return f"{said}never finished: {ways}; {ran.err[-300:]}"
+    if left := left_behind(folder):
+        return f"{said}left behind: {left}"
+    runs = list(folder.glob("outputs/runs/*/events.jsonl"))
+    if len(runs) != 1:
+        return f"{said}{len(runs)} runs in place of one; {ways}"
+    if not same(trained(folder, cell.strategy), unharmed(cell.strategy)):
+        return f"{said}trained {trained(folder, cell.strategy)} in place of {unharmed(cell.strategy)}; {ways}"
+    result = json.loads((runs[0].parent / "result.json").read_text())
+    if not result["restarts"] and not result["resumed"] and cell.signal != "TERM" and not said:
+        return f"harmed in vain; {ways}"
+    return (
+        f"{'?? ' if said else ''}ok: {said}exit {ways}, {result['restarts']} restarts, resumed {result['resumed']}, "
+        f"{result['steps_repeated']} steps again"
+    )
+
+
+class Unharmed:
+    """What each strategy trains when nothing happens, learnt once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._known = folder, dict[str, tuple[Any, ...]]()
+
+    def __call__(self, strategy: str) -> tuple[Any, ...]:
+        if strategy not in self._known:
+            folder = self._folder / f"unharmed-{strategy}"
+            folder.mkdir()
+            ran = finish(start(folder, *STRATEGIES[strategy], *TINY), folder, time.monotonic(), 120)
+            assert ran.code == 0, ran.err
+            self._known[strategy] = trained(folder, strategy)
+        return self._known[strategy]
+
+
+def main() -> int:
+    """Runs the cells that were asked for, and prints a line for each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--count", type=int, default=20)
+    given = parser.parse_args()
+    asked = cells() if given.seed is None else chosen(given.seed, given.count)
+    asked = [cell for cell in asked if given.only in str(cell)]
+    bad = 0
+    with tempfile.TemporaryDirectory() as name:
+        unharmed = Unharmed(Path(name))
+        for number, cell in enumerate(asked):
+            folder = Path(name) / str(number)
+            folder.mkdir()
+            began = time.monotonic()
+            outcome = run(cell, unharmed, folder)
+            bad += not outcome.startswith("ok")
+            print(f"| {cell} | {outcome} | {time.monotonic() - began:.0f} s |", flush=True)
+    print(f"{len(asked) - bad} of {len(asked)} cells hold")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,404 @@
+"""A checkpoint holds all that decides how training goes on, is whole or not there, and is verified when it is read."""
+
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from pipeline.plan import Checkpoints
+from pipeline.train import build
+from pipeline.train.batches import BEGINNING, Layout, Position
+from pipeline.train.checkpoint import Keeper, State, grouped
+from pipeline.train.loop import Data, Loop, TrainingError
+from pipeline.train.training import Diverged, Left, Survival, Training
+
+EXAMPLES, BATCH = 70, 16
+
+
+class Told:
+    """Collects events."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, **fields})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+
+def network(optimizer: Any = "adam") -> keras.Model:
+    """Of all that has a state: dropout, moving averages, an optimizer with slots, metrics."""
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.4),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    ), optimizer
+
+
+def examples(kind: str = "arrays") -> Any:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(EXAMPLES, 6)).astype(np.float32), rng.integers(0, 3, EXAMPLES).astype(np.int32)
+    return (x, y) if kind == "arrays" else tf.data.Dataset.from_tensor_slices((x, y))
+
+
+def training(
+    folder: Path,
+    tell: Told,
+    state: State | None = None,
+    *,
+    optimizer: Callable[[], Any] = lambda: "adam",
+    data: str = "arrays",
+    callbacks: Callable[[], list[Any]] = list,
+    epochs: int | None = 3,
+    steps: int | None = None,
+    leave: Callable[[], bool] = bool,
+    kept: Checkpoints | None = None,
+    policy: str = "float32",
+    rate_scale: float = 1.0,
+    labels: float = 0.0,
+) -> tuple[keras.Model, Training]:
+    """A training of `network` that goes on from `state`, in the first of all processes."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    strategy = tf.distribute.get_strategy()
+    part = examples(data)
+    if labels:
+        part = (part[0] * labels, part[1])
+    model, outputs = build.model(
+        lambda: network()[0], strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), rate_scale=rate_scale
+    )
+    layout = Layout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
+    position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
+    loop = Loop(
+        model,
+        strategy,
+        Data(part, layout, shuffle=True, seed=1),
+        Data(part, layout, shuffle=False, seed=1),
+        outputs,
+        position=position,
+    )
+    keeper = Keeper(kept or Checkpoints(folder=str(folder)), tell)
+    survival = Survival(keeper, state, leave, 1e4, rate_scale, {"data": {}})
+    return model, Training(loop, epochs, steps, callbacks(), tell, survival=survival)
+
+
+@pytest.fixture(autouse=True)
+def _plain_again():
+    tf.config.experimental.enable_op_determinism()
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def weights(model: keras.Model) -> list[np.ndarray]:
+    return [np.array(variable) for variable in [*model.variables, *model.optimizer.variables]]
+
+
+def ran(made: tuple[keras.Model, Training], per_call: int = 2) -> tuple[keras.Model, Training]:
+    for _ in made[1].advance(None, per_call):
+        pass
+    return made
+
+
+def losses(told: Told) -> dict[int, float]:
+    return {
+        event["step"] - len(event["losses"]) + place + 1: loss
+        for event in told.of("steps")
+        for place, loss in enumerate(event["losses"])
+    }
+
+
+def patient() -> list[Any]:
+    return [
+        keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0),
+    ]
+
+
+def decaying() -> Any:
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.7), momentum=0.9)
+
+
+CASES = {
+    "adam": {},
+    "a data set": {"data": "set"},
+    "a schedule and momentum": {"optimizer": decaying},
+    "callbacks that remember": {"callbacks": patient, "epochs": 5},
+    "a loss scale": {"policy": "mixed_float16"},
+    "averaged weights": {"optimizer": lambda: keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=4)},
+    "steps, not epochs": {"epochs": None, "steps": 13},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "after"),
+    [("adam", 1), ("adam", 4), ("adam", 5), ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8)]
+    + [("averaged weights", 6), ("a schedule and momentum", 8), ("callbacks that remember", 8)],
+)
+def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
+    """Five steps make an epoch, the last of them a smaller one: it leaves in, at the end of, and after one."""
+    options = CASES[case]
+    whole = Told()
+    unharmed, over = ran(training(tmp_path / "none", whole, **options))
+    told = Told()
+    model, first = training(tmp_path / "c", told, **options, leave=lambda: max(losses(told), default=0) >= after)
+    with pytest.raises(Left):
+        ran((model, first), per_call=1)
+    state = Keeper(Checkpoints(folder=str(tmp_path / "c")), told).last()
+    assert state is not None
+    assert state.values["step"] == after
+    resumed, rest = ran(training(tmp_path / "c", told, state, **options), per_call=3)
+    assert losses(told) == losses(whole)
+    for ours, theirs in zip(weights(resumed), weights(unharmed), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert told.of("epoch")[-1] == whole.of("epoch")[-1] | {"seconds": told.of("epoch")[-1]["seconds"]}
+    assert [event["epoch"] for event in told.of("epoch")] == [event["epoch"] for event in whole.of("epoch")]
+    assert rest.result == over.result
+
+
+def test_who_leaves_in_a_validation_goes_on_as_if_it_had_not_begun(tmp_path):
+    whole, told = Told(), Told()
+    ran(training(tmp_path / "none", whole))
+    asked: list[bool] = []
+
+    def leave() -> bool:
+        # Asked after each of five steps, two in a call, and then in validation.
+        asked.append(True)
+        return len(asked) > 4
+
+    with pytest.raises(Left):
+        ran(training(tmp_path, told, leave=leave))
+    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    assert (state.values["step"], state.values["epoch"], state.values["in_epoch"]) == (5, 0, 5)
+    ran(training(tmp_path, told, state))
+    assert losses(told) == losses(whole)
+    for ours, theirs in zip(told.of("epoch"), whole.of("epoch"), strict=True):
+        assert ours | {"seconds": 0} == theirs | {"seconds": 0}
+
+
+def test_checkpoints_come_by_steps_and_epochs_and_the_last_ones_and_the_best_are_kept(tmp_path):
+    told = Told()
+    kept = Checkpoints(every_steps=3, every_epochs=2, keep=2, best="val_loss", best_is="max", folder=str(tmp_path))
+    ran(training(tmp_path, told, kept=kept, epochs=4))
+    # So small a training may be faster than the disk; the last of them are there all the same.
+    assert {event["step"] for event in told.of("checkpoint")} <= {*range(3, 21, 3), *range(5, 21, 5)}
+    manifests = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    best = [name for name, values in manifests.items() if values["best"]]
+    scores = [event["val_loss"] for event in told.of("epoch")]
+    assert [manifests[name]["best"] for name in best][-1] == {"val_loss": max(scores)}
+    assert sorted(values["step"] for values in manifests.values())[-1] == 20
+    assert 2 <= len(manifests) <= 3
+    assert len(list(tmp_path.glob("*.npz"))) == len(manifests)
+
+
+def test_a_metric_that_is_not_there_cannot_choose_the_best(tmp_path):
+    kept = Checkpoints(best="val_auc", folder=str(tmp_path))
+    with pytest.raises(TrainingError, match="Expected checkpoint.keep_best to be one of loss, accuracy, val_loss"):
+        ran(training(tmp_path, Told(), kept=kept))
+
+
+def test_by_the_minute_a_checkpoint_is_written_after_the_call_in_which_time_is_up(tmp_path):
+    told = Told()
+    kept = Checkpoints(every_minutes=1e-9, folder=str(tmp_path))
+    ran(training(tmp_path, told, kept=kept, epochs=1), per_call=2)
+    assert told.of("checkpoint")
+
+
+def small(step: int, epoch: int = 0, **values: Any) -> State:
+    arrays = grouped("trained", [np.full((3, 2), step, np.float32)])
+    return State({"step": step, "epoch": epoch, "best": None, **values}, arrays)
+
+
+def keeper(folder: Path, told: Told, **kept: Any) -> Keeper:
+    return Keeper(Checkpoints(folder=str(folder), **kept), told)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "nonsense", "cut manifest"])
+def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before(tmp_path, harm):
+    told = Told()
+    made = keeper(tmp_path, told, keep=3)
+    assert all(made.write(small(step), wait=True) for step in (1, 2))
+    (archive,) = tmp_path.glob("step-0000000002-*.npz")
+    manifest = tmp_path / "step-0000000002-000000.json"
+    data = archive.read_bytes()
+    if harm == "cut":
+        archive.write_bytes(data[: len(data) // 2])
+    elif harm == "flipped":
+        archive.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    elif harm == "gone":
+        archive.unlink()
+    elif harm == "nonsense":
+        manifest.write_text("[]")
+    else:
+        manifest.write_text(manifest.read_text()[:20])
+    found = made.last()
+    assert found is not None
+    assert found.values["step"] == 1
+    np.testing.assert_array_equal(found.group("trained")[0], np.ones((3, 2), np.float32))
+    (warning,) = told.of("warning")
+    assert "step-0000000002-000000 was passed over for the one before" in warning["text"]
+
+
+def test_what_is_cut_short_while_it_is_written_is_not_there(tmp_path):
+    told = Told()
+    made = keeper(tmp_path, told)
+    made.write(small(1), wait=True)
+    (tmp_path / "step-0000000009-000000-abcdabcd.npz.partial").write_bytes(b"PK")
+    (tmp_path / "step-0000000009-000000-abcdabcd.npz").write_bytes(b"PK")
+    assert made.last().values["step"] == 1
+    assert told.of("warning") == []
+
+
+def test_a_disk_that_is_full_is_told_at_once_and_loses_nothing(tmp_path, monkeypatch):
+    told = Told()
+    made = keeper(tmp_path, told)
+    assert made.write(small(1), wait=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert not made.write(small(2), wait=True)
+    (warning,) = told.of("warning")
+    assert "The checkpoint of step 2 could not be written" in warning["text"]
+    assert "No space left on device" in warning["text"]
+    assert made.last().values["step"] == 1
+    assert not list(tmp_path.glob("*.partial"))
+    assert made.write(small(3), wait=True)
+    assert made.last().values["step"] == 3
+
+
+def full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="Expected to be able to write checkpoints to .*/file/c"):
+        keeper(tmp_path / "file" / "c", Told()).check()
+
+
+def test_nothing_in_a_checkpoint_is_unpickled(tmp_path):
+    told = Told()
+    made = keeper(tmp_path, told)
+    made.write(small(1), wait=True)
+    made.write(small(2), wait=True)
+    import hashlib
+
+    manifest = tmp_path / "step-0000000002-000000.json"
+    values = json.loads(manifest.read_text())
+    archive = tmp_path / values["archive"]
+    np.savez(archive, **{"trained/00000": np.array([{"a": 1}], dtype=object)})
+    manifest.write_text(json.dumps(values | {"sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}))
+    assert made.last().values["step"] == 1
+    assert "allow_pickle=False" in told.of("warning")[0]["text"]
+
+
+def test_types_that_numpy_has_no_name_for_come_back_as_they_were(tmp_path):
+    narrow = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
+    made = keeper(tmp_path, Told())
+    state = State(small(1).values, grouped("trained", [narrow, np.array(ml_dtypes.bfloat16(3)), np.array(True)]))
+    made.write(state, wait=True)
+    found = made.last().group("trained")
+    assert [each.dtype for each in found] == [narrow.dtype, narrow.dtype, np.dtype(bool)]
+    np.testing.assert_array_equal(found[0], narrow)
+    assert found[1] == 3 and found[1].shape == ()
+
+
+def test_a_checkpoint_in_memory_of_tensorflow_is_written_and_read_as_on_a_disk(tmp_path):
+    """TensorFlow's own file systems take the place of gs:// and s3:// here."""
+    folder = f"ram://{tmp_path}/checkpoints"
+    made = Keeper(Checkpoints(folder=folder, keep=1), Told())
+    made.check()
+    assert made.write(small(1), wait=True)
+    assert made.write(small(2), wait=True)
+    assert made.last().values["step"] == 2
+    assert len([name for name in tf.io.gfile.listdir(folder) if name.endswith(".npz")]) == 1
+
+
+def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_which_is_told_once(tmp_path, monkeypatch):
+    told, go = Told(), threading.Event()
+    made = keeper(tmp_path, told, keep=9)
+    whole = Keeper._write_one
+    monkeypatch.setattr(Keeper, "_write_one", lambda self, state: (go.wait(10), whole(self, state)))
+    for step in range(1, 6):
+        assert made.write(small(step))
+        time.sleep(0.1)
+    go.set()
+    made.wait()
+    assert [event["step"] for event in told.of("checkpoint")] == [1, 5]
+    (warning,) = told.of("warning")
+    assert "that of step 2 was left out" in warning["text"]
+    assert made.last().values["step"] == 5
+
+
+def test_a_loss_that_explodes_ends_training_by_its_step(tmp_path):
+    told = Told()
+    options: dict[str, Any] = {"optimizer": lambda: keras.optimizers.SGD(1e12), "epochs": 20}
+    with pytest.raises(
+        Diverged, match=r"Expected a (finite loss|loss below 1\d{4}\.\d), received .* at step \d+. Try a smaller"
+    ):
+        ran(training(tmp_path, told, **options, labels=1e6))
+
+
+def test_a_rolled_back_rate_is_half_of_the_one_that_was_saved(tmp_path):
+    told = Told()
+    with pytest.raises(Left):
+        ran(training(tmp_path, told, leave=lambda: bool(told.of("steps"))))
+    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    model, half = training(tmp_path, told, state, rate_scale=0.5)
+    ran((model, half))
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.0005)
+    scheduled, _ = training(tmp_path, told, optimizer=decaying, rate_scale=0.5)
+    assert float(scheduled.optimizer.learning_rate) == pytest.approx(0.05)
+    build.unscaled(scheduled.optimizer)
+    assert type(scheduled.optimizer._learning_rate).__name__ == "ExponentialDecay"
+
+
+def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
+    class Drawing(keras.callbacks.Callback):
+        drawn: list[float]
+
+        def on_train_begin(self, logs=None):
+            self.drawn = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.drawn = [*self.drawn, random.random(), float(np.random.random())]
+
+    mine: list[Any] = []
+
+    def callbacks() -> list[Any]:
+        mine.append(Drawing())
+        return [mine[-1]]
+
+    ran(training(tmp_path / "none", Told(), callbacks=callbacks))
+    told = Told()
+    with contextlib.suppress(Left):
+        ran(training(tmp_path, told, callbacks=callbacks, leave=lambda: len(told.of("steps")) == 3))
+    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    random.seed(99)
+    ran(training(tmp_path, told, state, callbacks=callbacks))
+    assert mine[2].drawn == mine[0].drawn
+
+
+def test_a_model_that_has_changed_is_refused(tmp_path):
+    told = Told()
+    with pytest.raises(Left):
+        ran(training(tmp_path, told, leave=lambda: True))
+    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    with pytest.raises(TrainingError, match="Expected a checkpoint of this model"):
+        ran(training(tmp_path, told, state, optimizer=lambda: keras.optimizers.SGD()))

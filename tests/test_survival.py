@@ -1,0 +1,306 @@
+"""A run that is preempted, killed, harmed or resumed elsewhere ends with what it would have trained."""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import own
+import pytest
+from conftest import QUICK, Ran, finish, left_behind, start
+from kills import Unharmed, chosen, run
+
+# Twelve steps an epoch.
+SMALL = (
+    *QUICK, f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=3", "train.global_batch=128",
+    "train.steps_per_call=2", "train.deterministic=true",
+)  # fmt: skip
+ONE, MIRRORED, TWO = (
+    ("strategy=one_device", "workers=1"),
+    ("strategy=mirrored", "workers=2"),
+    ("strategy=multi_worker", "workers=2"),
+)
+
+
+def preempting(*after: int, number: str = "SIGTERM") -> str:
+    return f"train.callbacks=[{{_target_: own.Preempting, after: {list(after)}, number: {number}}}]"
+
+
+def weights(folder: Path) -> str:
+    return [event for event in told(folder) if event["event"] == "finished"][-1]["weights"][0]
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """The loss of each step, from whichever command made it last."""
+    return {
+        event["step"] - len(event["losses"]) + place + 1: loss
+        for event in told(folder)
+        if event["event"] == "steps" and event["group"] == "point"
+        for place, loss in enumerate(event["losses"])
+    }
+
+
+def unharmed(pipeline: Any, *arguments: str) -> Path:
+    ran = pipeline(*SMALL, *arguments, "output_dir=outputs/sane", "resume=never")
+    assert ran.code == 0, ran.err
+    (folder,) = ran.folder.glob("outputs/sane/runs/*")
+    return folder
+
+
+def only(ran: Ran) -> Path:
+    (folder,) = ran.folder.glob("outputs/runs/*")
+    return folder
+
+
+@pytest.mark.parametrize("layout", [ONE, pytest.param(TWO, marks=pytest.mark.slow)])
+def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_same_weights(pipeline, layout):
+    sane = unharmed(pipeline, *layout)
+    command = (*SMALL, *layout, preempting(7, 24, 30, number="SIGUSR1"))
+    codes, saved = [], []
+    for _ in range(4):
+        ran = pipeline(*command)
+        codes.append(ran.code)
+        result = json.loads((only(ran) / "result.json").read_text())
+        saved.append(result["checkpoint_step"])
+        if ran.code == 75:
+            assert result["status"] == "PREEMPTED"
+            assert "The run was preempted by SIGUSR1 to chief 0. The last checkpoint is of step" in ran.err
+            assert "Traceback" not in ran.err
+    # A call is two steps; what was asked after the seventh has come by the end of the eighth or of the next.
+    assert codes == [75, 75, 75, 0]
+    assert [8 <= saved[0] <= 10, 24 <= saved[1] <= 26, 30 <= saved[2] <= 32] == [True] * 3
+    assert "resuming" in ran.out
+    assert result["status"] == "FINISHED"
+    assert result["resumed"] == 3
+    assert result["steps_repeated"] == 0
+    assert 0 < result["goodput"] < 1
+    assert weights(only(ran)) == weights(sane)
+    assert losses(only(ran)) == losses(sane)
+
+
+@pytest.mark.slow
+def test_term_to_the_conductor_and_to_the_other_process_leave_with_75_as_well(tmp_path):
+    command = (*SMALL, *TWO, "train.epochs=500")
+    for who in ("conductor", "worker"):
+        process = start(tmp_path, *command)
+        began = time.monotonic()
+        while not any(event["event"] == "steps" and event["step"] > 20 for event in live(tmp_path)):
+            assert time.monotonic() < began + 90
+            time.sleep(0.1)
+        pids = {event["role"]: event["pid"] for event in live(tmp_path) if event["event"] == "started"}
+        before = max(event["step"] for event in live(tmp_path) if event["event"] == "steps")
+        asked = time.monotonic()
+        os.kill(process.pid if who == "conductor" else pids["worker"], signal.SIGTERM)
+        ran = finish(process, tmp_path, asked, 60)
+        assert ran.code == 75, ran.err
+        assert ran.seconds < 15
+        (result,) = ran.results
+        assert result["checkpoint_step"] >= before
+        assert f"SIGTERM to {'the conductor' if who == 'conductor' else 'worker 1'}" in ran.err
+        assert not left_behind(tmp_path)
+
+
+def live(folder: Path) -> list[dict[str, Any]]:
+    """The events of the last command in the only run, as far as they are written."""
+    found: list[dict[str, Any]] = []
+    for log in folder.glob("outputs/runs/*/events.jsonl"):
+        for line in log.read_text().splitlines():
+            if line.endswith("}"):
+                event = json.loads(line)
+                found = [] if event["event"] == "resumed" else found
+                found.append(event)
+    return found
+
+
+def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_every_step_once(tmp_path):
+    command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "tracking=sqlite", "train.epochs=8")
+    command = tuple(each for each in command if each != "tracking=none")
+    process = start(tmp_path, *command)
+    began = time.monotonic()
+    while not any(event["event"] == "checkpoint" and event["step"] >= 20 for event in live(tmp_path)):
+        assert time.monotonic() < began + 90
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert not left_behind(tmp_path, patience=30)
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
+    assert ran.code == 0, ran.err
+    assert "was killed" in ran.out or "killed at step" in ran.out
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+    (run_,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert run_.info.status == "FINISHED"
+    points = client.get_metric_history(run_.info.run_id, "loss")
+    assert [point.step for point in sorted(points, key=lambda each: each.step)] == list(range(1, 97))
+    assert len(client.get_metric_history(run_.info.run_id, "epoch/val_loss")) == 8
+    assert ran.result["resumed"] == 1
+
+
+def test_a_killed_process_is_started_again_from_the_last_checkpoint(pipeline):
+    sane = unharmed(pipeline, *MIRRORED)
+    ran = pipeline(
+        *SMALL, *MIRRORED, preempting(21, number="SIGKILL"), "checkpoint.every_steps=4", "launch.max_restarts=1"
+    )
+    # It dies at that step each time: once more than it is started again.
+    assert ran.code == 1
+    assert "All processes are started again, 1 of 1 times (launch.max_restarts)" in ran.out
+    assert "chief 0 was killed by SIGKILL" in ran.err
+    assert ran.results[0]["restarts"] == 1
+    assert losses(only(ran)) == {step: loss for step, loss in losses(sane).items() if step <= max(losses(only(ran)))}
+
+
+def test_a_checkpoint_that_was_cut_leaves_the_one_before_and_that_is_said(pipeline):
+    sane = unharmed(pipeline, *ONE)
+    command = (*SMALL, *ONE, preempting(20), "checkpoint.every_steps=6")
+    ran = pipeline(*command)
+    assert ran.code == 75, ran.err
+    last = sorted(only(ran).glob("checkpoints/*.npz"))[-1]
+    last.write_bytes(last.read_bytes()[:-500])
+    ran = pipeline(*command)
+    # It comes by the twentieth step again, where it is preempted again.
+    assert ran.code == 75
+    assert "was passed over for the one before" in ran.out
+    ran = pipeline(*command)
+    assert ran.code == 0, ran.err
+    assert weights(only(ran)) == weights(sane)
+    assert ran.results[0]["steps_repeated"] > 0
+
+
+def test_a_finished_run_is_not_resumed_and_a_changed_one_is_refused_or_named(pipeline):
+    command = (*SMALL, *ONE, preempting(5), "checkpoint.every_epochs=1")
+    assert pipeline(*command).code == 75
+    first = only(Ran(0, "", "", 0.0, Path(pipeline_folder(pipeline))))
+    changed = pipeline(*command, "train.learning_rate=0.01", f"resume={first.name}")
+    assert changed.code == 2
+    assert f"Expected the config of outputs/runs/{first.name}" in changed.err
+    assert "received another train.learning_rate. Try the same, or resume_changes=[train.learning_rate]" in changed.err
+    forced = pipeline(
+        *command, "train.learning_rate=0.01", f"resume={first.name}", "resume_changes=[train.learning_rate]"
+    )
+    assert forced.code == 0, forced.err
+    done = pipeline(*command, f"resume={first}")
+    assert done.code == 2
+    again = pipeline(*SMALL, *ONE, "train.steps=3", "train.epochs=null")
+    assert again.code == 0
+    once_more = pipeline(*SMALL, *ONE, "train.steps=3", "train.epochs=null")
+    assert once_more.code == 0
+    assert "resuming" not in once_more.out
+    assert len(list(first.parent.iterdir())) == 3 + 2  # those refused have a folder, too
+    nonsense = pipeline(*SMALL, *ONE, "resume=nonsense")
+    assert nonsense.code == 2
+    assert (
+        "Expected resume to be auto, never, or a run's folder, name or id in MLflow, received nonsense" in nonsense.err
+    )
+
+
+def pipeline_folder(pipeline: Any) -> str:
+    return str(pipeline(*SMALL, *ONE, "mode=plan").folder)
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_and_another_strategy_go_on_with_the_same_losses(pipeline):
+    sane = unharmed(pipeline, *ONE)
+    every = preempting(7, 17, 27, 31)
+    ran = pipeline(*SMALL, *MIRRORED, every)
+    folder = only(ran)
+    for layout in (("strategy=multi_worker", "workers=4"), ONE, ("strategy=mirrored", "workers=4")):
+        assert ran.code == 75, ran.err
+        ran = pipeline(*SMALL, *layout, every, f"resume={folder.name}")
+    assert ran.code == 75
+    ran = pipeline(*SMALL, *TWO, every, f"resume={folder.name}")
+    assert ran.code == 0, ran.err
+    mine, theirs = losses(folder), losses(sane)
+    assert mine.keys() == theirs.keys()
+    assert [mine[step] for step in sorted(mine)] == pytest.approx([theirs[step] for step in sorted(theirs)], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
+    ran = pipeline(
+        *QUICK, "strategy=multi_worker", "workers=3", "launch.elastic=true", "model.build._target_=own.counting",
+        "data.build._target_=own.gone_data", "train.epochs=2", "train.global_batch=24",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "It did not come back: training goes on with 2 workers, on the same global batches of 24." in ran.out
+    assert ran.result["workers"] == 3
+    assert ran.result["workers_at_end"] == 2
+    assert ran.events("epoch")[-1]["metrics"]["labels_0"] == 96
+    few = pipeline(
+        *QUICK, "strategy=multi_worker", "workers=3", "launch.elastic=true", "model.build._target_=own.counting",
+        "data.build._target_=own.gone_data", "train.epochs=2", "train.global_batch=24", "launch.min_workers=3",
+        "launch.max_restarts=1",
+    )  # fmt: skip
+    assert few.code == 1
+    assert "worker 2 was killed by SIGKILL" in few.err
+
+
+def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline):
+    command = (
+        *QUICK, *ONE, "model.build._target_=own.tiny", "data.build._target_=own.exploding_data", "data.shuffle=false",
+        "train.global_batch=8", "train.steps_per_call=1", "checkpoint.every_steps=1", "train.epochs=1",
+    )  # fmt: skip
+    stopped = pipeline(*command)
+    assert stopped.code == 1
+    assert "at step 3. Try a smaller train.learning_rate, train.on_divergence=rollback" in stopped.err
+    back = pipeline(*command, "train.on_divergence=rollback", "launch.max_restarts=2", "resume=never")
+    assert back.code == 1
+    assert back.out.count("Training goes back to the last good checkpoint, with 0.5 of the learning rate.") == 2
+    assert "going on from step" in back.out
+
+
+@pytest.mark.slow
+def test_the_whole_job_killed_twenty_times_in_a_row_ends_as_if_nothing_had_happened(pipeline, tmp_path):
+    seed = int(os.environ.get("KILL_SEED", time.time_ns() % 1_000_000))
+    print(f"KILL_SEED={seed}", file=sys.stderr)
+    chance = random.Random(seed)
+    arguments = ("checkpoint.every_steps=3", "train.steps_per_call=1", "train.epochs=40")
+    sane = unharmed(pipeline, *ONE, *arguments)
+    kills = 0
+    while kills < 20:
+        process = start(tmp_path, *SMALL, *ONE, *arguments)
+        began, patience = time.monotonic(), chance.uniform(0.3, 6.0)
+        while time.monotonic() < began + patience and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.communicate()
+        kills += 1
+        assert not left_behind(tmp_path, patience=10)
+    ran = finish(start(tmp_path, *SMALL, *ONE, *arguments), tmp_path, time.monotonic(), 120)
+    assert ran.code == 0, ran.err
+    folders = [log.parent for log in tmp_path.glob("outputs/runs/*/events.jsonl")]
+    finished = [folder for folder in folders if weights_or_none(folder)]
+    assert weights(finished[0]) == weights(sane)
+    assert losses(finished[0]) == losses(sane)
+    assert len(folders) == len(finished)
+
+
+def weights_or_none(folder: Path) -> str | None:
+    return next((event["weights"][0] for event in told(folder) if event["event"] == "finished"), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(20))
+def test_whoever_is_harmed_at_whatever_moment_the_run_ends_with_the_same_weights(place, harmless, tmp_path):
+    cell = chosen(SEED, 20)[place]
+    print(f"KILL_SEED={SEED}: {cell}", file=sys.stderr)
+    outcome = run(cell, harmless, tmp_path)
+    assert "ok: " in outcome, f"KILL_SEED={SEED} {cell}: {outcome}"
+
+
+SEED = int(os.environ.get("KILL_SEED", time.time_ns() % 1_000_000))
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory: pytest.TempPathFactory) -> Unharmed:
+    return Unharmed(tmp_path_factory.mktemp("unharmed"))
