@@ -199,6 +199,7 @@ class Config:
     mode: Mode = Mode.run
     workers: int | None = None
     output_dir: str = "outputs"
+    allowed_targets: list[str] | None = None
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
