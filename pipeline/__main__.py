@@ -114,7 +114,7 @@ def _points(session: run.Session) -> list[run.Asked | None]:
                 look_over(place, asked)
 
     configs.register()
-    with _errors_as_they_are():
+    with _errors_as_they_are(), configs.refused_unread():
         hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(collect)()
     for place, asked in enumerate(points):
         one = None if asked is None or asked.sweep is None else plan.on_one_device(asked.config)

@@ -7,9 +7,11 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -24,9 +26,14 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
+from pipeline.plan import PlanError, check_uri
 from pipeline.schema import Config
 
 SCHEMA = "schema"
+LISTS = (list[int], list[str])
+# What Hydra may make by itself: its own parts, and what its logging is made of.
+HYDRA_S_OWN = ("hydra.", "hydra_plugins.")
+LOGGING = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "colorlog.ColoredFormatter")
 HELP = "Try `python -m pipeline --help` for the choices and keys."
 
 
@@ -46,6 +53,59 @@ def register() -> None:
     ConfigStore.instance().store(name=SCHEMA, node=Config)
 
 
+@contextmanager
+def refused_unread() -> Iterator[None]:
+    """Inside, Hydra refuses a config that would have it run code or write a password, before it does. `ConfigError`.
+
+    Hydra calls functions that a config names for it, and writes the config into the run's folder, before it hands the
+    config to the program.
+    """
+    kept = ConfigLoaderImpl.load_configuration
+
+    def load(*given: Any, **named: Any) -> DictConfig:
+        composed = kept(*given, **named)
+        plain = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(plain, dict)
+        check_hydra(plain.get("hydra"), "hydra")
+        tracking = plain.get("tracking")
+        try:
+            check_uri(tracking.get("uri") if isinstance(tracking, dict) else None)
+        except PlanError as error:
+            raise ConfigError(str(error)) from error
+        return composed
+
+    ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl.load_configuration = kept  # type: ignore[method-assign]
+
+
+def check_hydra(node: Any, key: str) -> None:
+    """Refuses functions that are not Hydra's in Hydra's own part of a config, and environment variables.
+
+    >>> check_hydra({"_target_": "os.system"}, "hydra.callbacks.x")
+    Traceback (most recent call last):
+    pipeline.config.ConfigError: Expected hydra.callbacks.x._target_ to be one of Hydra's own, received os.system. \
+Try without it.
+    """
+    if isinstance(node, list):
+        for index, each in enumerate(node):
+            check_hydra(each, f"{key}[{index}]")
+    if not isinstance(node, dict):
+        return
+    for name, inner in node.items():
+        own = str(inner).startswith(HYDRA_S_OWN) if name == "_target_" else inner in LOGGING
+        if (name in ("_target_", "()") or (name == "class" and "logging" in key)) and not own:
+            raise ConfigError(f"Expected {key}.{name} to be one of Hydra's own, received {inner}. Try without it.")
+        if name == "env_set" and inner:
+            raise ConfigError(
+                f"Expected environment variables to be set in the shell, received {key}.env_set with "
+                f"{', '.join(map(str, inner))}. Try NAME=value before the command."
+            )
+        check_hydra(inner, f"{key}.{name}")
+
+
 def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     """The composed config as plain objects, checked once more: `+key=value` gets past Hydra. Raises `ConfigError`.
 
@@ -61,7 +121,21 @@ def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
     assert isinstance(config, Config)
+    _check_items(config)
     return config
+
+
+def _check_items(node: Any, prefix: str = "") -> None:
+    """Refuses lists and mappings inside of a list of numbers or names, which OmegaConf lets through."""
+    for name, kind in typing.get_type_hints(type(node)).items():
+        value = getattr(node, name)
+        if dataclasses.is_dataclass(kind):
+            _check_items(value, f"{prefix}{name}.")
+        for item in (each for one in (kind, *typing.get_args(kind)) if one in LISTS for each in typing.get_args(one)):
+            if value is not None and not all(isinstance(each, item) for each in value):
+                raise ConfigError(
+                    f"Expected {prefix}{name} to be {_in_words(kind)}, received {value}. Try {prefix}{name}=null."
+                )
 
 
 def _typed_in(group: str, overrides: Sequence[str]) -> set[str]:
@@ -104,6 +178,8 @@ def _leave_behind(choice: dict[str, Any], kept: set[str]) -> None:
 def explain(error: Exception) -> str:
     """What is wrong with a config, in words for the person who typed it."""
     text = str(error)
+    if isinstance(error, ConfigError):
+        return text
     cause = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), error)
     missing = _first(r"Missing mandatory value: ([\w.]+)", f"{text} {cause}")
     if isinstance(error, YAMLError | UnicodeDecodeError):
@@ -138,7 +214,7 @@ def _dangling(key: str, why: str) -> str:
 
 def is_ours(error: Exception) -> bool:
     """Is this what is raised for a config that cannot be composed? Hydra raises `ValueError`, too, and YAML its own."""
-    if isinstance(error, HydraException | OmegaConfBaseException | YAMLError | UnicodeDecodeError):
+    if isinstance(error, ConfigError | HydraException | OmegaConfBaseException | YAMLError | UnicodeDecodeError):
         return True
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -160,7 +236,9 @@ def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
 def _missing_choice(error: MissingConfigException) -> str:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
     options = sorted(error.options or [])
-    if not options or not group:
+    if not group:
+        return f"Expected --config-name to be a config of this program, received {choice}. Try it without that option."
+    if not options:
         return f"{_line(error).rstrip('.')}. {HELP}"
     near = (difflib.get_close_matches(choice, options, 1) or options)[0]
     return f"Expected {group} to be one of {', '.join(options)}, received {choice}. Try {group}={near}."
@@ -196,7 +274,9 @@ def _composition(text: str) -> str | None:
     several = _first(r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'", text)
     if several:
         return f"Expected one value, received {several}. Try -m {several} for a run with each."
-    twice = _first(r"(\S+) appears more than once in the final defaults list", text)
+    twice = _first(r"(\S+) appears more than once in the final defaults list", text) or _first(
+        r"Multiple values for (\S+)\. To override", text
+    )
     if twice:
         return f"Expected one choice of {twice}, received a second one with +{twice}. Try {twice}=... without the +."
     there = _first(r"already at '.*'\.\s+Either remove \+ prefix: '(.+)'", text)
@@ -205,6 +285,9 @@ def _composition(text: str) -> str | None:
     deleted = _first(r"Could not delete from config. '([^']+)'", text)
     if deleted:
         return f"Expected ~ before a key or choice that has a value, received ~{deleted}. Try {deleted}=null."
+    nowhere = _first(r"Could not delete '([^']*)'\. No match in the defaults list", text)
+    if nowhere is not None:
+        return f"Expected ~ before a key or choice that has a value, received ~{nowhere}. {HELP}"
     folder = _first(r"Additional config directory '([^']*)' not found", text)
     if folder is not None:
         return f"Expected --config-dir to be a folder, received {folder}. Try its path from here, or an absolute one."
@@ -284,7 +367,7 @@ def _in_words(kind: Any) -> str:
         return f"keys with values ({', '.join(each.name for each in dataclasses.fields(kind))})"
     words: Mapping[Any, str] = {
         int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null",
-        list[int]: "a list of whole numbers", list: "a list", dict: "keys with values",
+        list[int]: "a list of whole numbers", list[str]: "a list of names", list: "a list", dict: "keys with values",
     }  # fmt: skip
     return words.get(kind) or words.get(typing.get_origin(kind), "of another type")
 

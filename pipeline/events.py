@@ -48,12 +48,20 @@ Event = dict[str, Any]
 # Kinds that only the conductor needs.
 PASSING = ("beat", "stopped", "exited")
 
+# Read at once, from its end, of a log that is opened again.
+BLOCK_BYTES = 65_536
+
 
 class EventLog:
-    """Appends events to a file, one line each, written whole."""
+    """Appends events to a file, one line each, written whole. What a crash has left of a last line is removed."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._file).st_size
+        whole = _end_of_lines(self._file, size)
+        if whole < size:
+            # The next line would be appended to it, and lost with it.
+            os.ftruncate(self._file, whole)
 
     def append(self, event: Event) -> None:
         """Writes `event` with one system call, so that a reader or a crash sees a whole line or none of it."""
@@ -96,6 +104,17 @@ def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
                 continue
             if isinstance(event, dict):
                 yield event, start
+
+
+def _end_of_lines(file: int, size: int) -> int:
+    """Where the last whole line among the first `size` bytes of an open file ends."""
+    while size:
+        start = max(0, size - BLOCK_BYTES)
+        last = os.pread(file, size - start, start).rfind(b"\n")
+        if last >= 0:
+            return start + last + 1
+        size = start
+    return 0
 
 
 def _finite(value: Any) -> Any:

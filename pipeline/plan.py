@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,16 @@ DEFAULT_BATCH = 64
 REPEAT_SECONDS = 0.75
 # Where a TPU's worker listens; the port that Google's TPUs have is 8470.
 TPU_ADDRESS = re.compile(r"grpc://([^\s:/,@]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+# Hosts on which nothing listens beyond this machine, and what a host looks like.
+LOOPBACK = ("127.0.0.1", "localhost")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+# MLflow's stores.
+SERVER = re.compile(r"https?://[^/\s]\S*")
+DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
+# The same for what is counted in examples or steps, and for seconds.
+MOST, MOST_SECONDS = 10**15, 10**9
 WORKERS_PER_SERVER = 4
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
@@ -239,6 +248,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         notes.append(
             "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
         )
+    notes += _notes_on_network(config.cluster.host, address.values())
     _check_ports(config.cluster.base_port, len(processes))
     train, measure, launch = config.train, config.measure, config.launch
     return Plan(
@@ -411,6 +421,7 @@ def check_ranges(config: Config) -> None:
     for key, (value, least) in at_least.items():
         if value is not None and not least <= value < math.inf:
             raise PlanError(f"Expected {key} to be {least} or more, received {value}. Try {key}={least}.")
+        _check_size(key, value, least)
     above_zero = {
         "train.learning_rate": (train.learning_rate, 0.001),
         "hardware.memory_gib": (config.hardware.memory_gib, 16),
@@ -426,9 +437,16 @@ def check_ranges(config: Config) -> None:
     for key, (number, usual) in above_zero.items():
         if number is not None and not 0 < number < math.inf:
             raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
+        _check_size(key, number, usual)
     for key, text, default in (
         ("output_dir", config.output_dir, "outputs"),
         ("tracking.experiment", config.tracking.experiment, "pipeline"),
+        ("strategy.name", config.strategy.name, "mine"),
+        ("hardware.name", config.hardware.name, "mine"),
+        ("model.name", config.model.name, "mine"),
+        ("data.name", config.data.name, "mine"),
+        ("tracking.name", config.tracking.name, "mine"),
+        ("cluster.name", config.cluster.name, "local"),
     ):
         if not text.strip():
             raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={default}.")
@@ -444,24 +462,51 @@ def check_ranges(config: Config) -> None:
             f"Try train.epochs=null or train.steps=null."
         )
     shape = config.data.input_shape
-    if shape is not None and any(size < 1 for size in shape):
-        raise PlanError(f"Expected data.input_shape of sizes above 0, received {shape}. Try data.input_shape=null.")
+    if shape is not None and not all(1 <= size <= MOST for size in shape):
+        raise PlanError(
+            f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
+        )
+    _check_survival(config)
     _check_optimizer(train.optimizer)
+    _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
+    for metric in train.metrics or ():
+        _check_named("train.metrics", metric, "[accuracy]")
     base_port = config.cluster.base_port
     if base_port is not None and not 1 <= base_port <= 65535:
         raise PlanError(
             f"Expected cluster.base_port between 1 and 65535, received {base_port}. Try cluster.base_port=null."
         )
-    if "@" in str(config.tracking.uri or ""):
+    _check_host(config.cluster.host)
+    uri = config.tracking.uri
+    check_uri(uri)
+    if config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""):
+        raise PlanError(
+            f"Expected tracking.uri to be an MLflow server's address, received {uri or 'none'}. "
+            f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
+        )
+    if uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)):
+        raise PlanError(
+            f"Expected tracking.uri to be null or a store's address, received {uri or 'nothing'}. "
+            f"Try tracking.uri=null."
+        )
+
+
+def check_uri(uri: Any) -> None:
+    """Refuses the address of a tracking server that holds a user and password."""
+    if "@" in str(uri or ""):
         raise PlanError(
             "Expected tracking.uri without a user and password, which would end up in files, received one with them. "
             "Try the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
         )
-    if config.tracking.store is Store.server and not str(config.tracking.uri or "").startswith(("http://", "https://")):
-        raise PlanError(
-            f"Expected tracking.uri to be an MLflow server's address, received {config.tracking.uri or 'none'}. "
-            f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
-        )
+
+
+def stays_here(address: str | None) -> bool:
+    """Is a process with this address, or this host, kept from listening on anything but 127.0.0.1?
+
+    >>> stays_here("127.0.0.1:2222"), stays_here("10.0.0.5:2222"), stays_here(None)
+    (True, False, True)
+    """
+    return address is None or address.partition(":")[0] in LOOPBACK
 
 
 def identity(plan: dict[str, Any]) -> dict[str, Any]:
@@ -487,8 +532,14 @@ DECIDES = (
 OF_STRATEGY = ("asynchronous", "static_batches")
 
 
-def _checkpoints(config: Config) -> Checkpoints:
+def _check_survival(config: Config) -> None:
+    """Refuses what contradicts itself in how a run is kept and resumed."""
     asked = config.checkpoint
+    if config.resume_changes and config.resume in ("auto", "never"):
+        raise PlanError(
+            f"Expected resume_changes with the run that they are changes of, received resume={config.resume}. "
+            f"Try resume=RUN, its folder, name or id in MLflow, or resume_changes=[]."
+        )
     if config.launch.elastic and not config.strategy.spans_processes:
         raise PlanError(
             f"Expected launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process, "
@@ -506,6 +557,10 @@ def _checkpoints(config: Config) -> Checkpoints:
     ):
         if text is not None and not text.strip():
             raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={instead}.")
+
+
+def _checkpoints(config: Config) -> Checkpoints:
+    asked = config.checkpoint
     small = asked.keep_best and re.search(r"loss|error|^(val_)?(m[as]p?[el]|rmse)", asked.keep_best)
     return Checkpoints(
         asked.every_steps,
@@ -572,6 +627,36 @@ def left_out(examples: int, workers: int, global_batch: int) -> int:
     return examples % global_batch
 
 
+def _check_size(key: str, value: float | None, instead: float) -> None:
+    """Refuses a number that is larger than anything of its kind, which only a slip makes."""
+    group = key.partition(".")[0]
+    most = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
+    if value is not None and value > most:
+        raise PlanError(f"Expected {key} to be no more than {most:,}, received {value:g}. Try {key}={instead}.")
+
+
+def _check_host(host: str) -> None:
+    """Refuses what processes cannot listen on and reach each other at."""
+    if not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK):
+        raise PlanError(
+            f"Expected cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one, "
+            f"received {host or 'nothing'}. Try cluster.host=127.0.0.1."
+        )
+
+
+def _notes_on_network(host: str, addresses: Collection[str | None]) -> list[str]:
+    """What is open to others where processes listen beyond this machine."""
+    if all(stays_here(each) for each in addresses):
+        return []
+    ports = sorted(int(str(each).rpartition(":")[2]) for each in addresses if each)
+    where = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
+    return [
+        f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
+        f"training, change it and run code in it. It binds every network interface of each host, not "
+        f"{host} alone ({where}). Keep others out of this network, or try cluster.host=127.0.0.1."
+    ]
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
         return
@@ -586,6 +671,18 @@ def _check_optimizer(optimizer: Any) -> None:
             f"Expected train.optimizer to be one of {', '.join(OPTIMIZERS)}, received {optimizer}. "
             f"Try train.optimizer={near[0]}."
         )
+
+
+def _check_named(key: str, node: Any, usual: str) -> None:
+    """Refuses what is neither a Keras name nor a function, nor a list of these or one for each of a model's outputs."""
+    if node is None or (isinstance(node, dict) and "_target_" in node) or (isinstance(node, str) and node.strip()):
+        return
+    if not isinstance(node, dict | list) or not node:
+        raise PlanError(
+            f"Expected {key} to be Keras's names or functions {{_target_: ...}}, received {node!r}. Try {key}={usual}."
+        )
+    for each in node.values() if isinstance(node, dict) else node:
+        _check_named(key, each, usual)
 
 
 def _check_ports(base_port: int | None, processes: int) -> None:

@@ -88,11 +88,6 @@ class Earlier:
 
 def find(config: Config, planned: Plan, output: Path) -> Earlier | None:
     """The run to go on with, locked; None where a new one begins. Raises `ResumeError`."""
-    if config.resume in (AUTO, NEVER) and config.resume_changes:
-        raise ResumeError(
-            f"Expected resume_changes with the run that they are changes of, received resume={config.resume}. "
-            f"Try resume=RUN, its folder, name or id in MLflow, or resume_changes=[]."
-        )
     if config.resume == NEVER:
         return None
     if config.resume == AUTO:

@@ -222,7 +222,12 @@ def _expect_tpu(planned: Plan, session: Session) -> None:
 
 
 def check_targets(config: Config, search: tuple[str, ...]) -> None:
-    """Refuses functions that do not exist or do not take their arguments, before anything is imported."""
+    """Refuses functions that no config may call, that do not exist or that do not take their arguments.
+
+    Before anything is imported: to import a module runs its code.
+    """
+    allowed = config.allowed_targets
+    targets.check_allowed(allowed)
     for key, build, given in (
         (
             "strategy.build",
@@ -236,7 +241,7 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
             raise PlanError(
                 f"Expected {key}._target_ to name a function, received none. Try {key}._target_=package.function."
             )
-        targets.check(build, key, given, search)
+        targets.check(build, key, given, search, allowed)
     for index, each in enumerate(config.train.callbacks):
         if not isinstance(each, dict) or targets.KEY not in each:
             raise PlanError(
@@ -244,7 +249,7 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
                 f"Try train.callbacks=[{{_target_: keras.callbacks.EarlyStopping, patience: 2}}]."
             )
     for key in ("optimizer", "loss", "metrics", "callbacks"):
-        targets.check(getattr(config.train, key), f"train.{key}", (), search)
+        targets.check(getattr(config.train, key), f"train.{key}", (), search, allowed)
 
 
 class Point:

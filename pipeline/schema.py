@@ -233,6 +233,7 @@ class Config:
     output_dir: str = "outputs"
     resume: str = "auto"
     resume_changes: list[str] = field(default_factory=list)
+    allowed_targets: list[str] | None = None
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -14,30 +14,50 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 KEY = "_target_"
+# What every list of allowed packages has besides: this program's choices, and Keras.
+OURS = ("pipeline.strategies", "pipeline.models", "pipeline.data", "keras")
+# Arguments with which Keras and NumPy load what may hold code, and the only value that a config may give them.
+SAFE = {"safe_mode": True, "allow_pickle": False}
+# Imports that are followed from the name that a config says to where it is defined.
+HOPS = 8
 
 
 class TargetError(ValueError):
     """A `_target_` that cannot be called: the message says what was expected, received, and what to type instead."""
 
 
-def check(node: Any, key: str, given: Sequence[str] = (), search: Sequence[str] = ()) -> None:
+def check(
+    node: Any, key: str, given: Sequence[str] = (), search: Sequence[str] = (), allowed: Sequence[str] | None = None
+) -> None:
     """Refuses a `_target_` in `node`, nested ones included, that does not exist or does not take its arguments.
 
     `key` is where the node stands in the config, `given` are the arguments that the program adds where the
-    signature asks for them, `search` the folders to look for modules in. What cannot be told from source files is
-    left to the call. Raises `TargetError`.
+    signature asks for them, `search` the folders to look for modules in. Where `allowed` names packages, a function
+    of another one is refused, save for ours and Keras's; one of Python's own library always is. What cannot be told
+    from source files is left to the call. Raises `TargetError`.
     """
     if isinstance(node, dict):
         if KEY in node:
-            _check_one(node, key, given, tuple(search))
+            _check_one(node, key, given, tuple(search), None if allowed is None else (*OURS, *allowed))
         for name, inner in node.items():
-            check(inner, f"{key}.{name}", (), search)
+            check(inner, f"{key}.{name}", (), search, allowed)
     elif isinstance(node, list | tuple):
         for index, inner in enumerate(node):
-            check(inner, f"{key}[{index}]", (), search)
+            check(inner, f"{key}[{index}]", (), search, allowed)
+
+
+def check_allowed(allowed: Sequence[str] | None) -> None:
+    """Refuses a list of allowed packages that names none, or Python's own library, which no config may call."""
+    for name in allowed or ():
+        if not isinstance(name, str) or not _is_dotted(name) or _of_python(name):
+            raise TargetError(
+                f"Expected allowed_targets to be a list of packages, yours or a library's, received {name!r} in it. "
+                f"Try allowed_targets=[my_package], or null."
+            )
 
 
 def call(node: dict[str, Any], key: str, **given: Any) -> Any:
@@ -105,19 +125,33 @@ def _import(target: str, key: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             raise TargetError(f"Expected {key}._target_ to name a function, received {target}: no {part} there.")
         found = getattr(found, part)
+        if isinstance(found, ModuleType) and _of_python(found.__name__):
+            raise TargetError(_not_callable_here(key, target))
     if not callable(found):
         raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
+    if _is_python_s(found) and not _of_python(target):
+        raise TargetError(_not_callable_here(key, target))
     function: Callable[..., Any] = found
     return function
 
 
-def _check_one(node: dict[str, Any], key: str, given: Sequence[str], search: tuple[str, ...]) -> None:
+def _check_one(
+    node: dict[str, Any], key: str, given: Sequence[str], search: tuple[str, ...], allowed: Sequence[str] | None
+) -> None:
     target = node[KEY]
-    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
+    if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
         received = "none" if target is None else repr(target)
-        raise TargetError(f"Expected {key}._target_ to be like package.function, received {received}.")
-    if _of_python(target):
-        raise TargetError(_not_callable_here(key, target))
+        raise TargetError(
+            f"Expected {key}._target_ to be like package.function, received {received}. "
+            f"Try {key}.{KEY}=my_package.my_function."
+        )
+    _check_place(target, target, key, allowed)
+    for name, safe in SAFE.items():
+        if node.get(name, safe) is not safe:
+            raise TargetError(
+                f"Expected {key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is "
+                f"loaded, received {node[name]}. Try {key}.{name}={str(safe).lower()}."
+            )
     path, rest = _module(target, search)
     module = ".".join(target.split(".")[: -len(rest)]) if rest else target
     if path is None:
@@ -129,7 +163,7 @@ def _check_one(node: dict[str, Any], key: str, given: Sequence[str], search: tup
         raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
     if path.suffix != ".py":
         return
-    found = _definition(path, rest[0], search)
+    found = _definition(path, rest[0], module)
     if isinstance(found, list):
         near = difflib.get_close_matches(rest[0], found, 1)
         instead = f" Try {key}.{KEY}={'.'.join([module, near[0], *rest[1:]])}." if near else ""
@@ -137,10 +171,24 @@ def _check_one(node: dict[str, Any], key: str, given: Sequence[str], search: tup
             f"Expected {key}._target_ to name a function that exists, received {target}: no {rest[0]} in {module}."
             + instead
         )
-    if isinstance(found, ast.Import | ast.ImportFrom):
-        raise TargetError(_not_callable_here(key, target))
+    hops = HOPS
+    while isinstance(found, str) and hops:
+        # An import: what it stands for counts.
+        real, hops = ".".join([found, *rest[1:]]), hops - 1
+        _check_place(real, target, key, allowed)
+        path, rest = _module(real, search)
+        module = ".".join(real.split(".")[: -len(rest)]) if rest else real
+        if path is not None and not rest:
+            raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
+        found = _definition(path, rest[0], module) if path is not None and path.suffix == ".py" else None
     if isinstance(found, ast.FunctionDef) and len(rest) > 1:
         raise TargetError(f"Expected {key}._target_ to name a function, received {target}: {rest[0]} is one itself.")
+    if allowed is not None and len(rest) > 1 and not isinstance(found, ast.ClassDef):
+        # What is behind a name that only an import can tell may be another package.
+        raise TargetError(
+            f"Expected {key}._target_ to name a function of a module directly, since allowed_targets is set, "
+            f"received {target}: what {module}.{rest[0]} is cannot be told from its source."
+        )
     if isinstance(found, ast.FunctionDef) and not found.decorator_list:
         _check_arguments(found.args, 0, node, key, given)
     if isinstance(found, ast.ClassDef) and len(rest) == 1:
@@ -148,6 +196,37 @@ def _check_one(node: dict[str, Any], key: str, given: Sequence[str], search: tup
         makes = methods.get("__init__")
         if makes and "__new__" not in methods and not makes.decorator_list:
             _check_arguments(makes.args, 1, node, key, given)
+
+
+def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | None) -> None:
+    """Refuses a function at `place`, which is what `target` stands for, where no config may call it."""
+    if _of_python(place):
+        raise TargetError(_not_callable_here(key, target))
+    if allowed is None or any(f"{place}.".startswith(f"{each}.") for each in allowed):
+        return
+    theirs = [each for each in allowed if each not in OURS]
+    package = place.split(".")[0]
+    stands = "" if place == target else f", which stands for {place}"
+    others = f"{', '.join(theirs)}, " if theirs else ""
+    instead = f"a function of theirs, or allowed_targets=[{','.join([*theirs, package])}] if you trust {package}"
+    if package == "pipeline":
+        instead = "a function of theirs"
+    raise TargetError(
+        f"Expected {key}._target_ to be in an allowed package ({others}keras, or this program's strategies, models "
+        f"and data), received {target}{stands}. Try {instead}."
+    )
+
+
+def _is_dotted(name: str) -> bool:
+    """Names joined by dots, none of them one that Python keeps for itself."""
+    return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
+
+
+def _is_python_s(function: Callable[..., Any]) -> bool:
+    """Is it a function or class that Python's own library defines, under whatever name it was found?"""
+    place = getattr(function, "__module__", None)
+    plain = inspect.isroutine(function) or inspect.isclass(function)
+    return plain and isinstance(place, str) and _of_python(place)
 
 
 def _of_python(target: str) -> bool:
@@ -158,7 +237,7 @@ def _of_python(target: str) -> bool:
 def _not_callable_here(key: str, target: str) -> str:
     return (
         f"Expected {key}._target_ to name a function of yours or of a library, received {target} of Python "
-        f"itself, which a config may not call."
+        f"itself, which a config may not call. Try a function of your own that calls it."
     )
 
 
@@ -210,15 +289,13 @@ def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str
 
 def _defines(path: Path, name: str) -> bool:
     # A module that exists comes before what a package's __getattr__ might give.
-    return path.suffix == ".py" and not isinstance(_definition(path, name, (), lazy=False), list)
+    return path.suffix == ".py" and not isinstance(_definition(path, name, "", lazy=False), list)
 
 
-def _definition(
-    path: Path, name: str, search: tuple[str, ...], depth: int = 5, lazy: bool = True
-) -> ast.AST | list[str] | None:
-    """What `name` is in a module's source: None if that cannot be told, or the names it has instead.
+def _definition(path: Path, name: str, module: str, lazy: bool = True) -> ast.AST | str | list[str] | None:
+    """What `name` is in the source of `module`: None if that cannot be told, or the names it has instead.
 
-    An import stands for something of Python's own library. `lazy`: a `__getattr__` might give any name.
+    Text is what an import stands for, dotted. `lazy`: a `__getattr__` might give any name.
     """
     names: list[str] = []
     for statement in _statements(path):
@@ -231,13 +308,12 @@ def _definition(
                 if alias.name == "*":
                     return None
                 if (alias.asname or alias.name) == name:
-                    python = not statement.level and _of_python(statement.module or "")
-                    return statement if python else _imported(path, statement, alias.name, search, depth)
+                    return _imported(path, module, statement, alias.name)
                 names.append(alias.asname or alias.name)
         elif isinstance(statement, ast.Import):
             for alias in statement.names:
                 if (alias.asname or alias.name.split(".")[0]) == name:
-                    return statement if _of_python(alias.name) else None
+                    return alias.name if alias.asname else name
         elif not isinstance(statement, ast.Expr) and not _is_for_type_checkers(statement):
             # Assignments, conditions and the like may make any name.
             bound = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
@@ -251,15 +327,12 @@ def _is_for_type_checkers(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and ast.unparse(statement.test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
-def _imported(path: Path, statement: ast.ImportFrom, name: str, search: tuple[str, ...], depth: int) -> ast.AST | None:
-    if depth == 0 or statement.module is None:
-        return None
-    folders = (str(path.parents[statement.level - 1]),) if statement.level else search
-    module, rest = _module(f"{statement.module}.{name}", folders)
-    if module is None or module.suffix != ".py" or rest != [name]:
-        return None
-    found = _definition(module, name, search, depth - 1)
-    return None if isinstance(found, list) else found
+def _imported(path: Path, module: str, statement: ast.ImportFrom, name: str) -> str:
+    """The dotted name of what `from ... import name` takes, in the source of `module`."""
+    parts = module.split(".")
+    up = statement.level - (path.name == "__init__.py")
+    above = parts[: len(parts) - up] if statement.level else []
+    return ".".join([*above, *filter(None, [statement.module]), name])
 
 
 @cache

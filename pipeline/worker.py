@@ -40,7 +40,7 @@ import tensorflow as tf
 
 from pipeline import loopback, targets
 from pipeline import size as sizes
-from pipeline.plan import Plan, Process, from_json, left_out
+from pipeline.plan import Plan, Process, from_json, left_out, stays_here
 from pipeline.strategies.parameter_server import serve
 from pipeline.train import batches, build, static, tables
 from pipeline.train import size as of_model
@@ -172,11 +172,7 @@ def addresses_by_role(plan: Plan) -> dict[str, Any]:
 
 def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
     addresses = [each.address for each in plan.processes if each.address]
-    if (
-        addresses
-        and all(str(address).startswith("127.") for address in addresses)
-        and not loopback.listen_on_loopback_only()
-    ):
+    if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
         tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
 
 

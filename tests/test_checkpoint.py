@@ -149,8 +149,17 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("case", "after"),
-    [("adam", 1), ("adam", 4), ("adam", 5), ("a data set", 7), ("steps, not epochs", 12), ("a loss scale", 8)]
-    + [("averaged weights", 6), ("a schedule and momentum", 8), ("callbacks that remember", 8)],
+    [
+        ("adam", 1),
+        ("adam", 4),
+        ("adam", 5),
+        ("a data set", 7),
+        ("steps, not epochs", 12),
+        ("a loss scale", 8),
+        ("averaged weights", 6),
+        ("a schedule and momentum", 8),
+        ("callbacks that remember", 8),
+    ],
 )
 def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
     """Five steps make an epoch, the last of them a smaller one: it leaves in, at the end of, and after one."""
@@ -210,7 +219,7 @@ def test_checkpoints_come_by_steps_and_epochs_and_the_last_ones_and_the_best_are
 
 def test_a_metric_that_is_not_there_cannot_choose_the_best(tmp_path):
     kept = Checkpoints(best="val_auc", folder=str(tmp_path))
-    with pytest.raises(TrainingError, match="Expected checkpoint.keep_best to be one of loss, accuracy, val_loss"):
+    with pytest.raises(TrainingError, match=r"Expected checkpoint\.keep_best to be one of loss, accuracy, val_loss"):
         ran(training(tmp_path, Told(), kept=kept))
 
 
@@ -288,7 +297,7 @@ def full(descriptor: int) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match="Expected to be able to write checkpoints to .*/file/c"):
+    with pytest.raises(TrainingError, match=r"Expected to be able to write checkpoints to .*/file/c"):
         keeper(tmp_path / "file" / "c", Told()).check()
 
 
@@ -316,7 +325,8 @@ def test_types_that_numpy_has_no_name_for_come_back_as_they_were(tmp_path):
     found = made.last().group("trained")
     assert [each.dtype for each in found] == [narrow.dtype, narrow.dtype, np.dtype(bool)]
     np.testing.assert_array_equal(found[0], narrow)
-    assert found[1] == 3 and found[1].shape == ()
+    assert found[1] == 3
+    assert found[1].shape == ()
 
 
 def test_a_checkpoint_in_memory_of_tensorflow_is_written_and_read_as_on_a_disk(tmp_path):

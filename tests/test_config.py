@@ -1,12 +1,13 @@
 """The command as a person types it: what is refused and in which words, and what is composed, without a run."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import OWN, QUICK, Ran
+from conftest import OWN, QUICK, ROOT, Ran
 from hydra import compose, initialize_config_dir
 
 from pipeline import config as configs
@@ -47,10 +48,7 @@ def refusal(ran: Ran) -> str:
         (["~strategy"], "Expected a choice of strategy that has a name, received none. Try strategy="),
         (["experiment=mine"], "received experiment."),
         # Keys.
-        (
-            ["workerz=2"],
-            "Expected a key of the config (mode, workers, output_dir, resume, resume_changes), received workerz. Try workers.",
-        ),
+        (["workerz=2"], "received workerz. Try workers."),
         (["train.epoch=3"], "received train.epoch. Try train.epochs."),
         (["+train.epoch=3"], "received train.epoch. Try train.epochs."),
         (["++hardware.gpus=3"], "Expected a key of hardware (name, hosts, devices_per_host"),
@@ -91,6 +89,23 @@ def refusal(ran: Ran) -> str:
             "received train.callbacks[0].patienc. Try train.callbacks[0].patience.",
         ),
         (["train.callbacks=[{patience: 3}]"], "Expected train.callbacks to be functions with their arguments"),
+        (
+            ["train.optimizer={_target_: keras.optimizers.SGD, learning_rate: [{a: {_target_: builtins.eval, x: y}}]}"],
+            "Expected train.optimizer.learning_rate[0].a._target_ to name a function of yours or of a library, "
+            "received builtins.eval of Python itself, which a config may not call.",
+        ),
+        (["allowed_targets=own"], "Expected allowed_targets to be a list of names or null, received own."),
+        (
+            ["allowed_targets=[mine]", "model.build._target_=own.tiny"],
+            "to be in an allowed package (mine, keras, or this program's strategies, models and data), received "
+            "own.tiny. Try a function of theirs, or allowed_targets=[mine,own] if you trust own.",
+        ),
+        # What Hydra would do before the program has a word.
+        (
+            ["+hydra.callbacks.mine._target_=imports.model"],
+            "Expected hydra.callbacks.mine._target_ to be one of Hydra's own, received imports.model.",
+        ),
+        (["+hydra.job.env_set.LD_PRELOAD=a.so"], "Expected environment variables to be set in the shell"),
         # Overrides that are none.
         (["train"], "Expected key=value or group=choice, received train. Try train=..."),
         (["train.epochs==3"], "received train.epochs==3. Try train.epochs=3."),
@@ -116,6 +131,32 @@ def refusal(ran: Ran) -> str:
 )
 def test_bad_input_is_refused_in_one_message_and_nothing_is_started(pipeline, arguments, words):
     assert words in refusal(pipeline(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["model.build._target_=imports.shell", "+model.build.command=touch imported"],
+        ["train.metrics=[{_target_: keras.metrics.Mean, name: {_target_: imports.os.system, command: ls}}]"],
+        ["allowed_targets=[own]", "model.build._target_=imports.model"],
+        ["+hydra.callbacks.mine._target_=imports.model"],
+        ["hydra/job_logging=default", "+hydra.job_logging.handlers.mine={class: imports.model}"],
+    ],
+    ids=" ".join,
+)
+def test_a_function_that_no_config_may_call_is_refused_before_its_module_is_imported(pipeline, tmp_path, arguments):
+    (tmp_path / "imports.py").write_text(
+        "from pathlib import Path\nimport os\nfrom os import system as shell\nPath('imported').touch()\n"
+        "def model(): ...\n"
+    )
+    refusal(pipeline(*arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
+    assert not (tmp_path / "imported").exists()
+
+
+def test_an_address_with_a_password_is_refused_before_anything_is_written(pipeline, tmp_path):
+    message = refusal(pipeline("tracking=server", "tracking.uri=http://ann:s3cret@127.0.0.1:5000"))
+    assert "Expected tracking.uri without a user and password" in message
+    assert "s3cret" not in message + "".join(each.read_text() for each in tmp_path.rglob("*") if each.is_file())
 
 
 def test_a_port_that_is_taken_is_refused(pipeline):
@@ -262,7 +303,8 @@ def test_every_default_in_the_yaml_is_the_schema_s():
     assert config.train == schema.train
     assert config.measure == schema.measure
     assert config.launch == schema.launch
-    assert (config.mode, config.workers, config.output_dir) == (schema.mode, schema.workers, schema.output_dir)
+    names = ("mode", "workers", "output_dir", "allowed_targets")
+    assert [getattr(config, name) for name in names] == [getattr(schema, name) for name in names]
 
 
 def test_help_lists_every_choice_and_key_and_leaves_nothing(pipeline):

@@ -6,11 +6,14 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
+from conftest import left_behind, start
 
 from pipeline.loopback import on_loopback
 
@@ -86,7 +89,7 @@ def answer(process: subprocess.Popen[str]) -> list[object]:
 
 def listening(pid: int) -> list[tuple[str, int]]:
     """(host, port) of every listening TCP socket of a process, from the kernel's tables: proc(5)."""
-    open_files = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
+    open_files = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
     found = []
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
@@ -145,3 +148,29 @@ def test_a_ctrl_c_amid_the_bind_leaves_no_server_rather_than_an_open_one() -> No
     with reserved_ports(1) as ports, processes("interrupted", ports) as (server,):
         assert answer(server) == [True, "Could not start gRPC server"]
         assert listening(server.pid) == []
+
+
+@pytest.mark.slow
+def test_no_process_of_a_run_listens_beyond_loopback_whatever_its_role(tmp_path: Path) -> None:
+    command = start(
+        tmp_path, "-m", "strategy=multi_worker,parameter_server", "workers=2", "measure.steps=0",
+        "measure.baseline=none", "model=mlp", "data=digits", "train.steps=600", "train.steps_per_call=5",
+        "tracking.system_metrics_seconds=0",
+    )  # fmt: skip
+    began, heard, roles = time.monotonic(), set(), set()
+    with command:
+        while command.poll() is None and time.monotonic() < began + 150:
+            for each in [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]:
+                # A process may end while it is looked at.
+                with suppress(psutil.Error, OSError):
+                    heard |= {(each.pid, host) for host, _ in listening(each.pid)}
+            time.sleep(0.1)
+        command.kill()
+    for log in tmp_path.glob("outputs/sweeps/*/*/events.jsonl"):
+        told = [json.loads(line) for line in log.read_text().splitlines()]
+        assert told[-1]["status"] == "FINISHED"
+        pids = {event["pid"]: event["role"] for event in told if event["event"] == "started"}
+        roles |= {role for pid, role in pids.items() if pid in {pid for pid, _ in heard}}
+    assert roles == {"chief", "worker", "coordinator", "parameter server"}
+    assert {host for _, host in heard} <= LOOPBACK
+    assert not left_behind(tmp_path)

@@ -33,6 +33,7 @@ from pipeline.schema import (
     StrategyConfig,
     TrackingConfig,
 )
+from pipeline.show.plan import plan_lines
 
 STRATEGIES = {
     "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),
@@ -658,7 +659,7 @@ def test_a_plan_survives_json_with_whatever_a_person_gave():
     build = {"_target_": "own.model", "widths": [1, 2, [3]], "inner": {"_target_": "own.layer", "names": ["a"]}}
     made = config(
         "multi_worker", "2x4gpu", model__build=build, data__build={"_target_": "own.data", "parts": []},
-        train__optimizer={"_target_": "keras.optimizers.SGD", "betas": [0.9, 0.99]}, train__loss=["mse", {"a": [1]}],
+        train__optimizer={"_target_": "keras.optimizers.SGD", "betas": [0.9]}, train__loss=["mse", {"a": ["mae"]}],
         train__metrics=["accuracy", {"_target_": "keras.metrics.TopK", "k": 3}],
         train__callbacks=[{"_target_": "own.callback", "steps": [1, 2]}], data__input_shape=None, train__seed=3,
     )  # fmt: skip
@@ -721,3 +722,31 @@ def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):
     with pytest.raises(PlanError) as refused:
         make(config(strategy, "2cpu", **keys), machine(8))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
+def test_a_plan_that_others_can_reach_says_that_its_transport_is_open(strategy):
+    def notes(**keys: Any) -> str:
+        planned = make(config(strategy, "2cpu", **keys), machine(), PORTS)
+        return " ".join(" ".join(plan_lines(planned, full)) for full in (False, True))
+
+    assert "transport" not in notes(workers=2)
+    assert "transport" not in notes(workers=2, cluster__host="localhost")
+    shown = notes(workers=2, cluster__host="192.0.2.7")
+    assert (
+        shown.count("TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port") == 2
+    )
+    assert "It binds every network interface of each host, not 192.0.2.7 alone (ports 20000 to 2000" in shown
+    assert "Keep others out of this network, or try cluster.host=127.0.0.1." in shown
+
+
+def test_a_run_of_one_process_opens_nothing_whatever_its_host():
+    assert not make(config("mirrored", "2cpu", workers=2, cluster__host="192.0.2.7"), machine(), PORTS).notes
+
+
+@pytest.mark.parametrize(
+    "host", ["", " ", "0.0.0.0", "127.0.0.2", "127.evil.example", "::1", "a b", "a:1", "-a", "a/b"]
+)
+def test_a_host_that_processes_cannot_have_is_refused(host):
+    with pytest.raises(PlanError, match=r"Expected cluster.host .* Try cluster.host=127.0.0.1."):
+        check_ranges(config(cluster__host=host))

@@ -21,6 +21,11 @@ LIBRARY = {
         import subprocess
         import mine.models as all_models
         from . import models
+        from pickle import loads as read
+        from mine.models import posix_system
+        import numpy as np
+        from numpy.linalg import norm
+        from numpy import linalg
     """,
     "mine/models.py": """
         import functools
@@ -41,6 +46,8 @@ LIBRARY = {
             @staticmethod
             def build(units): ...
         made_later = functools.partial(plain, width=4)
+        from posix import system as posix_system
+        tools = LazyLoader("numpy")
     """,
     "mine/conditional.py": "try:\n    def model(): ...\nexcept ImportError:\n    pass\n",
     "mine/lazy.py": "def __getattr__(name): ...\n",
@@ -108,7 +115,7 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
         ("mine.Layer", {"units": 3, "self": 1}, "(units, input_shape, name), received model.build.self."),
         ("mine.broken.model", {}, "received a syntax error in line 1"),
         ("mine", {}, "Expected model.build._target_ to be like package.function, received 'mine'."),
-        ("", {}, "received ''."),
+        ("", {}, "received ''. Try model.build._target_=my_package.my_function."),
         (".model", {}, "received '.model'."),
         ("mine..model", {}, "received 'mine..model'."),
         ("mine/model", {}, "received 'mine/model'."),
@@ -120,6 +127,15 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
         ("eval.x", {}, "of Python itself"),
         ("mine.subprocess.run", {}, "of Python itself"),
         ("mine.paths.join", {}, "of Python itself"),
+        ("mine.read", {}, "of Python itself"),
+        ("mine.posix_system", {"command": "ls"}, "of Python itself"),
+        ("mine.models.functools.partial", {"func": 1}, "of Python itself"),
+        ("mine.all_models.functools.partial", {}, "of Python itself"),
+        ("keras.src.utils.file_utils.os.system", {"command": "ls"}, "of Python itself"),
+        ("mine.models.Layer.__init__.__globals__", {}, "to be like package.function"),
+        ("mine.models.plain", {"width": 3, "safe_mode": False}, "Expected model.build.safe_mode to be true"),
+        ("keras.saving.load_model", {"filepath": "a", "safe_mode": None}, "Try model.build.safe_mode=true."),
+        ("numpy.load", {"file": "a.npy", "allow_pickle": True}, "Try model.build.allow_pickle=false."),
     ],
 )
 def test_what_cannot_be_called_is_refused_and_a_near_name_offered(search, target, arguments, words):
@@ -207,3 +223,63 @@ def test_a_module_that_theirs_lacks_is_their_error(tmp_path, monkeypatch):
 def test_a_function_whose_signature_is_hidden_is_given_nothing():
     assert not targets.asks_for({"_target_": "builtins.dict"}, "x", "input_shape")
     assert targets.call({"_target_": "builtins.dict", "a": 1}, "x", input_shape=(3,)) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["mine.models.made_later", "mine.Layer", "mine.lazy.whatever", "keras.layers.Dense", "pipeline.models.cnn"],
+)
+def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search, target):
+    given = (*GIVEN, "units")
+    check({"_target_": target}, "model.build", given, search, ["mine"])
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            "numpy.linalg.norm",
+            "Try a function of theirs, or allowed_targets=[mine.models,mine,numpy] if you trust numpy",
+        ),
+        ("mine.np.load", "received mine.np.load, which stands for numpy.load."),
+        ("mine.norm", "received mine.norm, which stands for numpy.linalg.norm."),
+        ("mine.linalg.norm", "which stands for numpy.linalg.norm."),
+        ("mine.models.tools.load", "what mine.models.tools is cannot be told from its source."),
+        (
+            "minefield.model",
+            "in an allowed package (mine.models, mine, keras, or this program's strategies, models and",
+        ),
+        ("pipeline.targets.call", "received pipeline.targets.call. Try a function of theirs."),
+        ("tensorflow.io.gfile.remove", "received tensorflow.io.gfile.remove."),
+        ("alone.model", "allowed_targets=[mine.models,mine,alone] if you trust alone."),
+        ("os.system", "of Python itself"),
+    ],
+)
+def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them(search, target, words):
+    nested = {"a": [{"b": {"_target_": "mine.wide", "input_shape": 3, "c": [[{"_target_": target}]]}}]}
+    with pytest.raises(TargetError) as refused:
+        check(nested, "train.loss", (), search, ["mine.models", "mine"])
+    assert str(refused.value).startswith("Expected train.loss.a[0].b.c[0][0]._target_ ")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "names", [["os"], [""], ["a b"], ["mine", "subprocess.run"], [["mine"]], ["builtins"], ["a-b"]]
+)
+def test_a_list_that_holds_no_package_is_refused(names):
+    with pytest.raises(TargetError, match=r"Expected allowed_targets .* Try allowed_targets=\[my_package\], or null."):
+        targets.check_allowed(names)
+
+
+@pytest.mark.parametrize("target", ["late.hidden.system", "late.shell", "late.Popen", "late.deeper.tools.system"])
+def test_python_s_own_library_is_refused_at_the_call_too_where_no_source_tells(tmp_path, monkeypatch, target):
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late/__init__.py").write_text(
+        "try:\n    import os as hidden\n    from os import system as shell\n    from subprocess import *\n"
+        "except ImportError:\n    pass\n"
+    )
+    (tmp_path / "late/deeper.py").write_text("import importlib\ntools = importlib.import_module('os')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check({"_target_": target}, "model.build", (), (str(tmp_path), *sys.path))
+    with pytest.raises(TargetError, match="of Python itself"):
+        targets.call({"_target_": target}, "model.build")

@@ -3,6 +3,7 @@
 It leaves what is sent to `pipeline.track.copies`. MLflow is imported when a store is opened.
 """
 
+import base64
 import contextlib
 import fcntl
 import os
@@ -41,6 +42,19 @@ def without_password(uri: str | None) -> str | None:
     'http://mlflow.example:5000/a'
     """
     return None if uri is None else re.sub(r"(?<=://)[^/\s]*@|(?<=[?&])password=[^&\s]*", "", uri)
+
+
+def without_login(text: str, environ: Mapping[str, str]) -> str:
+    """`text` without what a server is logged in to with, which a server's answer may repeat.
+
+    >>> without_login("Who is Bearer 5e1f?", {"MLFLOW_TRACKING_TOKEN": "5e1f"})
+    'Who is Bearer ***?'
+    """
+    name, password = (environ.get(f"MLFLOW_TRACKING_{each}", "") for each in ("USERNAME", "PASSWORD"))
+    basic = base64.b64encode(f"{name}:{password}".encode()).decode()
+    for secret in (password, environ.get("MLFLOW_TRACKING_TOKEN"), basic):
+        text = text.replace(secret, "***") if secret else text
+    return text
 
 
 def logged_in(uri: str, environ: MutableMapping[str, str]) -> str:
@@ -91,7 +105,7 @@ def requests_may_take(seconds: int) -> Iterator[None]:
 
 def reason(error: BaseException, uri: str) -> str:
     """What went wrong, in a line without passwords, for a person who knows `uri`."""
-    text, where = str(without_password(" ".join(str(error).split()))), without_password(uri)
+    text, where = without_login(str(without_password(" ".join(str(error).split()))), os.environ), without_password(uri)
     if isinstance(error, ImportError):
         return f"Expected MLflow to be installed, received: {text}. Try `pip install mlflow`."
     if refused := re.search(r"too many (\d+) error responses", text):

@@ -1,0 +1,173 @@
+"""Bad input made from the schema: for every key what cannot be its value, as a person would type it.
+
+    python bad_input.py FOLDER CASE ...     runs each case, a JSON list of arguments, and prints how it ended
+
+A new key of the schema is covered as it is. What a number may be is decided here by what it means, so a key whose
+smallest value is another than 1, or a text that may be empty, stands in a table below.
+"""
+
+import dataclasses
+import enum
+import json
+import os
+import signal
+import sys
+import time
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline import config
+from pipeline.schema import Config
+
+Case = tuple[str, ...]
+
+# What is 0 and means something: nothing of it, or the first. For every other number 0 is refused.
+ZERO_IS_FINE = {
+    "train.seed", "data.validation_examples", "measure.warmup_steps", "measure.steps", "launch.max_restarts",
+    "tracking.system_metrics_seconds", "tracking.drain_timeout",
+}  # fmt: skip
+SECONDS = 10
+STARTED = 70
+
+
+def cases() -> list[Case]:
+    """Every case, once."""
+    found = [case for name, kind in keys() for case in of_key(name, kind)]
+    return list(dict.fromkeys([*found, *_of_choices(), *_of_syntax()]))
+
+
+def keys(node: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, type) of every key and group of the schema."""
+    for name, kind in typing.get_type_hints(node).items():
+        yield f"{prefix}{name}", kind
+        if dataclasses.is_dataclass(kind):
+            yield from keys(kind, f"{prefix}{name}.")
+
+
+def of_key(key: str, kind: Any) -> list[Case]:
+    """What is wrong for one key."""
+    if dataclasses.is_dataclass(kind):
+        choices = (config.folder() / key).is_dir()
+        values = _some(("3", "null", "[a]") if not choices else ("nothing_like_it", "null", "3"), key, 1)
+        below = (f"{key}.nothing_like_it=3", f"+{key}.nothing_like_it=3", f"+{key}.nothing.like.it={{a: 1}}")
+        return [*((f"{key}={value}",) for value in values), *((each,) for each in _some(below, key, 1))]
+    kinds = set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
+    null = [] if type(None) in kinds or kind is Any else ["null"]
+    (kind,) = kinds - {type(None)}
+    unknown = [(f"{key}x=3",)] if sum(key.encode()) % 3 == 0 else []
+    return [*((f"{key}={value}",) for value in [*_wrong(key, kind), *null]), *unknown]
+
+
+def _wrong(key: str, kind: Any) -> list[str]:
+    """Texts that are no value of `key`."""
+    text, empty, several, mapping = "text", "''", "[1]", "{a: 1}"
+    if kind is Any:  # a Keras name, or a function
+        return ["3", "[]", "{}", "nan", "''", "{_target_: os.system}", "{_target_: null}", "{_target_: nowhere.f}"]
+    if typing.get_origin(kind) is dict:
+        return [*_some(("3", text, several), key, 1), "{_target_: builtins.eval}", "{_target_: {a: 1}}"]
+    if typing.get_origin(kind) is list:
+        return [*_some(("3", text, mapping, "true"), key, 1), *_wrong_items(*typing.get_args(kind))]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return ["nothing_like_it", *_some((empty, "3", several, mapping, "1.5"), key, 1)]
+    if kind is bool:
+        return ["maybe", *_some((empty, "2.5", several, mapping), key, 1)]
+    if kind is str:
+        return _some((several, empty, mapping, "'  '"), key, 2)
+    wrong = [*_some((text, empty, several, mapping, "true"), key, 1), *_some(("-1", f"-1{'0' * 30}"), key, 1)]
+    wrong += _some(("1.5", "1e3", "nan", "'1 2'") if kind is int else ("nan", "inf", "-inf"), key, 1)
+    return [*wrong, f"1{'0' * 30}", *([] if key in ZERO_IS_FINE else ["0"])]
+
+
+def _wrong_items(item: Any) -> tuple[str, ...]:
+    if item is int:
+        return ("[a]", "[1.5]", "[0]", "[-1]", "[[1]]", "[null]", f"[1{'0' * 30}]")
+    if item is str:
+        return ("['']", "[3]", "[os]", "['a b']", "[[a]]", "[null]", "[{a: 1}]")
+    return ("[3]", "['']", "[[]]", "[{a: 1}]", "[{_target_: os.system, command: ls}]")
+
+
+def _some(values: tuple[str, ...], key: str, count: int) -> list[str]:
+    """`count` of `values`, other ones for other keys, so that all come up."""
+    start = sum(key.encode()) % len(values)
+    return list((values * 2)[start : start + count])
+
+
+def _of_choices() -> Iterator[Case]:
+    for group in sorted(path.name for path in config.folder().iterdir() if path.is_dir()):
+        (first, *_) = sorted(path.stem for path in (config.folder() / group).glob("*.yaml"))
+        wrong = (
+            f"{group}={first}x", f"{group}={{a: 1}}", f"+{group}={first}", f"~{group}", f"{group}=''",
+            f"{group}={first},{first}", f"{group}@nowhere={first}",
+        )  # fmt: skip
+        yield from ((each,) for each in _some(wrong, group, 2))
+
+
+def _of_syntax() -> Iterator[Case]:
+    for text in (
+        "workers", "=", "=2", "workers==2", "workers=[", "workers={", "workers=}", "workers=(", "workers='",
+        'workers="',
+        "workers=${", "workers=${nothing}", "workers=${oc.env:NOTHING_THERE}", "workers=${nowhere:x}", "workers=1,2",
+        "workers=range(1,3)", "workers=glob(*)", "workers=int(x)", "workers=choice(1,2)", "~", "+", "++", "~workers=9",
+        "~nothing", "+mode=run", "workers =2", "wor kers=2", "wörkers=2", "workers=2;ls", "a.b.c.d=1",
+        ".workers=2", "workers.=2", "workers..x=2", "workers[0]=2", "train=", "train.epochs.x=3", "--nothing-like-it",
+        "--config-dir=/nowhere/at/all", "--config-name=nothing", "--cfg=nothing", "hydra=nothing",
+        "hydra/launcher=nothing", "hydra.nothing=1", "hydra.run.dir=null",
+    ):  # fmt: skip
+        yield (text,)
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """How the command ended: its exit code, -1 where it hung, and what it printed."""
+    from pipeline import __main__
+    from pipeline.launch.local import LocalCluster
+
+    began = time.monotonic()
+    out, err = folder / "out", folder / "err"
+    if not (pid := os.fork()):
+        os.setsid()
+        os.chdir(folder)
+        for path, number in ((out, 1), (err, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
+        sys.argv = ["pipeline", *case]
+        # What comes next for a config that is taken is TensorFlow's import: it is not worth waiting for.
+        LocalCluster.warm_up = lambda cluster: os._exit(STARTED)  # type: ignore[method-assign]
+        try:
+            __main__.main()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 72)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        os._exit(71)
+    code = None
+    while code is None and time.monotonic() < began + SECONDS:
+        code = _code(pid)
+        time.sleep(0.005)
+    if code is None:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    started = [
+        path for path in folder.rglob("*") if path.name in ("events.jsonl", "plan.json") or path.suffix == ".log"
+    ]
+    ended = {"case": case, "code": -1 if code is None else code, "out": out.read_text(), "err": err.read_text()}
+    return ended | {"seconds": time.monotonic() - began, "started": [str(path) for path in started]}
+
+
+def _code(pid: int) -> int | None:
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+if __name__ == "__main__":
+    # What the first command of a process pays for, such as the grammar of overrides, is paid once.
+    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    for number, text in enumerate(sys.argv[2:]):
+        place = Path(sys.argv[1]) / str(number)
+        place.mkdir(parents=True)
+        print(json.dumps(run(tuple(json.loads(text)), place)), flush=True)

@@ -1,0 +1,276 @@
+"""Whole runs and the store: four at once into a fresh one, a server that stops, and what must stay secret."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import ROOT, Ran, finish, left_behind, start
+from test_track import (  # the fixture that sets MLflow up applies here too
+    Handler,
+    Server,
+    Value,
+    Writer,
+    _mlflow_settings,
+    only_run,
+    own_tracker,
+    serving,
+    store,
+    sync,
+    values,
+    wait_for,
+)
+
+from pipeline import events
+from pipeline.track import Tracker
+from pipeline.track.changes import Point, Seen, changes
+from pipeline.track.state import recall, remember
+
+__all__ = ["_mlflow_settings", "own_tracker"]
+# MLflow's, of its own use of SQLAlchemy.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+SHORT = (
+    "model=mlp", "data=digits", "workers=1", "train.steps=40", "train.steps_per_call=4", "measure.steps=0",
+    "measure.baseline=none", "train.save=false", "tracking.system_metrics_seconds=1",
+    "tracking.drain_timeout=60",
+)  # fmt: skip
+
+
+def told(log: Path) -> Counter[Value]:
+    """Every point of a log, once."""
+    seen = Seen()
+    found = (change for event, _ in events.read(log) for change in changes(event, seen) if isinstance(change, Point))
+    return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in found})
+
+
+def key_of(log: Path) -> str:
+    return str(next(events.read(log))[0]["key"])
+
+
+@pytest.mark.slow
+def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in_it_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    started = [start(tmp_path, *SHORT, f"train.seed={seed}") for seed in range(4)]
+    ran = [finish(process, tmp_path, began, 200) for process in started]
+    assert [each.code for each in ran] == [0] * 4, [each.err for each in ran]
+    logs = sorted(tmp_path.glob("outputs/runs/*/events.jsonl"))
+    assert len(logs) == 4
+    uri = f"sqlite:///{tmp_path}/outputs/mlflow.db"
+    for log in logs:
+        result = json.loads((log.parent / "result.json").read_text())
+        assert result["tracking_note"] is None
+        run = only_run(uri, key_of(log))
+        assert run.info.run_id == result["mlflow_run_id"]
+        assert run.info.status == "FINISHED"
+        losses = [name for name, *_ in values(uri, run) if name == "loss"]
+        assert len(losses) == 40
+        assert values(uri, run) == told(log)
+    assert not list(tmp_path.glob("outputs/mlflow.db.new*"))
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_server_that_stands_still_or_answers_errors_half_way_has_every_point_once_afterwards(
+    tmp_path: Path, own_tracker: Tracker
+) -> None:
+    server = Server(tmp_path).start()
+    ill = threading.Event()
+
+    class Between(Handler):
+        """Passes requests on to the real server, or answers 500 while `ill` is set, after doing what was asked."""
+
+        def do_GET(self) -> None:
+            answer = passed_on(self, server.uri)
+            status, said = (500, b"") if ill.is_set() else answer
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    try:
+        with serving(Between) as uri:
+            writer = Writer(tmp_path / "run")
+            said = tmp_path / "tracker.log"
+
+            def all_sent() -> bool:
+                return bool(recall(writer.folder)["offset"] == writer.log.stat().st_size)
+
+            own_tracker.follow(writer.folder, store(uri))
+            expected = writer.steps(1, 1500)
+            wait_for(lambda: recall(writer.folder)["offset"], 60)
+            ill.set()
+            expected += writer.steps(1501, 2600)
+            wait_for(lambda: "answers with error 500" in said.read_text(), 30)
+            ill.clear()
+            wait_for(all_sent, 60)
+            # It stands still, longer than a request is waited for.
+            for each in processes_of(server):
+                each.suspend()
+            expected += writer.steps(2601, 4500)
+            wait_for(lambda: "does not answer in time" in said.read_text(), 30)
+            assert not all_sent()
+            for each in processes_of(server):
+                each.resume()
+            expected += writer.steps(4501, 5000)
+            writer.end()
+            wait_for(lambda: recall(writer.folder)["closed"], 60)
+            for _ in range(2):
+                run = only_run(server.uri, writer.key)
+                assert values(server.uri, run) == Counter(expected)
+                assert run.info.status == "FINISHED"
+                assert sync(writer.folder) == (True, ["Runs sent: 0; nothing new: 1; not sent: 0."])
+            # From the start, as if nothing were known of what was sent.
+            (writer.folder / "tracking.json").unlink()
+            remember(writer.folder, store(uri))
+            assert sync(writer.folder)[0]
+            assert values(server.uri, only_run(server.uri, writer.key)) == Counter(expected)
+    finally:
+        for each in processes_of(server):
+            each.resume()
+        server.stop()
+
+
+def processes_of(server: Server) -> list[psutil.Process]:
+    """The server's, which begins by starting others."""
+    assert server._process
+    first = psutil.Process(server._process.pid)
+    return [first, *first.children(recursive=True)]
+
+
+def passed_on(request: Handler, uri: str) -> tuple[int, bytes]:
+    """(status, body) of the real server's answer to a request."""
+    length = int(request.headers.get("Content-Length") or 0)
+    kept = {name: text for name, text in request.headers.items() if name in ("Content-Type", "Accept")}
+    data = request.rfile.read(length) if length else None
+    wanted = urllib.request.Request(uri + request.path, data, kept, method=request.command)
+    try:
+        with urllib.request.urlopen(wanted, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+    except OSError:
+        return 502, b""
+
+
+NAME, PASSWORD, TOKEN = "ann-3d6f", "s3cret-b19c!", "t0ken-77aa"
+BASIC = base64.b64encode(f"{NAME}:{PASSWORD}".encode()).decode()
+
+
+def secrets(environ: dict[str, str]) -> list[str]:
+    """What must not be found anywhere, in the forms in which it could be."""
+    return [*(text for name, text in environ.items() if not name.endswith("USERNAME")), BASIC]
+
+
+def found_in(folder: Path, words: list[str]) -> list[str]:
+    """The files under a folder, databases and archives included, that hold one of the words."""
+    return [
+        f"{path}: {word}"
+        for path in folder.rglob("*")
+        if path.is_file()
+        for word in words
+        if word.encode() in path.read_bytes()
+    ]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server, list[Any]]]:
+    """(address, the MLflow server behind it, what was asked of it): it answers only to the name or the token."""
+    server = Server(tmp_path_factory.mktemp("guarded")).start()
+    asked: list[str | None] = []
+
+    class Guard(Handler):
+        def do_GET(self) -> None:
+            asked.append(given := self.headers.get("Authorization"))
+            known = given in (f"Basic {BASIC}", f"Bearer {TOKEN}")
+            status, said = passed_on(self, server.uri) if known else (401, f"Who is {given}?".encode())
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    with serving(Guard) as uri:
+        yield uri, server, asked
+    server.stop()
+
+
+LOGINS = {
+    "password": ({"MLFLOW_TRACKING_USERNAME": NAME, "MLFLOW_TRACKING_PASSWORD": PASSWORD}, f"Basic {BASIC}"),
+    "token": ({"MLFLOW_TRACKING_TOKEN": TOKEN}, f"Bearer {TOKEN}"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("login", LOGINS)
+def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
+    tmp_path: Path, guarded: tuple[str, Server, list[Any]], login: str
+) -> None:
+    uri, server, asked = guarded
+    environ, header = LOGINS[login]
+    asked.clear()
+    whole = login == "password"
+    if whole:
+        began, where = time.monotonic(), ("tracking=server", f"tracking.uri={uri}")
+        ran = finish(start(tmp_path, *SHORT, *where, **environ), tmp_path, began, 120)
+        assert ran.result["tracking_note"] is None
+    else:  # What a run does not send, `sync` does.
+        writer = Writer(tmp_path / "outputs/runs/run")
+        writer.steps(1, 40)
+        writer.end()
+        remember(writer.folder, store(uri))
+        ran = synced(tmp_path, environ)
+    assert ran.code == 0, ran.err
+    assert set(asked) == {header}
+    (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
+    assert values(server.uri, only_run(server.uri, key_of(log))) == told(log)
+    # Another who logs in with what the server does not know, so that its answer repeats it.
+    wrong = {name: f"{text}-wrong" for name, text in environ.items()}
+    refused = synced(tmp_path, wrong, "--uri", uri.replace("127.0.0.1", "localhost"))
+    assert refused.code == 1
+    assert "401" in refused.out
+    words = secrets(environ)
+    printed = ran.out + ran.err + refused.out + refused.err
+    assert not [word for word in words if word in printed]
+    assert len(list(tmp_path.rglob("point-0.log"))) == whole
+    assert not found_in(tmp_path, words)
+    assert not found_in(server.folder, words)
+    assert not left_behind(tmp_path)
+
+
+def synced(folder: Path, environ: dict[str, str], *arguments: str) -> Ran:
+    command = [sys.executable, "-m", "pipeline.track", "sync", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    said = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    return Ran(said.returncode, said.stdout, said.stderr, 0.0, folder)
+
+
+@pytest.mark.slow
+def test_a_refused_or_failed_run_leaves_the_secret_nowhere_either(tmp_path: Path) -> None:
+    environ, _ = LOGINS["password"]
+    environ = {**environ, "MLFLOW_TRACKING_TOKEN": TOKEN, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/own'}"}
+    nowhere = ("tracking=server", "tracking.uri=http://127.0.0.1:9", "tracking.drain_timeout=1")
+    printed = ""
+    for case, code in (("model.build._target_=own.raises", 1), ("workers=0", 2)):
+        ran = finish(start(tmp_path, *SHORT, *nowhere, case, **environ), tmp_path, time.monotonic(), 120)
+        assert ran.code == code, ran.err
+        printed += ran.out + ran.err
+    words = [PASSWORD, TOKEN, BASIC]
+    assert not [word for word in words if word in printed]
+    assert not found_in(tmp_path, words)
+    assert not left_behind(tmp_path)
