@@ -172,8 +172,9 @@ class Group:
         found = self.job.events(POLL_SECONDS)
         for event in found:
             self._watch.note(event, time.monotonic())
-            if event["event"] == "signalled":
-                self._preemption.ask(event["signal"], f"{self.plan.processes[event['rank']].role} {event['rank']}")
+            number = _scheduled(event)
+            if number is not None:
+                self._preemption.ask(number, f"{self.plan.processes[event['rank']].role} {event['rank']}")
             self._tell(event)
         return found
 
@@ -227,7 +228,7 @@ def conduct(
             smaller = fewer(plan) if again and plan.elastic and failure.lost else None
             if failure.diverged and plan.on_divergence == "rollback" and measured.rollbacks < plan.max_restarts:
                 measured.rollbacks += 1
-                kind, plan = "good", dataclasses.replace(plan, rate_scale=plan.rate_scale * ROLLBACK_SCALE)
+                kind, plan = "back", dataclasses.replace(plan, rate_scale=plan.rate_scale * ROLLBACK_SCALE)
                 what = f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
             elif smaller is not None:
                 kind, plan = "last", smaller
@@ -345,6 +346,14 @@ def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
         return sized
     finally:
         group.stop()
+
+
+def _scheduled(event: Event) -> int | None:
+    """The scheduler's signal that a process got, or, before it could take one, ended by; None for all else."""
+    if event["event"] == "signalled":
+        return int(event["signal"])
+    code = event["code"] if event["event"] == "exited" else 0
+    return -code if -code in (signal.SIGTERM, signal.SIGUSR1) else None
 
 
 def _build(group: Group, resume: str | None = None) -> dict[str, Any]:

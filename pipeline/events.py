@@ -36,6 +36,7 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
 `beat`, `stopped` and `exited` reach the conductor and are not logged.
 """
 
+import errno
 import json
 import math
 import os
@@ -53,10 +54,14 @@ BLOCK_BYTES = 65_536
 
 
 class EventLog:
-    """Appends events to a file, one line each, written whole. What a crash has left of a last line is removed."""
+    """Appends events to a file, one line each, written whole. What a crash has left of a last line is removed.
+
+    While the disk is full, lines are kept here and written once there is space again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._unwritten = b""
         size = os.fstat(self._file).st_size
         whole = _end_of_lines(self._file, size)
         if whole < size:
@@ -65,11 +70,23 @@ class EventLog:
 
     def append(self, event: Event) -> None:
         """Writes `event` with one system call, so that a reader or a crash sees a whole line or none of it."""
-        os.write(self._file, to_line(event))
+        self._unwritten += to_line(event)
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def close(self) -> None:
-        """Ends the log."""
-        os.close(self._file)
+        """Ends the log. Raises `OSError` where the disk is still full."""
+        try:
+            self._write()
+        finally:
+            os.close(self._file)
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 
 
 def to_line(event: Event) -> bytes:

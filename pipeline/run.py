@@ -363,7 +363,10 @@ class Point:
                 )
             values["mlflow_run_id"] = values["mlflow_run_id"] or tracker.run_id(self._folder, 0.0)
             self._write(values)
-        self._log.close()
+        try:
+            self._log.close()
+        except OSError as problem:
+            values = _unwritten(values, problem)
         if interrupted:
             raise interrupted
         return values
@@ -399,11 +402,14 @@ class Point:
 
     def _result(self, status: str, error: str | None) -> Result:
         planned, measured = self._plan, self._measured
-        if measured.size:
-            weigh.keep(measured.size, self._size_file)
         if measured.baseline:
             self._baseline_repeats = [each.examples_per_second for each in measured.baseline]
-            self._keep_baseline()
+        # What other commands can do without.
+        with suppress(OSError):
+            if measured.size:
+                weigh.keep(measured.size, self._size_file)
+            if measured.baseline:
+                self._keep_baseline()
         points = [each.examples_per_second for each in measured.point]
         middle, low, high = measure.interval(points) if points else (None, None, None)
         faster: tuple[float | None, ...] = (None, None, None)
@@ -484,7 +490,16 @@ class Point:
         write_whole(path, json.dumps(kept, indent=2))
 
     def _write(self, values: Result) -> None:
-        write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+        try:
+            write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+        except OSError as problem:
+            values |= _unwritten(values, problem)
+
+
+def _unwritten(values: Result, problem: OSError) -> Result:
+    """The result of a run whose folder cannot be written to any more."""
+    error = values["error"] or f"The run's folder cannot be written to: {problem.strerror}."
+    return values | {"status": "FAILED", "error": error}
 
 
 def _of_race(planned: Plan, measured: Measured) -> Result:

@@ -6,7 +6,7 @@ Commands, each a dictionary with `do`:
 
     load       {}                     make the data; answered by `loaded`
     build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
-               last whole checkpoint with `resume` "last", from the last good one with "good"; `restored` tells which
+               last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
     size       {}                     tell how large the model is; `sized`
     begin      {}                     begin training: from here on, steps are those of the training while it lasts
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
@@ -307,7 +307,7 @@ class Work:
         wrong = [each for each in callbacks if not isinstance(each, keras.callbacks.Callback)]
         if wrong:
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
-        if self._survival is not None:
+        if self._survival is not None and self._process.rank == 0:
             self._survival.keeper.check()
         self._training = Training(
             self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training, survival=self._survival
@@ -366,18 +366,19 @@ class Work:
         chief, keeper = self._process.rank == 0, Keeper(plan.checkpoint, self._tell)
         state = None
         if resume is not None and chief:
-            state = keeper.last(_is_good(plan) if resume == "good" else lambda values: True)
+            state = keeper.last(_is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state, self._strategy)
-        about = {"data": {"examples": layout.examples, "shards": len(layout.counts), "digest": digest}}
+        data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data_build}
+        about = {"data": data, "learning_rate": plan.learning_rate}
         self._survival = Survival(keeper, state, self._asked_to_leave, plan.divergence_factor, plan.rate_scale, about)
         if resume is not None and chief:
-            if resume == "good":
+            if resume == "back":
                 keeper.drop_after(-1 if state is None else state.values["step"])
             self._tell("restored", step=0 if state is None else state.values["step"], found=state is not None)
         if state is None:
             return batches.Position()
-        _check_same_data(state.values["data"], about["data"])
+        _check_same_data(state.values["data"], data)
         return batches.Position(state.values["epoch"], state.values["examples"])
 
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
@@ -467,9 +468,16 @@ def _copies(variable: Any) -> tuple[Any, ...]:
 
 def save(model: keras.Model, path: Path) -> None:
     """Writes the model whole or not at all. It loads on one device as it does here."""
-    partial = path.with_name(f".{path.name}")
-    model.save(partial.with_suffix(".partial.keras"))
-    partial.with_suffix(".partial.keras").rename(path)
+    partial = path.with_name(f".{path.name}").with_suffix(".partial.keras")
+    try:
+        model.save(partial)
+        partial.rename(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise TrainingError(
+            f"Expected to be able to write the trained model to {path}, received: {error.strerror or error}. Try more "
+            f"space: the same command then goes on from the last checkpoint."
+        ) from error
 
 
 def _is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:
@@ -483,8 +491,11 @@ def _is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def _check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with other data than a checkpoint was trained on; shards can be told apart by count alone."""
+    """Refuses to go on with data that has changed under the same config; other shards are told by their count alone."""
     comparable = then["shards"] == now["shards"]
+    if then["build"] != now["build"]:
+        # That was asked for.
+        return
     if then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"]):
         raise TrainingError(
             f"Expected the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']}), "

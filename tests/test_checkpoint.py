@@ -96,7 +96,7 @@ def training(
         position=position,
     )
     keeper = Keeper(kept or Checkpoints(folder=str(folder)), tell)
-    survival = Survival(keeper, state, leave, 1e4, rate_scale, {"data": {}})
+    survival = Survival(keeper, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None})
     return model, Training(loop, epochs, steps, callbacks(), tell, survival=survival)
 
 

@@ -89,17 +89,17 @@ def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_sa
 @pytest.mark.slow
 def test_term_to_the_conductor_and_to_the_other_process_leave_with_75_as_well(tmp_path):
     command = (*SMALL, *TWO, "train.epochs=500")
-    for who in ("conductor", "worker"):
+    for number, who in enumerate(("conductor", "worker")):
         process = start(tmp_path, *command)
-        began = time.monotonic()
-        while not any(event["event"] == "steps" and event["step"] > 20 for event in live(tmp_path)):
-            assert time.monotonic() < began + 90
-            time.sleep(0.1)
-        pids = {event["role"]: event["pid"] for event in live(tmp_path) if event["event"] == "started"}
-        before = max(event["step"] for event in live(tmp_path) if event["event"] == "steps")
-        asked = time.monotonic()
-        os.kill(process.pid if who == "conductor" else pids["worker"], signal.SIGTERM)
-        ran = finish(process, tmp_path, asked, 60)
+        try:
+            wait_for_step(tmp_path, 20 * (number + 1), commands=number + 1)
+            pids = {event["role"]: event["pid"] for event in live(tmp_path)[-1] if event["event"] == "started"}
+            before = last_step(tmp_path)
+            asked = time.monotonic()
+            os.kill(process.pid if who == "conductor" else pids["worker"], signal.SIGTERM)
+            ran = finish(process, tmp_path, asked, 60)
+        finally:
+            process.kill()
         assert ran.code == 75, ran.err
         assert ran.seconds < 15
         (result,) = ran.results
@@ -108,28 +108,38 @@ def test_term_to_the_conductor_and_to_the_other_process_leave_with_75_as_well(tm
         assert not left_behind(tmp_path)
 
 
-def live(folder: Path) -> list[dict[str, Any]]:
-    """The events of the last command in the only run, as far as they are written."""
-    found: list[dict[str, Any]] = []
+def live(folder: Path) -> list[list[dict[str, Any]]]:
+    """The events of each command of the only run, as far as they are written."""
+    found: list[list[dict[str, Any]]] = [[]]
     for log in folder.glob("outputs/runs/*/events.jsonl"):
         for line in log.read_text().splitlines():
             if line.endswith("}"):
                 event = json.loads(line)
-                found = [] if event["event"] == "resumed" else found
-                found.append(event)
+                found += [[]] if event["event"] == "resumed" else []
+                found[-1].append(event)
     return found
+
+
+def last_step(folder: Path, kind: str = "steps") -> int:
+    return max((event["step"] for event in live(folder)[-1] if event["event"] == kind), default=0)
+
+
+def wait_for_step(folder: Path, step: int, kind: str = "steps", commands: int = 1) -> None:
+    until = time.monotonic() + 90
+    while len(live(folder)) < commands or last_step(folder, kind) < step:
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_every_step_once(tmp_path):
     command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "tracking=sqlite", "train.epochs=8")
     command = tuple(each for each in command if each != "tracking=none")
     process = start(tmp_path, *command)
-    began = time.monotonic()
-    while not any(event["event"] == "checkpoint" and event["step"] >= 20 for event in live(tmp_path)):
-        assert time.monotonic() < began + 90
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
+    try:
+        wait_for_step(tmp_path, 20, "checkpoint")
+    finally:
+        process.kill()
+        process.communicate()
     assert not left_behind(tmp_path, patience=30)
     ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
     assert ran.code == 0, ran.err

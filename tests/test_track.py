@@ -31,6 +31,7 @@ from pipeline.events import Event, EventLog, to_line
 from pipeline.track import Tracker
 from pipeline.track import sync as syncing
 from pipeline.track.__main__ import main
+from pipeline.track.changes import Begin, End, Point, Seen, Tag, changes
 from pipeline.track.copies import Copy
 from pipeline.track.state import recall, remember
 from pipeline.track.stores import open_client
@@ -859,3 +860,32 @@ def test_a_wrong_argument_is_refused_in_words(
         main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
+    seen = Seen()
+
+    def points(**event: Any) -> list[tuple[str, int]]:
+        made = list(changes({"time": 9.0, "group": "point", "rank": 0, **event}, seen))
+        return [(each.name, each.step) for each in made if isinstance(each, Point)]
+
+    list(changes({"time": 1.0, "event": "run", "params": {"workers": 2}}, seen))
+    call = {"event": "steps", "losses": [0.3, 0.2], "metrics": {"accuracy": 0.5}, "seconds": 1.0}
+    assert ("loss", 4) in points(**call, step=4)
+    (ended,) = [
+        each for each in changes({"time": 9.0, "event": "ended", "status": "PREEMPTED"}, seen) if isinstance(each, End)
+    ]
+    assert ended.status == "KILLED"
+    resumed = list(changes({"time": 10.0, "event": "resumed", "params": {"workers": 4}}, seen))
+    assert Begin() in resumed
+    assert Tag("resumed/workers", "4") in resumed
+    assert not seen.ended
+    assert points(**call, step=3) == []
+    assert points(**call, step=5) == [("loss", 5), ("accuracy", 5)]
+    assert points(event="epoch", epoch=1, step=5, loss=0.1) != []
+    assert points(event="epoch", epoch=1, step=5, loss=0.1) == []
+    repeat = {"event": "measured", "repeat": 0, "examples": 8.0, "seconds": 1.0}
+    assert points(**repeat) == [("measure/point/examples_per_second", 0)]
+    assert points(**repeat) == []
+    (speed, *_) = points(event="result", values={"speedup": 2.0})
+    assert speed == ("speedup", 1)

@@ -83,6 +83,8 @@ class Keeper:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._late = False
+        # Why the last one could not be written, so that one reason is told once.
+        self._problem: str | None = None
 
     def check(self) -> None:
         """Refuses a folder that cannot be written to, before training counts on it."""
@@ -175,10 +177,12 @@ class Keeper:
                 self._write_one(writing.state)
             except BaseException as error:
                 writing.problem = _reason(error)
-                self._warn(
-                    f"The checkpoint of step {writing.state.values['step']} could not be written to {self._folder}: "
-                    f"{writing.problem}. The one before is still there."
-                )
+                if writing.problem != self._problem:
+                    self._warn(
+                        f"The checkpoint of step {writing.state.values['step']} could not be written to "
+                        f"{self._folder}: {writing.problem}. Those before it are still there, and more are tried."
+                    )
+            self._problem = writing.problem
             writing.done.set()
 
     def _write_one(self, state: State) -> None:

@@ -39,7 +39,7 @@ class Survival:
     divergence_factor: float | None = None
     # What the learning rate is multiplied by; that of a checkpoint may have been another.
     rate_scale: float = 1.0
-    # What every checkpoint says of its run.
+    # What every checkpoint says of its run: its `data`, and the `learning_rate` that was asked for.
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -298,9 +298,12 @@ class Training:
         if state is None or self._survival is None:
             return
         loop, values = self._loop, state.values
-        put_back(loop.model, state)
         rate = innermost(loop.model.optimizer)._learning_rate
-        if isinstance(rate, keras.Variable) and values["rate_scale"] != self._survival.rate_scale:
+        asked = float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
+        put_back(loop.model, state)
+        if asked is not None and values["learning_rate"] != self._survival.about["learning_rate"]:
+            rate.assign(asked)
+        elif asked is not None and values["rate_scale"] != self._survival.rate_scale:
             rate.assign(rate * (self._survival.rate_scale / values["rate_scale"]))
         self._done = self._saved_at = values["step"]
         self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]

@@ -1,0 +1,132 @@
+"""Which run a command goes on with: the last of the same config that did not finish, or the one that is named."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plan import config, machine
+
+from pipeline import plan, resume
+from pipeline.plan import Plan
+from pipeline.resume import Lock, ResumeError
+
+
+def made(
+    folder: Path, name: str, status: str | None, age: float = 0.0, planned: Plan | None = None, **more: Any
+) -> Path:
+    """A run's folder as a command left it; `status` None: killed outright."""
+    run = folder / "runs" / name
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text((planned or wanted()).to_json())
+    events: list[dict[str, Any]] = [{"time": 1.0, "event": "run", "key": name}]
+    events += [{"time": 2.0, "event": "steps", "group": "point", "step": 7, "losses": [1.0], "seconds": 1.0}]
+    events += [{"time": 3.0, "event": "checkpoint", "step": more["saved"]}] if "saved" in more else []
+    events += [{"time": 4.0, "event": "ended", "status": status}] if status else []
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (run / "tracking.json").write_text(json.dumps({"run_id": f"id{name}"}))
+    os.utime(run / "plan.json", (1_000_000 - age, 1_000_000 - age))
+    return run
+
+
+def wanted(strategy: str = "mirrored", workers: int = 2, **keys: Any) -> Plan:
+    return plan.make(config(strategy, workers=workers, **keys), machine())
+
+
+def found(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys: Any) -> str | None:
+    earlier = resume.find(config(resume=asked, **keys), planned or wanted(), folder)
+    if earlier is None:
+        return None
+    earlier.lock.release()
+    return earlier.folder.name
+
+
+@pytest.mark.parametrize(
+    ("status", "saved", "goes_on"),
+    [
+        (None, None, True),
+        ("KILLED", None, True),
+        ("PREEMPTED", 5, True),
+        ("FAILED", 5, True),
+        ("FAILED", None, False),
+        ("FINISHED", 5, False),
+    ],
+)
+def test_a_run_that_did_not_finish_is_gone_on_with(tmp_path, status, saved, goes_on):
+    made(tmp_path, "one", status, **({} if saved is None else {"saved": saved}))
+    assert found(tmp_path) == ("one" if goes_on else None)
+    assert found(tmp_path, "never") is None
+
+
+def test_the_last_one_of_the_same_config_counts(tmp_path):
+    made(tmp_path, "old", None, age=9)
+    made(tmp_path, "other", None, planned=wanted(train__seed=3))
+    assert found(tmp_path) == "old"
+    made(tmp_path, "new", "FINISHED", age=5)
+    assert found(tmp_path) is None
+
+
+def test_timeouts_checkpoints_and_the_machine_make_no_other_config(tmp_path):
+    made(tmp_path, "one", None, planned=wanted(launch__heartbeat_timeout=3.0, checkpoint__every_steps=9))
+    elsewhere = dataclasses.replace(wanted(), machine="another")
+    assert found(tmp_path, planned=elsewhere) == "one"
+
+
+def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
+    lock = Lock(made(tmp_path, "one", None))
+    assert found(tmp_path) is None
+    with pytest.raises(ResumeError, match="whose conductor still works on it"):
+        found(tmp_path, "one")
+    lock.release()
+    assert found(tmp_path) == "one"
+
+
+def test_a_run_is_named_by_its_folder_its_name_or_its_id(tmp_path):
+    run = made(tmp_path, "one", "KILLED")
+    made(tmp_path, "two", "KILLED")
+    assert found(tmp_path, str(run)) == found(tmp_path, "one") == found(tmp_path, "idone") == "one"
+    with pytest.raises(ResumeError, match="received id, which is that of 2 runs"):
+        found(tmp_path, "id")
+    with pytest.raises(ResumeError, match="received three, which is that of no runs"):
+        found(tmp_path, "three")
+
+
+def test_what_differs_is_named_and_may_be_forced(tmp_path):
+    made(tmp_path, "one", "KILLED", planned=wanted(train__seed=3, data__build={"_target_": "a.b", "rows": 1}))
+    now = wanted(train__seed=4, data__build={"_target_": "a.b", "rows": 2})
+    with pytest.raises(ResumeError, match=r"received another data.build.rows, train.seed. Try .*resume_changes="):
+        found(tmp_path, "one", planned=now)
+    assert found(tmp_path, "one", planned=now, resume_changes=["train.seed", "data.build"]) == "one"
+
+
+def test_a_finished_run_goes_on_only_with_changes(tmp_path):
+    made(tmp_path, "one", "FINISHED", saved=7)
+    with pytest.raises(ResumeError, match="Expected a run that did not finish"):
+        found(tmp_path, "one")
+    longer = wanted(train__steps=99)
+    assert found(tmp_path, "one", planned=longer, resume_changes=["train.steps"]) == "one"
+
+
+def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):
+    run = made(tmp_path, "one", None)
+    two = wanted("multi_worker")
+    (run / "plan.json").write_text(two.to_json())
+    with (run / "events.jsonl").open("a") as log:
+        for repeat, rank in ((0, 0), (0, 1), (1, 0)):
+            told = {
+                "repeat": repeat,
+                "rank": rank,
+                "steps": 2,
+                "examples": 64.0,
+                "seconds": 1.0 + rank,
+                "calls": [[2, 1]],
+            }
+            log.write(json.dumps({"time": 5.0, "event": "measured", "group": "point", **told}) + "\n")
+    earlier = resume.find(config(resume="one"), two, tmp_path)
+    assert earlier is not None
+    assert [each.seconds for each in earlier.measured(two, None).point] == [2.0]
+    other = dataclasses.replace(two, workers=3)
+    assert earlier.measured(other, None).point == []
+    earlier.lock.release()
