@@ -273,6 +273,12 @@ class Point:
         write_whole(folder / "plan.json", planned.to_json())
         self._log = EventLog(folder / "events.jsonl")
         self._progress = show.Progress(planned, session.console, time.monotonic())
+        if earlier is not None and self._measured.point:
+            timed = [event for event in earlier.events if event["event"] == "measured"]
+            if len(self._measured.point) >= planned.repeats:
+                # No baseline will join any more.
+                timed = [event for event in timed if event["group"] == "point"]
+            self._progress.recall(timed, time.monotonic())
         here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
         params, tags = parameters(planned, config), _tags(planned, asked)
         if earlier is not None and earlier.events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -52,6 +53,11 @@ class Progress:
         finally:
             self._say(self._waiting)
             self._waiting = []
+
+    def recall(self, events: Iterable[Event], now: float) -> None:
+        """Takes what an earlier command was told, and shows nothing of it."""
+        for event in events:
+            self._seen.take(event, now)
 
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind, and shows what it changes; `now` is in seconds on one clock."""

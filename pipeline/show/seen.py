@@ -177,7 +177,8 @@ class Seen:
             each = [
                 f"{'baseline ' * (name == 'baseline')}{rate(told[place])} examples/s" for name, told in rates.items()
             ]
-            lines.append(Line(f"repeat {place + 1} of {self._plan.repeats}: {listed(*each)}"))
+            number_of = sorted(group.rate_of)[place] + 1
+            lines.append(Line(f"repeat {number_of} of {self._plan.repeats}: {listed(*each)}"))
         self._repeats_told = max(self._repeats_told, complete)
         return lines
 
