@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two tests at a time: most of them wait for processes to start.
+TWO := --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run ui test test-slow lint format lock wheel benchmark clean
@@ -31,10 +33,10 @@ ui: setup ## the MLflow UI on 127.0.0.1 over what was logged; PORT=5000
 	  --backend-store-uri sqlite:///outputs/mlflow.db
 
 test: setup ## the tests, without the slow ones
-	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -q $(TWO) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: whole runs, kills, sweeps
-	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+	@$(BIN)/python -m pytest -q $(TWO) -m slow $(ARGS)
 
 lint: setup ## formatting, lint, types, and who imports whom
 	@$(BIN)/ruff format --check .

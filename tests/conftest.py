@@ -19,6 +19,16 @@ OWN = Path(__file__).resolve().parent / "own"
 QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses, for all processes that run tests, what those choose by chance that say so."""
+    os.environ.setdefault("KILL_SEED", str(time.time_ns() % 1_000_000))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says it, so that it can be had again."""
+    return f"KILL_SEED={os.environ['KILL_SEED']}"
+
+
 @dataclass(frozen=True)
 class Ran:
     """A command that has ended: its exit code, what it printed, how long it took, and the folders of its runs."""

@@ -399,3 +399,15 @@ def exploding_data():
     x = x.copy()
     x[20] = 1e18
     return (x, y), held_out
+
+
+def steep():
+    """One weight, which gradient descent doubles the error of each step, until its rate is halved."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(1.5), loss="mse")
+    return model
+
+
+def steep_data():
+    """What that weight is to be: 1."""
+    return (np.ones((64, 1), "float32"), np.ones((64, 1), "float32")), None
