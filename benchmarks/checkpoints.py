@@ -17,7 +17,7 @@ from pathlib import Path
 
 # One long epoch without validation, in calls that end with each 50.
 LONG = (
-    "data=synthetic", "data.build.train_examples=40000", "data.build.validation_examples=0", "train.epochs=null",
+    "data=synthetic", "data.build.train_examples=64000", "data.build.validation_examples=0", "train.epochs=null",
     "train.steps_per_call=5", "checkpoint.every_minutes=null", "checkpoint.every_steps=100", "measure.steps=0",
     "measure.baseline=none", "tracking=none", "train.save=false",
 )  # fmt: skip
