@@ -66,7 +66,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """How often training's state is written: steps, minutes, epochs; how many are kept, by which metric, and where."""
+    """How often training's state is written: steps, minutes, epochs; how many are kept, by which metric, and where.
+
+    `before` is where an earlier command wrote it, if that was elsewhere.
+    """
 
     every_steps: int | None = None
     every_minutes: float | None = None
@@ -75,6 +78,7 @@ class Checkpoints:
     best: str | None = None
     best_is: str = "min"
     folder: str | None = None
+    before: str | None = None
 
 
 @dataclass(frozen=True)

@@ -139,18 +139,18 @@ def run(asked: Asked, session: Session) -> Result:
             {"status": "PLANNED", "error": None} | _chosen(config) | _weighed(planned, asked, cluster, session) | about
         )
     _tell_shards(planned, asked, session)
-    return Point(asked, _with_folder(planned, asked), session, earlier).run(cluster, baseline) | about
+    return Point(asked, _with_folder(planned, asked, earlier), session, earlier).run(cluster, baseline) | about
 
 
 def _instead(asked: Asked, earlier: Earlier) -> Asked:
     """The point in the folder of the run that it goes on with; its own, new and empty, is removed."""
     if asked.folder.resolve() != earlier.folder.resolve():
         shutil.rmtree(asked.folder, ignore_errors=True)
-    return dataclasses.replace(asked, folder=earlier.folder)
+    return dataclasses.replace(asked, folder=earlier.folder.resolve())
 
 
-def _with_folder(planned: Plan, asked: Asked) -> Plan:
-    """The plan with the folder of this run's checkpoints."""
+def _with_folder(planned: Plan, asked: Asked, earlier: Earlier | None) -> Plan:
+    """The plan with the folder of this run's checkpoints, and that of an earlier command where it was another."""
     named, folder = planned.checkpoint.folder, asked.folder.resolve()
     if named is None:
         where = str(folder / "checkpoints")
@@ -158,7 +158,9 @@ def _with_folder(planned: Plan, asked: Asked) -> Plan:
         output = Path(asked.config.output_dir).resolve()
         own = folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)
         where = f"{named if '://' in named else Path(named).resolve()}/{'_'.join(own.parts)}"
-    return dataclasses.replace(planned, checkpoint=dataclasses.replace(planned.checkpoint, folder=where))
+    then = None if earlier is None else (earlier.plan.get("checkpoint") or {}).get("folder")
+    kept = dataclasses.replace(planned.checkpoint, folder=where, before=None if then == where else then)
+    return dataclasses.replace(planned, checkpoint=kept)
 
 
 def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:

@@ -21,6 +21,7 @@ but time.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import platform
@@ -367,6 +368,9 @@ class Work:
         state = None
         if resume is not None and chief:
             state = keeper.last(_is_good(plan))
+            if state is None and plan.checkpoint.before is not None:
+                there = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
+                state = Keeper(there, self._tell).last(_is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state, self._strategy)
         data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data_build}

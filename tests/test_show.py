@@ -27,6 +27,7 @@ from pipeline.show import (
     result_table,
     sweep_table,
 )
+from pipeline.show.seen import Seen
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 ROOT = Path(__file__).parent.parent
@@ -754,3 +755,23 @@ def test_importing_it_imports_nothing_heavy() -> None:
     ).stdout
     for heavy in ("rich", "numpy", "tensorflow", "mlflow", "hydra"):
         assert f"'{heavy}'" not in modules
+
+
+def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_goes_on() -> None:
+    seen = Seen(a_plan(), 0.0)
+    for event in (
+        {"event": "started", "rank": 0}, {"event": "joined", "rank": 0}, {"event": "built", "rank": 0},
+        {"event": "steps", "rank": 0, "step": 9, "epoch": 1, "losses": [1.0], "seconds": 1.0, "examples": 8.0},
+        {"event": "checkpoint", "rank": 0, "step": 8},
+    ):  # fmt: skip
+        seen.take(event, 1.0)
+    assert "saved at 8" in seen.view().figures
+    (line,) = seen.take({"event": "restarted", "text": "It was lost.", "processes": 2, "leaders": 2}, 2.0)
+    assert line.text == "warning: It was lost."
+    assert line.lasting
+    assert seen.view().where == "0 of 2 processes joined"
+    assert [line.text for line in seen.take({"event": "started", "rank": 0}, 3.0)] == ["starting: 2 processes"]
+    told = seen.take({"event": "restored", "rank": 0, "step": 8, "found": True}, 3.0)
+    assert [line.text for line in told] == ["going on from step 8"]
+    told = seen.take({"event": "restored", "rank": 0, "step": 0, "found": False}, 3.0)
+    assert [line.text for line in told] == ["going on from the beginning: there is no checkpoint yet"]

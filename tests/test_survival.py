@@ -181,10 +181,13 @@ def test_a_checkpoint_that_was_cut_leaves_the_one_before_and_that_is_said(pipeli
     # It comes by the twentieth step again, where it is preempted again.
     assert ran.code == 75
     assert "was passed over for the one before" in ran.out
-    ran = pipeline(*command)
+    # From a folder that is not used any more.
+    ran = pipeline(*command, "checkpoint.folder=elsewhere")
     assert ran.code == 0, ran.err
     assert weights(only(ran)) == weights(sane)
     assert ran.results[0]["steps_repeated"] > 0
+    assert "going on from step 20" in ran.out or "going on from step 22" in ran.out
+    assert list(ran.folder.glob(f"elsewhere/runs_{only(ran).name}/*.json"))
 
 
 def test_a_finished_run_is_not_resumed_and_a_changed_one_is_refused_or_named(pipeline):
