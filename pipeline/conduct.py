@@ -101,6 +101,8 @@ class Group:
         self._preemption = preemption
         self._watch = Watch(plan)
         self._stopped = False
+        # What processes told when training was over for them.
+        self._finished: dict[int, Event] = {}
         # What was done about workers that were lost, in words.
         self.replaced: list[str] = []
         # How long this group was asked for something, and the others waited.
@@ -142,18 +144,10 @@ class Group:
         """
         self.job.send({"do": "leave"})
         until = time.monotonic() + self.plan.preempt_timeout
-        left, finished = set[int](), dict[int, Event]()
-        while time.monotonic() < until:
-            for event in self._events():
-                if event["event"] in ("left", "exited"):
-                    left.add(event["rank"])
-                elif event["event"] == "finished":
-                    finished[event["rank"]] = event
-            if finished.keys() >= set(self.plan.leaders):
-                return finished
-            if left | finished.keys() >= set(self.plan.leaders):
-                break
-        return None
+        left, leaders = set[int](), set(self.plan.leaders)
+        while time.monotonic() < until and not left | self._finished.keys() >= leaders:
+            left |= {event["rank"] for event in self._events() if event["event"] in ("left", "exited")}
+        return self._finished if self._finished.keys() >= leaders else None
 
     def leave(self) -> None:
         """Ends the processes in order."""
@@ -175,6 +169,8 @@ class Group:
             number = _scheduled(event)
             if number is not None:
                 self._preemption.ask(number, f"{self.plan.processes[event['rank']].role} {event['rank']}")
+            if event["event"] == "finished":
+                self._finished[event["rank"]] = event
             self._tell(event)
         return found
 
@@ -213,42 +209,64 @@ def conduct(
     cannot. Raises `RunFailed`, and `Preempted` once there is a checkpoint. No process is left, however it ends.
     """
     preemption = preemption or Preemption()
-    kind = "last" if resume else None
-    gone: int | None = None
-    restarts = 0
     measured.workers = plan.workers
+    recovery = _Recovery(plan, baseline, measured, fewer, "last" if resume else None)
     while True:
         step = measured.step
         try:
-            _attempt(cluster, plan, baseline, folder, tell, measured, ask_size, kind, preemption)
+            _attempt(cluster, recovery.plan, baseline, folder, tell, measured, ask_size, recovery.resume, preemption)
             return
         except RunFailed as failed:
-            failure = failed.failure
-            again, gone = failure.rank == gone and measured.step == step, failure.rank
-            smaller = fewer(plan) if again and plan.elastic and failure.lost else None
-            if failure.diverged and plan.on_divergence == "rollback" and measured.rollbacks < plan.max_restarts:
-                measured.rollbacks += 1
-                kind, plan = "back", dataclasses.replace(plan, rate_scale=plan.rate_scale * ROLLBACK_SCALE)
-                what = f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
-            elif smaller is not None:
-                kind, plan = "last", smaller
-                measured.workers, gone = plan.workers, None
-                if not _all_measured(plan, measured, baseline):
-                    # What was timed with more workers says nothing of fewer.
-                    measured.point.clear()
-                what = f"It did not come back: training goes on with {plan.workers} workers, {_batch_rule(plan)}."
-            elif failure.lost and restarts < plan.max_restarts:
-                restarts += 1
-                measured.restarts += 1
-                kind = "last"
-                often = f"{restarts} of {plan.max_restarts} times (launch.max_restarts)"
-                what = f"All processes are started again, {often}, and go on from the last checkpoint."
-            else:
+            what = recovery.after(failed, measured.step > step)
+            if what is None:
                 raise
-            text = f"{failure.error.rstrip('.')}. {what}"
+            text = f"{failed.failure.error.rstrip('.')}. {what}"
             measured.notes.append(text)
-            count = {"processes": len(plan.processes), "leaders": len(plan.leaders)}
-            tell({"time": time.time(), "event": "restarted", "text": text, "workers": plan.workers, **count})
+            now = recovery.plan
+            count = {"workers": now.workers, "processes": len(now.processes), "leaders": len(now.leaders)}
+            tell({"time": time.time(), "event": "restarted", "text": text, **count})
+
+
+@dataclass
+class _Recovery:
+    """What is tried next after a failure: which plan, and from which checkpoint."""
+
+    plan: Plan
+    baseline: Plan | None
+    measured: Measured
+    fewer: Callable[[Plan], Plan | None]
+    resume: str | None
+    restarts: int = 0
+    # The log of the process that failed last.
+    failed: Path | None = None
+
+    def after(self, failed: RunFailed, progressed: bool) -> str | None:
+        """What is done about a failure, in words; None where nothing is left to try."""
+        failure, again = failed.failure, failed.log is not None and failed.log == self.failed and not progressed
+        self.failed = failed.log
+        most, measured = self.plan.max_restarts, self.measured
+        if failure.diverged and self.plan.on_divergence == "rollback" and measured.rollbacks < most:
+            measured.rollbacks += 1
+            self.resume = "back"
+            self.plan = dataclasses.replace(self.plan, rate_scale=self.plan.rate_scale * ROLLBACK_SCALE)
+            return f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
+        if not failure.lost:
+            return None
+        smaller = self.fewer(self.plan) if again and self.plan.elastic else None
+        if smaller is None and self.restarts >= most:
+            return None
+        self.resume = "last"
+        measured.restarts += 1
+        if smaller is None:
+            self.restarts += 1
+            often = f"{self.restarts} of {most} times (launch.max_restarts)"
+            return f"All processes are started again, {often}, and go on from the last checkpoint."
+        self.plan, self.failed = smaller, None
+        measured.workers = smaller.workers
+        if not _all_measured(smaller, measured, self.baseline):
+            # What was timed with more workers says nothing of fewer.
+            measured.point.clear()
+        return f"It did not come back: training goes on with {smaller.workers} workers, {_batch_rule(smaller)}."
 
 
 def _batch_rule(plan: Plan) -> str:
