@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 from pipeline.plan import Checkpoints
 from pipeline.train import build
@@ -104,6 +105,8 @@ def training(
 def _plain_again():
     tf.config.experimental.enable_op_determinism()
     yield
+    # It holds for the process, and so for other modules' tests.
+    disable_op_determinism()
     keras.config.set_dtype_policy("float32")
 
 

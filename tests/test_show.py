@@ -468,10 +468,12 @@ def test_the_cursor_comes_back_whichever_write_is_interrupted() -> None:
 
 def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
     program = f"""
-        import sys, time
+        import signal, sys, time
         sys.path[:0] = {[str(ROOT), str(Path(__file__).parent)]!r}
         from pipeline.show import Progress, console_on
         from test_show import a_plan
+        # A shell has what it starts in the background ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with Progress(a_plan(), console_on(sys.stdout), 0.0) as progress:
                 for tick in range(100_000):
