@@ -152,7 +152,9 @@ def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
     # GetStatusResponse has the devices as its first field, each with its length before it.
     listed = system.SerializeToString()
     with grpc_server(b"\x0a" + bytes([len(listed)]) + listed) as address:
-        ran = pipeline(*QUICK, *TPU, f"strategy.build.address={address}", "launch.startup_timeout=12")
+        ran = pipeline(
+            *QUICK, *TPU, f"strategy.build.address={address}", "launch.startup_timeout=12", "launch.max_restarts=0"
+        )
     assert ran.code == 1
     assert "chief 0 did not join within 12 s" in ran.err
     assert ran.seconds < 45
