@@ -878,6 +878,7 @@ def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
     assert ended.status == "KILLED"
     resumed = list(changes({"time": 10.0, "event": "resumed", "params": {"workers": 4}}, seen))
     assert Begin() in resumed
+    assert Tag("error", "") in resumed
     assert Tag("resumed/workers", "4") in resumed
     assert not seen.ended
     assert points(**call, step=3) == []

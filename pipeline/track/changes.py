@@ -144,6 +144,9 @@ def _resumed(event: Event, seen: Seen) -> Iterator[Change]:
     seen.commands += 1
     yield Tag("status", "RUNNING")
     yield Tag("preempted", "false")
+    # What the command before ended with holds no longer.
+    yield Tag("error", "")
+    yield Tag(NOTE_TAG, text("\n".join(seen.notes), TAG_CHARACTERS))
     yield Tag("resumed", str(seen.commands - 1))
     # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
     then, now = ((each or {}).get("params") or {} for each in (seen.run, event))
