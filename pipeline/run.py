@@ -454,7 +454,7 @@ class Point:
             "steps_per_call": measured.steps_per_call,
             "rehearsal": planned.rehearsal,
             "oversubscribed": planned.oversubscribed,
-            "notes": [*planned.notes, *measured.notes],
+            "notes": [*planned.notes, *measured.notes, *_timed_with(planned, measured)],
             "asynchronous": planned.asynchronous,
             **self._survived(),
             **(_of_race(planned, measured) if planned.asynchronous else {}),
@@ -502,6 +502,12 @@ class Point:
             write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
         except OSError as problem:
             values |= _unwritten(values, problem)
+
+
+def _timed_with(planned: Plan, measured: Measured) -> list[str]:
+    """What is to be said of a throughput that is not that of all workers."""
+    timed = measured.timed_workers
+    return [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
 
 
 def _unwritten(values: Result, problem: OSError) -> Result:

@@ -243,8 +243,10 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
     ran = pipeline(
         *QUICK, "strategy=multi_worker", "workers=3", "launch.elastic=true", "model.build._target_=own.counting",
         "data.build._target_=own.gone_data", "train.epochs=2", "train.global_batch=24",
+        "measure.steps=2", "measure.repeats=1",
     )  # fmt: skip
     assert ran.code == 0, ran.err
+    assert "The throughput is that of 2 workers." in ran.result["notes"]
     assert "It did not come back: training goes on with 2 workers, on the same global batches of 24." in ran.out
     assert ran.result["workers"] == 3
     assert ran.result["workers_at_end"] == 2
