@@ -144,7 +144,11 @@ def test_a_package_without_the_file_is_named() -> None:
         packaged_file("numpy", "none.csv", install="numpy", name="demo")
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"1,2,3\n4,5,6\n" * 99)[:-20], gzip.compress(b"1,x,3,4,5\n")],
+    ids=["cut", "no number"],
+)
 def test_a_broken_table_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "table.csv.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"Expected lines of 4 pixels and a label in .*table\.csv\.gz, received"):
