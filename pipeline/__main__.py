@@ -23,6 +23,7 @@ from rich.console import Console
 
 from pipeline import config as configs
 from pipeline import plan, run, show
+from pipeline.events import PREEMPTING
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -61,7 +62,7 @@ def command() -> int:
         if many and session.results:
             console.print(show.sweep_table(_done(session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
-        return PREEMPTED if interrupted.number in run.PREEMPTING else 128 + interrupted.number
+        return PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
     except Exception as error:
         if configs.is_ours(error):
             return _refuse(configs.explain(error))

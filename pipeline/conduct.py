@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import measure
-from pipeline.events import Event
+from pipeline.events import PREEMPTING, Event
 from pipeline.launch import Cluster, Job
 from pipeline.plan import Plan
 from pipeline.watch import Failure, Watch
@@ -371,7 +371,7 @@ def _scheduled(event: Event) -> int | None:
     if event["event"] == "signalled":
         return int(event["signal"])
     code = event["code"] if event["event"] == "exited" else 0
-    return -code if -code in (signal.SIGTERM, signal.SIGUSR1) else None
+    return -code if -code in PREEMPTING else None
 
 
 def _build(group: Group, resume: str | None = None) -> dict[str, Any]:

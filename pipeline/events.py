@@ -40,6 +40,7 @@ import errno
 import json
 import math
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ Event = dict[str, Any]
 
 # Kinds that only the conductor needs.
 PASSING = ("beat", "stopped", "exited")
+
+# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 # Read at once, from its end, of a log that is opened again.
 BLOCK_BYTES = 65_536

@@ -121,10 +121,11 @@ def _same(planned: Plan, output: Path) -> Earlier | None:
     wanted = plan.identity(json.loads(planned.to_json()))
     with_plans = sorted(output.glob("[rs]*/**/plan.json"), key=_written, reverse=True)
     for path in with_plans:
-        if plan.identity(_values(path)) != wanted:
+        values = _values(path)
+        if plan.identity(values) != wanted:
             continue
         try:
-            earlier = Earlier(path.parent, Lock(path.parent), _values(path), _events(path.parent))
+            earlier = Earlier(path.parent, Lock(path.parent), values, _events(path.parent))
         except OSError:
             # It still goes on, or is somebody else's.
             continue

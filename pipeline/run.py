@@ -22,7 +22,7 @@ from pipeline import events, measure, plan, reach, resume, show, targets, weigh
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
 from pipeline.estimate import estimate
-from pipeline.events import PASSING, Event, EventLog, write_whole
+from pipeline.events import PASSING, PREEMPTING, Event, EventLog, write_whole
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import Plan, PlanError
@@ -33,8 +33,6 @@ from pipeline.track import Tracker
 Result = dict[str, Any]
 # What a point that cannot be laid out raises.
 REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError, ResumeError)
-# What a scheduler sends before it takes the machine away.
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(BaseException):

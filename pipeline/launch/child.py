@@ -16,13 +16,11 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from pipeline.events import to_line
+from pipeline.events import PREEMPTING, to_line
 
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
 F_SETSIG = 10
-# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def main(

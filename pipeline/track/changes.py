@@ -156,10 +156,6 @@ def _resumed(event: Event, seen: Seen) -> Iterator[Change]:
     yield Begin()
 
 
-def _restarted(event: Event, seen: Seen) -> Iterator[Change]:
-    yield from _warning(event, seen)
-
-
 def _built(event: Event, seen: Seen) -> Iterator[Change]:
     if "built" in seen.speakers:
         return
@@ -266,7 +262,7 @@ def _ended(event: Event, seen: Seen) -> Iterator[Change]:
 
 _CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
     "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
-    "warning": _warning, "resumed": _resumed, "restarted": _restarted, "saved": _saved, "result": _result,
+    "warning": _warning, "resumed": _resumed, "restarted": _warning, "saved": _saved, "result": _result,
     "ended": _ended,
 }  # fmt: skip
 

@@ -4,11 +4,11 @@ It leaves what the values mean to `pipeline.track.copies`.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.events import write_whole
 from pipeline.track.stores import Store, without_password
 
 LOG, STATE = "events.jsonl", "tracking.json"
@@ -46,6 +46,4 @@ def run_id_of(folder: Path) -> str | None:
 
 def write(folder: Path, kept: Mapping[str, Any]) -> None:
     """Makes `kept` what `recall` returns: a reader sees the old values or these."""
-    partial = folder / f".{STATE}.{os.getpid()}"
-    partial.write_text(json.dumps(kept, indent=2, default=str))
-    partial.replace(folder / STATE)
+    write_whole(folder / STATE, json.dumps(kept, indent=2, default=str))
