@@ -1,0 +1,143 @@
+"""What a folder of prepared data says of itself: `manifest.json`, beside its TFRecord shards.
+
+Plain values: it is read by whoever plans a run as well, who knows nothing of TensorFlow.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.data.errors import DataError
+
+FILE = "manifest.json"
+FORMAT = 1
+TRAIN, VALIDATION = "train", "validation"
+# How a feature's values are stored: as a list of floats, of int64, as the bytes of the array (little endian, row by
+# row), or as the bytes of an encoded image.
+STORED = ("floats", "ints", "bytes", "image")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One array of each example: its shape and dtype once it is read, None for sizes that differ, and how it is stored.
+
+    Its name says where it is in `(x, y)` or `(x, y, weight)`: `x`, `y`, `weight`, and below them by keys and places,
+    as `x/ids` or `x/0`.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    stored: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: its name in the folder, how many examples and bytes it has, its SHA-256, and its examples by class."""
+
+    file: str
+    examples: int
+    bytes: int
+    sha256: str
+    classes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What prepared data is: features, shards by split ("train", "validation"), and where it came from.
+
+    `num_classes` is None where labels are no classes; `class_names` where they have no names.
+    """
+
+    features: tuple[Feature, ...]
+    splits: Mapping[str, tuple[Shard, ...]]
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    source: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+
+    def examples(self, split: str) -> int:
+        """Examples of a split; 0 where there is none."""
+        return sum(shard.examples for shard in self.splits.get(split, ()))
+
+    def classes(self, split: str) -> dict[str, int]:
+        """Examples of each class of a split, also of those that have none."""
+        found = {str(number): 0 for number in range(self.num_classes or 0)}
+        for shard in self.splits.get(split, ()):
+            for label, count in shard.classes.items():
+                found[label] = found.get(label, 0) + count
+        return found
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`."""
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
+
+
+def from_json(text: str, where: str) -> Manifest:
+    """The manifest that `Manifest.to_json` wrote; `where` it was read, for the error. Raises `DataError`."""
+    try:
+        values = json.loads(text)
+        if values.pop("format") != FORMAT:
+            raise ValueError(f"no format {FORMAT}")
+        return Manifest(
+            features=tuple(Feature(**each | {"shape": tuple(each["shape"])}) for each in values.pop("features")),
+            splits={name: tuple(Shard(**each) for each in shards) for name, shards in values.pop("splits").items()},
+            class_names=None if values["class_names"] is None else tuple(values["class_names"]),
+            **{name: value for name, value in values.items() if name != "class_names"},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"Expected {where} to be a manifest of prepared data, received a file that is none ({error}). "
+            f"Try `python -m pipeline.prepare data=SOURCE out=FOLDER` anew."
+        ) from error
+
+
+def flat(example: Any, name: str = "") -> dict[str, Any]:
+    """The leaves of an example `(x, y)` or `(x, y, weight)` by the names that features have.
+
+    >>> flat(({"ids": 1, "dense": 2}, (3, 4)))
+    {'x/ids': 1, 'x/dense': 2, 'y/0': 3, 'y/1': 4}
+    """
+    inner: Any
+    if not name:
+        inner = zip(("x", "y", "weight"), example, strict=False)
+    elif isinstance(example, Mapping):
+        inner = ((f"{name}/{key}", value) for key, value in example.items())
+    elif isinstance(example, tuple | list):
+        inner = ((f"{name}/{place}", value) for place, value in enumerate(example))
+    else:
+        return {name: example}
+    return {leaf: value for key, each in inner for leaf, value in flat(each, key).items()}
+
+
+def nested(leaves: Mapping[str, Any]) -> Any:
+    """The example whose leaves `flat` has named.
+
+    >>> nested({"x/ids": 1, "x/dense": 2, "y/0": 3, "y/1": 4})
+    ({'ids': 1, 'dense': 2}, (3, 4))
+    """
+
+    def below(prefix: str) -> Any:
+        if prefix in leaves:
+            return leaves[prefix]
+        keys = dict.fromkeys(name[len(prefix) + 1 :].partition("/")[0] for name in leaves if name.startswith(f"{prefix}/"))
+        made = {key: below(f"{prefix}/{key}") for key in keys}
+        return tuple(made.values()) if all(key.isdigit() for key in keys) else made
+
+    parts = dict.fromkeys(name.partition("/")[0] for name in leaves)
+    return tuple(below(part) for part in ("x", "y", "weight") if part in parts)
+
+
+def load(folder: str, read: Callable[[str], str]) -> Manifest:
+    """The manifest of a folder, or of a file system's address; `read` gives a file's text. Raises `DataError`."""
+    path = f"{folder.rstrip('/')}/{FILE}"
+    try:
+        text = read(path)
+    except OSError as error:
+        raise DataError(
+            f"Expected {path}, received no such file ({error.strerror or error}). "
+            f"Try `python -m pipeline.prepare data=SOURCE out={folder}` first."
+        ) from error
+    return from_json(text, path)

@@ -1,0 +1,137 @@
+"""TFRecord files of `tf.train.Example`, written and looked through without TensorFlow.
+
+A record is its length, 8 bytes, the length's checksum, 4 bytes, the data, and the data's checksum, 4 bytes
+(tensorflow/core/lib/io/record_writer.h). Features are written in the order of their names, so equal examples are
+equal bytes.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+HEADER, FOOTER = 12, 4
+# A length above this is no record's: what says so is broken.
+MOST_BYTES = 2**31
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a record is in its file: its number, the byte it starts at, its data; or what is broken about it.
+
+    `data` is None where `broken` says why. After one whose length cannot be believed, nothing more can be found.
+    """
+
+    number: int
+    start: int
+    stop: int
+    data: bytes | None
+    broken: str | None = None
+
+
+def framed(data: bytes) -> bytes:
+    """One record with its length and its checksums.
+
+    >>> import io
+    >>> [frame.data for frame in frames(io.BytesIO(framed(b"one") + framed(b"two")))]
+    [b'one', b'two']
+    """
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _checksum(length), data, _checksum(data)))
+
+
+def frames(file: BinaryIO) -> Iterator[Frame]:
+    """The records of a file in their order, those that are broken among them."""
+    number = start = 0
+    while header := file.read(HEADER):
+        if len(header) < HEADER or _checksum(header[:8]) != header[8:]:
+            why = "is cut off" if len(header) < HEADER else "has a length whose checksum is wrong"
+            yield Frame(number, start, start + len(header), None, why)
+            return
+        (length,) = struct.unpack("<Q", header[:8])
+        rest = file.read(length + FOOTER) if length < MOST_BYTES else b""
+        stop = start + HEADER + length + FOOTER
+        if len(rest) < length + FOOTER:
+            yield Frame(number, start, stop, None, "is cut off")
+            return
+        data = rest[:length]
+        right = _checksum(data) == rest[length:]
+        yield Frame(number, start, stop, data if right else None, None if right else "has a wrong checksum")
+        number, start = number + 1, stop
+
+
+def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> bytes:
+    """A `tf.train.Example`, serialized: bytes and lists of them as a bytes list, floats as floats, integers as int64.
+
+    >>> parsed(example({"x": np.array([0.5, 2.0], np.float32), "y": np.array(3)}))
+    {'x': [0.5, 2.0], 'y': [3]}
+    """
+    made = _message()()
+    for name, value in features.items():
+        feature = made.features.feature[name]
+        if isinstance(value, bytes):
+            feature.bytes_list.value.append(value)
+        elif not isinstance(value, np.ndarray):
+            feature.bytes_list.value.extend(value)
+        elif value.dtype.kind == "f":
+            feature.float_list.value.extend(value.ravel().tolist())
+        else:
+            feature.int64_list.value.extend(value.ravel().tolist())
+    return bytes(made.SerializeToString(deterministic=True))
+
+
+def parsed(data: bytes) -> dict[str, list[Any]]:
+    """The features of a serialized `tf.train.Example`, in the order of their names. `ValueError` where it is none."""
+    made = _message()()
+    try:
+        made.ParseFromString(data)
+    except Exception as error:
+        raise ValueError("is no tf.train.Example") from error
+    found = {}
+    for name in sorted(made.features.feature):
+        feature = made.features.feature[name]
+        kind = feature.WhichOneof("kind")
+        found[name] = list(getattr(feature, kind).value) if kind else []
+    return found
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C, rotated and moved as tensorflow/core/lib/hash/crc32c.h has it."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@cache
+def _message() -> Any:
+    """The class of `tf.train.Example`, from tensorflow/core/example/{example,feature}.proto, in a pool of its own."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="pipeline.records", syntax="proto3")
+
+    def message(name: str, within: Any = None) -> Any:
+        return (file.message_type if within is None else within.nested_type).add(name=name)
+
+    def field(of: Any, name: str, number: int, kind: int, many: bool = False, type_name: str = "") -> Any:
+        label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
+        return of.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
+
+    for name, kind in (("BytesList", kinds.TYPE_BYTES), ("FloatList", kinds.TYPE_FLOAT), ("Int64List", kinds.TYPE_INT64)):
+        field(message(name), "value", 1, kind, many=True)
+    feature = message("Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (name, of) in enumerate((("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1):
+        field(feature, name, number, kinds.TYPE_MESSAGE, type_name=f".pipeline.records.{of}").oneof_index = 0
+    features = message("Features")
+    entry = message("FeatureEntry", features)
+    entry.options.map_entry = True
+    field(entry, "key", 1, kinds.TYPE_STRING)
+    field(entry, "value", 2, kinds.TYPE_MESSAGE, type_name=".pipeline.records.Feature")
+    field(features, "feature", 1, kinds.TYPE_MESSAGE, True, ".pipeline.records.Features.FeatureEntry")
+    field(message("Example"), "features", 1, kinds.TYPE_MESSAGE, type_name=".pipeline.records.Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pipeline.records.Example"))
