@@ -81,6 +81,29 @@ class Best(Enum):
     max = "max"
 
 
+class Cache(Enum):
+    """Where examples are kept once they are made."""
+
+    none = "none"
+    memory = "memory"
+    file = "file"
+
+
+class Sharding(Enum):
+    """How processes divide the data: each its own files, or each its own examples of all files."""
+
+    auto = "auto"
+    file = "file"
+    element = "element"
+
+
+class OnError(Enum):
+    """What becomes of examples that are broken."""
+
+    stop = "stop"
+    skip = "skip"
+
+
 class StartMethod(Enum):
     """How a process starts: forked from a server that holds the imports, or from nothing."""
 
@@ -128,14 +151,23 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """A data set's name, its facts where known, and the function that makes it."""
+    """A data set's name, its facts where known, the function that makes it, and how it is read."""
 
     name: str = "???"
+    path: str | None = None
     num_classes: int | None = None
     input_shape: list[int] | None = None
     train_examples: int | None = None
     validation_examples: int | None = None
     shuffle: bool = True
+    shuffle_window: int = 10_000
+    cache: Cache = Cache.none
+    shard: Sharding = Sharding.auto
+    parallel_reads: int = 4
+    prefetch: int = 2
+    service: str | None = None
+    on_error: OnError = OnError.stop
+    profile: bool = False
     build: dict[str, Any] = field(default_factory=dict)
 
 
