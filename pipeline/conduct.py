@@ -376,10 +376,20 @@ def _scheduled(event: Event) -> int | None:
 
 def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
     loaded = group.ask("loaded", {"do": "load"})
-    ranks = sorted(loaded)
-    own = ranks if loaded[0]["sharded"] else ranks[:1]
-    counts = {f"{part}_counts": [loaded[rank][f"{part}_examples"] for rank in own] for part in ("train", "validation")}
-    return group.ask("built", {"do": "build", "resume": resume, **counts})[0]
+    broken = {str(rank): each["broken"] for rank, each in loaded.items() if any(each["broken"].values())}
+    if broken:
+        # Each has looked through a share of the data, and trains on what others have found whole.
+        loaded = group.ask("loaded", {"do": "drop", "broken": broken})
+    counts = {}
+    for part in ("train", "validation"):
+        own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
+        counts[f"{part}_counts"] = [loaded[rank]["examples"][part] for rank in own]
+    built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
+    return built | {"skipped": {part: _skipped(broken, part) for part in ("train", "validation")}}
+
+
+def _skipped(broken: Mapping[str, Mapping[str, Any]], part: str) -> int:
+    return sum(each["examples"] for of_rank in broken.values() for each in of_rank[part])
 
 
 def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:

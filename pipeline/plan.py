@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,8 @@ MOST_WORKERS = 65_536
 # The same for what is counted in examples or steps, and for seconds.
 MOST, MOST_SECONDS = 10**15, 10**9
 WORKERS_PER_SERVER = 4
+# A process may have so many times its share of the examples, where each reads files of its own.
+EVEN = 1.02
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
@@ -103,6 +105,13 @@ class Plan:
     input_shape: tuple[int, ...] | None
     train_examples: int | None
     shuffle: bool
+    shuffle_window: int
+    parallel_reads: int
+    shard: str
+    cache: str
+    on_error: str
+    prefetch: int
+    output_dir: str
     processes: tuple[Process, ...]
     workers: int
     replica_batch: int
@@ -182,11 +191,18 @@ def from_json(text: str) -> Plan:
     return Plan(**values)
 
 
-def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present: bool = True) -> Plan:
+def make(
+    config: Config,
+    machine: Machine,
+    ports: tuple[int, ...] = (),
+    present: bool = True,
+    files: Sequence[int] = (),
+) -> Plan:
     """The plan of `config` on `machine`.
 
     `ports` has a port for each process, or is empty where they are not chosen yet. With `present` true, devices
-    that the machine lacks are refused; otherwise a note says so. Raises `PlanError`.
+    that the machine lacks are refused; otherwise a note says so. `files` has the training examples of each file of the
+    data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
     kind, per_host, notes = _devices(config, machine, present)
@@ -254,7 +270,7 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         )
     notes += _notes_on_network(config.cluster.host, address.values())
     _check_ports(config.cluster.base_port, len(processes))
-    train, measure, launch = config.train, config.measure, config.launch
+    train, measure, launch, asked = config.train, config.measure, config.launch, config.data.shard.value
     return Plan(
         strategy=config.strategy.name,
         strategy_build=_with_address(config, machine) if kind == "tpu" else config.strategy.build,
@@ -274,6 +290,13 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         input_shape=None if config.data.input_shape is None else tuple(config.data.input_shape),
         train_examples=config.data.train_examples,
         shuffle=config.data.shuffle,
+        shuffle_window=config.data.shuffle_window,
+        parallel_reads=config.data.parallel_reads,
+        shard=shared(asked, files, 1 if asynchronous else training) if files else asked,
+        cache=config.data.cache.value,
+        on_error=config.data.on_error.value,
+        prefetch=config.data.prefetch,
+        output_dir=config.output_dir,
         processes=processes,
         workers=workers,
         replica_batch=replica_batch,
@@ -315,6 +338,42 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         machine=_machine_name(machine),
         notes=tuple(notes),
     )
+
+
+def shared(asked: str, files: Sequence[int], processes: int) -> str:
+    """How processes divide files that have so many examples each: "file" or "element".
+
+    By file where each process gets as many examples as the others, or nearly so: one with fewer waits at the end of
+    each epoch while the others go on. Raises `PlanError` where there are too few files to be divided as was asked.
+
+    >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
+    ('file', 'element')
+    """
+    if processes == 1 or asked == "element":
+        return "element"
+    if asked == "file":
+        if len(files) < processes:
+            raise PlanError(
+                f"Expected data.shard=file with a file for each of {processes} processes, received {len(files)}. "
+                f"Try data.shard=element, or `python -m pipeline.prepare` with shards={processes}."
+            )
+        return "file"
+    most = max(sum(files[place] for place in part) for part in dealt(files, processes))
+    return "file" if len(files) >= processes and most <= EVEN * sum(files) / processes else "element"
+
+
+def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
+    """The places of files that have so many examples, dealt out to processes.
+
+    The largest come first, each to the process that has the fewest examples so far.
+
+    >>> dealt([3, 5, 2], 2)
+    [[1], [0, 2]]
+    """
+    parts: list[list[int]] = [[] for _ in range(processes)]
+    for place in sorted(range(len(files)), key=lambda place: -files[place]):
+        min(parts, key=lambda part: sum(files[each] for each in part)).append(place)
+    return parts
 
 
 def on_one_device(config: Config) -> Config:
@@ -383,7 +442,8 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
     Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
     """
     decides = (
-        "model_build", "data_build", "shuffle", "kind", "replica_batch", "scaling", "optimizer", "learning_rate",
+        "model_build", "data_build", "shuffle", "shuffle_window", "parallel_reads", "cache", "prefetch", "kind",
+        "replica_batch", "scaling", "optimizer", "learning_rate",
         "loss", "metrics", "deterministic", "precision", "static_batches", "steps_per_call", "warmup_steps",
         "threads_per_device", "machine",
     )  # fmt: skip
@@ -411,6 +471,9 @@ def check_ranges(config: Config) -> None:
         "data.num_classes": (config.data.num_classes, 1),
         "data.train_examples": (config.data.train_examples, 1),
         "data.validation_examples": (config.data.validation_examples, 0),
+        "data.shuffle_window": (config.data.shuffle_window, 1),
+        "data.parallel_reads": (config.data.parallel_reads, 1),
+        "data.prefetch": (config.data.prefetch, 0),
         "measure.warmup_steps": (measure.warmup_steps, 0),
         "measure.steps": (measure.steps, 0),
         "measure.repeats": (measure.repeats, 1),
@@ -520,13 +583,15 @@ def identity(plan: dict[str, Any]) -> dict[str, Any]:
     of_no_matter = (
         "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
         "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
+        "prefetch", "output_dir",
     )  # fmt: skip
     return {name: value for name, value in plan.items() if name not in of_no_matter}
 
 
 # What decides which numbers a training computes, whatever devices it is laid over: what a resumed run must keep.
 DECIDES = (
-    "asynchronous", "model_build", "data_build", "shuffle", "epochs", "steps", "global_batch", "optimizer",
+    "asynchronous", "model_build", "data_build", "shuffle", "shuffle_window", "parallel_reads", "cache", "on_error",
+    "epochs", "steps", "global_batch", "optimizer",
     "learning_rate", "loss", "metrics", "callbacks", "seed", "precision", "gradient_bits", "static_batches",
     "deterministic",
 )  # fmt: skip

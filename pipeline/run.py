@@ -21,6 +21,8 @@ from rich.console import Console
 from pipeline import events, measure, plan, reach, resume, show, targets, weigh
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
+from pipeline.data import manifest
+from pipeline.data.errors import DataError
 from pipeline.estimate import estimate
 from pipeline.events import PASSING, PREEMPTING, Event, EventLog, write_whole
 from pipeline.launch import Cluster, LaunchError
@@ -31,8 +33,10 @@ from pipeline.schema import Config, Mode, Store
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
+# The function that reads what `python -m pipeline.prepare` wrote.
+PREPARED = "pipeline.data.tfrecord"
 # What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError, ResumeError)
+REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError, ResumeError, DataError)
 
 
 class Interrupted(BaseException):
@@ -203,14 +207,42 @@ def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalC
     check_targets(config, session.search)
     machine = machines.detect(session.environ)
     present = config.mode is Mode.run
-    draft = plan.make(config, machine, present=present)
     cluster = session.cluster(config)
-    ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
-    planned = plan.make(config, machine, ports, present)
+    planned = _laid_out(config, machine, cluster, present)
     if present:
         _expect_tpu(planned, session)
     wanted = planned.baseline != "none" and planned.measure_steps != 0
     return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
+
+
+def _laid_out(config: Config, machine: machines.Machine, cluster: LocalCluster, present: bool = True) -> Plan:
+    """The plan, with a free port for each process that needs one, and what a manifest says of the data."""
+    config, files = _described(config)
+    draft = plan.make(config, machine, present=present, files=files)
+    ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
+    return plan.make(config, machine, ports, present, files)
+
+
+def _described(config: Config) -> tuple[Config, list[int]]:
+    """The config with the facts of its data that are null and stand in a manifest, and the examples of each file.
+
+    A manifest on another file system is left to the processes, which can read it there.
+    """
+    data = config.data
+    if data.build.get(targets.KEY) != PREPARED or not data.path or "://" in data.path:
+        return config, []
+    made = manifest.load(data.path, lambda path: Path(path).read_text())
+    shapes = {feature.name: feature.shape for feature in made.features}
+    shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
+    facts: dict[str, Any] = {
+        "num_classes": made.num_classes,
+        "input_shape": shape,
+        "train_examples": made.examples(manifest.TRAIN),
+        "validation_examples": made.examples(manifest.VALIDATION),
+    }
+    wanted = {name: value for name, value in facts.items() if getattr(data, name) is None}
+    files = [shard.examples for shard in made.splits.get(manifest.TRAIN, ()) if shard.examples]
+    return dataclasses.replace(config, data=dataclasses.replace(data, **wanted)), files
 
 
 def _expect_tpu(planned: Plan, session: Session) -> None:
@@ -342,9 +374,7 @@ class Point:
         for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
             config = dataclasses.replace(self._config, workers=workers)
             with suppress(PlanError):
-                draft = plan.make(config, machine)
-                ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
-                made = plan.make(config, machine, ports)
+                made = _laid_out(config, machine, cluster)
                 # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
                 scale = planned.rate_scale * made.global_batch / planned.global_batch
                 return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)

@@ -4,7 +4,8 @@ A worker or parameter server of an asynchronous training serves its coordinator,
 
 Commands, each a dictionary with `do`:
 
-    load       {}                     make the data; answered by `loaded`
+    load       {}                     make the data, and look for what is broken; answered by `loaded`
+    drop       {"broken"}             leave out what any process found broken; answered by `loaded`
     build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
                last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
     size       {}                     tell how large the model is; `sized`
@@ -30,7 +31,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,17 +42,20 @@ import tensorflow as tf
 
 from pipeline import loopback, targets
 from pipeline import size as sizes
-from pipeline.plan import Plan, Process, from_json, left_out, stays_here
+from pipeline.data.examples import Broken, Examples
+from pipeline.plan import Plan, Process, dealt, from_json, left_out, shared, stays_here
 from pipeline.strategies.parameter_server import serve
-from pipeline.train import batches, build, static, tables
+from pipeline.train import batches, build, looked, static, tables
 from pipeline.train import size as of_model
 from pipeline.train.checkpoint import Keeper
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
+from pipeline.train.reading import Reading
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.state import on_all
 from pipeline.train.training import Diverged, Left, Survival, Training
 
 CALIBRATION_STEPS = 3
+PARTS = ("train", "validation")
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 
 
@@ -87,6 +91,9 @@ def main(
             except Left:
                 # It waits for the others, some of whom may still need it, to be told to end.
                 work = None
+            except looked.UNREADABLE as error:
+                work.name_broken(error)
+                raise
     del server
     leave(0)
 
@@ -190,7 +197,8 @@ class Work:
     ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
         self._asked_to_leave = asked_to_leave
-        self._parts: tuple[Any, Any] = (None, None)
+        # "train" and "validation"; None for one that is not there.
+        self._parts: dict[str, Any] = {}
         self._loop: Loop | None = None
         self._training: Training | None = None
         self._survival: Survival | None = None
@@ -202,33 +210,67 @@ class Work:
         self._held: list[tuple[str, dict[str, Any]]] | None = None
 
     def load(self) -> None:
-        """Makes the data, and tells how many examples this process has of them."""
-        processes = len(self._plan.leaders)
-        sharded = processes > 1 and self._has_shards()
-        train, validation = self._parts = self._shard(self._process.rank, processes)
-        if self._plan.static_batches:
-            static.check_data(train, "training")
-            static.check_data(validation, "validation")
+        """Makes the data, looks through its share of them for what is broken, and tells how many examples there are."""
+        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
+        self._parts = dict(zip(PARTS, self._shard(number, processes), strict=True))
+        if plan.static_batches:
+            for name, part in zip(("training", "validation"), self._parts.values(), strict=True):
+                static.check_data(part, name)
+        # Of what was made for this process alone, no other sees anything.
+        share = (0, 1) if self._has_shards() else (plan.leaders.index(number), processes)
+        broken = {name: looked.broken(part, plan.num_classes, *share, plan.on_error == "skip")
+                  for name, part in self._parts.items()}  # fmt: skip
+        flaws = [flaw for part in self._parts.values() for flaw in looked.flaws(part)]
+        if plan.on_error == "stop":
+            looked.refuse([each for found in broken.values() for each in found], flaws)
+        for flaw in flaws if number == plan.leaders[0] else ():
+            self._tell("warning", text=f"There are {flaw}.")
+        self._tell_loaded(broken)
+
+    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+        """Leaves out what any process has found broken, or this one alone in what was made for it."""
+        own = [broken.get(str(self._process.rank), {})] if self._has_shards() else broken.values()
+        for name, part in self._parts.items():
+            lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
+            self._parts[name] = looked.without(part, lost)
+        self._tell_loaded({})
+
+    def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
+        """Tells how many examples this process has, once files are divided, and what it found broken."""
+        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
+        sharded = dict.fromkeys(PARTS, processes > 1 and self._has_shards())
+        if not any(broken.values()):
+            for name, part in self._parts.items():
+                files = [each.records for each in part.raw] if isinstance(part, Examples) and part.in_files else []
+                if (
+                    processes > 1
+                    and files
+                    and shared(plan.shard if name == "train" else "auto", files, processes) == "file"
+                ):
+                    mine = tuple(part.raw[place] for place in dealt(files, processes)[plan.leaders.index(number)])
+                    self._parts[name], sharded[name] = dataclasses.replace(part, raw=mine), True
         self._tell(
             "loaded",
             sharded=sharded,
-            train_examples=batches.count(train),
-            validation_examples=0 if validation is None else batches.count(validation),
+            examples={name: 0 if part is None else batches.count(part) for name, part in self._parts.items()},
+            broken={name: [dataclasses.asdict(each) for each in found] for name, found in broken.items()},
         )
 
     def build(self, train_counts: list[int], validation_counts: list[int], resume: str | None = None) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
-        train = self._parts[0]
-        if sum(train_counts) == 0:
-            raise TrainingError("Expected training data with examples, received none.")
+        train = self._parts["train"]
+        looked.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
         if plan.static_batches:
             left_out(sum(train_counts), plan.workers, plan.global_batch)
-        data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
-        held_out = [Data(part, layout, False, plan.seed) for part, layout in self._validation_parts(validation_counts)]
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
-        classes = plan.num_classes or _num_classes(train, y)
+        classes = plan.num_classes or looked.num_classes(train, y)
+        reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes)
+        data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed, reading)
+        held_out = [
+            Data(part, layout, False, plan.seed, reading) for part, layout in self._validation_parts(validation_counts)
+        ]
         if classes is None and targets.asks_for(plan.model_build, "model.build", "num_classes"):
             raise TrainingError(
                 "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
@@ -359,6 +401,12 @@ class Work:
         self._tell("left", step=None)
         raise Left
 
+    def name_broken(self, error: Exception) -> None:
+        """Raises what is broken in the data, if that is what an operation has failed for."""
+        if not lost_a_peer(error):
+            for part in self._parts.values():
+                looked.refuse(looked.broken(part, self._plan.num_classes, 0, 1, thorough=True), [])
+
     def _prepare_survival(self, resume: str | None, layout: batches.Layout, digest: str) -> batches.Position:
         """Finds the checkpoint to go on from, on all processes; returns its position in the data."""
         plan = self._plan
@@ -450,7 +498,7 @@ class Work:
 
     def _validation_parts(self, counts: list[int]) -> list[tuple[Any, batches.Layout]]:
         """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
-        part = self._parts[1]
+        part = self._parts["validation"]
         if part is None:
             return []
         layout = self._layout(counts)
@@ -544,17 +592,12 @@ def lost_a_peer(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
-def _num_classes(part: Any, y: Any) -> int | None:
-    """Classes counted from integer labels; None where labels are something else or cannot be looked through."""
-    if isinstance(part, tf.data.Dataset) or tf.nest.is_nested(y) or not y.dtype.is_integer or y.shape.rank != 1:
-        return None
-    labels = np.asarray(part[1])
-    return int(labels.max()) + 1
-
-
 def _digest(part: Any) -> str:
     """Names the data: a hash of the arrays, or of a data set's structure and size."""
+    if isinstance(part, Examples) and part.digest is not None:
+        return part.digest
     digest = hashlib.sha256()
+    part = part.raw if isinstance(part, Examples) else part
     if isinstance(part, tf.data.Dataset):
         digest.update(repr((part.element_spec, int(part.cardinality()))).encode())
     else:

@@ -14,5 +14,6 @@ from pipeline.data.errors import DataError
 from pipeline.data.keras_datasets import cifar10, fashion_mnist, mnist
 from pipeline.data.mnist5k import mnist5k
 from pipeline.data.synthetic import synthetic
+from pipeline.data.tfrecord import tfrecord
 
-__all__ = ["DataError", "cifar10", "clicks", "digits", "fashion_mnist", "mnist", "mnist5k", "synthetic"]
+__all__ = ["DataError", "cifar10", "clicks", "digits", "fashion_mnist", "mnist", "mnist5k", "synthetic", "tfrecord"]

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.train import step as steps
-from pipeline.train.batches import BEGINNING, Layout, Position, stream
+from pipeline.train.batches import BEGINNING, DEFAULT, Layout, Position, stream
+from pipeline.train.reading import Reading
 
 # Called with an event's kind and its fields; see `pipeline.events`.
 Tell = Callable[..., None]
@@ -23,16 +24,17 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Data:
-    """A part of the data, (x, y) arrays or a `tf.data.Dataset` of examples, and how it is laid over replicas."""
+    """A part of the data, of any of its kinds, how it is laid over replicas, and how it is read."""
 
     part: Any
     layout: Layout
     shuffle: bool
     seed: int
+    reading: Reading = DEFAULT
 
     def iterator(self, position: Position = BEGINNING) -> Iterator[Any]:
         """Each step's batches for this process's replicas, from the position on, without end."""
-        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position))
+        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
 
 
 @dataclass(frozen=True)
