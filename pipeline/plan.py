@@ -108,6 +108,9 @@ class Plan:
     shuffle_window: int
     parallel_reads: int
     shard: str
+    # How processes divide the files of the training data, where these are known: "file" or "element".
+    divided: str | None
+    train_files: int | None
     cache: str
     on_error: str
     prefetch: int
@@ -292,7 +295,9 @@ def make(
         shuffle=config.data.shuffle,
         shuffle_window=config.data.shuffle_window,
         parallel_reads=config.data.parallel_reads,
-        shard=shared(asked, files, 1 if asynchronous else training) if files else asked,
+        shard=asked,
+        divided=shared(asked, files, 1 if asynchronous else training) if files else None,
+        train_files=len(files) or None,
         cache=config.data.cache.value,
         on_error=config.data.on_error.value,
         prefetch=config.data.prefetch,
@@ -583,7 +588,7 @@ def identity(plan: dict[str, Any]) -> dict[str, Any]:
     of_no_matter = (
         "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
         "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
-        "prefetch", "output_dir",
+        "prefetch", "output_dir", "divided",
     )  # fmt: skip
     return {name: value for name, value in plan.items() if name not in of_no_matter}
 

@@ -33,6 +33,8 @@ from pipeline.schema import Config, Mode, Store
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
+# How many of the examples that were left out are named.
+SKIPPED_NAMED = 3
 # The function that reads what `python -m pipeline.prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
 # What a point that cannot be laid out raises.
@@ -390,6 +392,9 @@ class Point:
         self._write(values)
         self._tell({"time": time.time(), "event": "result", "values": values})
         self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
+        if status == "FINISHED":
+            # What goes on with a run that did not finish reads it again.
+            shutil.rmtree(self._folder / "cache", ignore_errors=True)
         if tracker:
             drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
             if not drained:
@@ -482,7 +487,8 @@ class Point:
             "steps_per_call": measured.steps_per_call,
             "rehearsal": planned.rehearsal,
             "oversubscribed": planned.oversubscribed,
-            "notes": [*planned.notes, *measured.notes, *_timed_with(planned, measured)],
+            "notes": [*planned.notes, *measured.notes, *_timed_with(planned, measured), *_skipped(measured)],
+            **{f"{part}_examples_skipped": _lost(measured, part) for part in ("train", "validation")},
             "asynchronous": planned.asynchronous,
             **self._survived(),
             **(_of_race(planned, measured) if planned.asynchronous else {}),
@@ -536,6 +542,23 @@ def _timed_with(planned: Plan, measured: Measured) -> list[str]:
     """What is to be said of a throughput that is not that of all workers."""
     timed = measured.timed_workers
     return [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
+
+
+def _lost(measured: Measured, part: str) -> int:
+    """Examples of a part of the data that were broken and left out."""
+    return sum(each["examples"] for each in measured.built.get("lost", {}).get(part, ()))
+
+
+def _skipped(measured: Measured) -> list[str]:
+    """What is to be said of examples that were left out."""
+    notes = []
+    for part, what in (("train", "training"), ("validation", "validation")):
+        lost, count = measured.built.get("lost", {}).get(part, ()), _lost(measured, part)
+        if count:
+            named = "; ".join(f"{each['name']} {each['why']}" for each in lost[:SKIPPED_NAMED])
+            more = f"; and {len(lost) - SKIPPED_NAMED} more, all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
+            notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
+    return notes
 
 
 def _unwritten(values: Result, problem: OSError) -> Result:

@@ -4,7 +4,7 @@ A worker or parameter server of an asynchronous training serves its coordinator,
 
 Commands, each a dictionary with `do`:
 
-    load       {}                     make the data, and look for what is broken; answered by `loaded`
+    load       {"folder"}             make the data, and look for what is broken; answered by `loaded`
     drop       {"broken"}             leave out what any process found broken; answered by `loaded`
     build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
                last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
@@ -24,6 +24,7 @@ but time.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import platform
 import re
@@ -45,7 +46,7 @@ from pipeline import size as sizes
 from pipeline.data.examples import Broken, Examples
 from pipeline.plan import Plan, Process, dealt, from_json, left_out, shared, stays_here
 from pipeline.strategies.parameter_server import serve
-from pipeline.train import batches, build, looked, static, tables
+from pipeline.train import batches, build, cache, looked, static, tables
 from pipeline.train import size as of_model
 from pipeline.train.checkpoint import Keeper
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
@@ -197,7 +198,10 @@ class Work:
     ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
         self._asked_to_leave = asked_to_leave
-        # "train" and "validation"; None for one that is not there.
+        # "train" and "validation", None for one that is not there: as they were made, and what this process has of them.
+        self._whole: dict[str, Any] = {}
+        # Of the run.
+        self._folder = Path()
         self._parts: dict[str, Any] = {}
         self._loop: Loop | None = None
         self._training: Training | None = None
@@ -209,18 +213,19 @@ class Work:
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
         self._held: list[tuple[str, dict[str, Any]]] | None = None
 
-    def load(self) -> None:
+    def load(self, folder: str) -> None:
         """Makes the data, looks through its share of them for what is broken, and tells how many examples there are."""
         plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
-        self._parts = dict(zip(PARTS, self._shard(number, processes), strict=True))
+        self._folder = Path(folder)
+        self._whole = dict(zip(PARTS, self._shard(number, processes), strict=True))
         if plan.static_batches:
-            for name, part in zip(("training", "validation"), self._parts.values(), strict=True):
+            for name, part in zip(("training", "validation"), self._whole.values(), strict=True):
                 static.check_data(part, name)
         # Of what was made for this process alone, no other sees anything.
         share = (0, 1) if self._has_shards() else (plan.leaders.index(number), processes)
         broken = {name: looked.broken(part, plan.num_classes, *share, plan.on_error == "skip")
-                  for name, part in self._parts.items()}  # fmt: skip
-        flaws = [flaw for part in self._parts.values() for flaw in looked.flaws(part)]
+                  for name, part in self._whole.items()}  # fmt: skip
+        flaws = [flaw for part in self._whole.values() for flaw in looked.flaws(part)]
         if plan.on_error == "stop":
             looked.refuse([each for found in broken.values() for each in found], flaws)
         for flaw in flaws if number == plan.leaders[0] else ():
@@ -230,31 +235,54 @@ class Work:
     def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
         own = [broken.get(str(self._process.rank), {})] if self._has_shards() else broken.values()
-        for name, part in self._parts.items():
+        for name, part in self._whole.items():
             lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
-            self._parts[name] = looked.without(part, lost)
+            self._whole[name] = looked.without(part, lost)
         self._tell_loaded({})
 
     def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
         """Tells how many examples this process has, once files are divided, and what it found broken."""
-        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
-        sharded = dict.fromkeys(PARTS, processes > 1 and self._has_shards())
-        if not any(broken.values()):
-            for name, part in self._parts.items():
-                files = [each.records for each in part.raw] if isinstance(part, Examples) and part.in_files else []
-                if (
-                    processes > 1
-                    and files
-                    and shared(plan.shard if name == "train" else "auto", files, processes) == "file"
-                ):
-                    mine = tuple(part.raw[place] for place in dealt(files, processes)[plan.leaders.index(number)])
-                    self._parts[name], sharded[name] = dataclasses.replace(part, raw=mine), True
+        sharded = {}
+        for name, part in self._whole.items():
+            mine, sharded[name] = self._divided(part)
+            # What is broken is left out first.
+            self._parts[name] = mine if any(broken.values()) else self._cached(name, mine)
         self._tell(
             "loaded",
             sharded=sharded,
             examples={name: 0 if part is None else batches.count(part) for name, part in self._parts.items()},
             broken={name: [dataclasses.asdict(each) for each in found] for name, found in broken.items()},
         )
+
+    def _cached(self, name: str, part: Any) -> Any:
+        """The part, made once and kept, where that was asked for."""
+        plan = self._plan
+        if part is None or plan.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
+            return part
+        if plan.cache == "memory":
+            return cache.in_memory(part)
+        build = json.dumps(plan.data_build, sort_keys=True, default=str)
+        if isinstance(part, Examples) and part.digest is not None:
+            # Other runs on the same data can use it.
+            files = [dataclasses.astuple(each) for each in part.raw] if part.in_files else part.count
+            return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
+        mine = self._process.rank if self._has_shards() else 0
+        return cache.in_file(part, self._folder / "cache", f"{build} {name} {mine}")
+
+    def _divided(self, part: Any) -> tuple[Any, bool]:
+        """(what this process reads of a part, whether others read something else)."""
+        leaders = self._plan.leaders
+        if len(leaders) == 1 or part is None or self._has_shards():
+            return part, len(leaders) > 1 and self._has_shards()
+        if not (isinstance(part, Examples) and part.in_files):
+            return part, False
+        files = [each.records for each in part.raw]
+        # Files that were lost may leave too few for what was asked.
+        asked = self._plan.shard if len(files) >= len(leaders) else "auto"
+        if shared(asked, files, len(leaders)) == "element":
+            return part, False
+        mine = dealt(files, len(leaders))[leaders.index(self._process.rank)]
+        return dataclasses.replace(part, raw=tuple(part.raw[place] for place in mine)), True
 
     def build(self, train_counts: list[int], validation_counts: list[int], resume: str | None = None) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""

@@ -522,6 +522,7 @@ def test_every_data_set_has_its_file() -> None:
         "mnist",
         "mnist5k",
         "synthetic",
+        "tfrecord",
     ]
 
 

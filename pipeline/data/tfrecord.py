@@ -15,6 +15,9 @@ from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
 
+# How many classes without examples are named.
+NAMED = 5
+
 
 def tfrecord(
     *,
@@ -105,9 +108,9 @@ def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
         return ()
     empty = [int(label) for label, count in made.classes(split).items() if not count]
     names = [made.class_names[label] if made.class_names else str(label) for label in empty]
-    if not names:
-        return ()
-    return (f"no training examples of class {', '.join(names)} in {folder}/{manifest.FILE}",)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    listed = f"no training examples of class {', '.join(names[:NAMED])}{more} in {folder}/{manifest.FILE}"
+    return (listed,) if names else ()
 
 
 def _spec(made: Manifest) -> Any:
