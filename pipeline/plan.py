@@ -32,11 +32,13 @@ SERVER = re.compile(r"https?://[^/\s]\S*")
 DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
+MOST_SERVERS = 1_024
 # The same for what is counted in examples or steps, and for seconds.
 MOST, MOST_SECONDS = 10**15, 10**9
 WORKERS_PER_SERVER = 4
 # A process may have so many times its share of the examples, where each reads files of its own.
 EVEN = 1.02
+DATA_SERVER = "data server"
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
@@ -114,6 +116,8 @@ class Plan:
     cache: str
     on_error: str
     prefetch: int
+    # Addresses of tf.data services that were there before; processes of this plan are named by their role.
+    service: tuple[str, ...]
     output_dir: str
     processes: tuple[Process, ...]
     workers: int
@@ -165,8 +169,13 @@ class Plan:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """Ranks of the processes that are told what to do: all, or the coordinator, who has the others work."""
-        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes)
+        """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
+        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes if process.devices)
+
+    @property
+    def data_servers(self) -> tuple[str, ...]:
+        """Addresses of the tf.data services that make batches; none where the processes that train make them."""
+        return self.service or tuple(str(self.processes[rank].address) for rank in self.ranks(DATA_SERVER))
 
     def ranks(self, role: str) -> tuple[int, ...]:
         """Ranks of the processes with a role."""
@@ -236,9 +245,11 @@ def make(
     first = 1 if asynchronous else 0
     training = workers // per_process
     alone = training == 1 and not asynchronous
+    data_servers, service = _service(config, asynchronous)
+    others = first + training + servers
     address = {
-        rank: None if alone else f"{config.cluster.host}:{ports[rank] if ports else 0}"
-        for rank in range(first + training + servers)
+        rank: None if alone and rank < others else f"{config.cluster.host}:{ports[rank] if ports else 0}"
+        for rank in range(others + data_servers)
     }
     processes = (
         *(_other(rank, "coordinator", 0, address[rank]) for rank in range(first)),
@@ -266,7 +277,13 @@ def make(
             )
             for number in range(servers)
         ),
+        *(
+            _other(others + number, DATA_SERVER, number % config.hardware.hosts, address[others + number])
+            for number in range(data_servers)
+        ),
     )
+    if (data_servers or service) and _baseline(config, kind) != "none" and config.measure.steps != 0:
+        notes.append("The baseline makes its batches itself, without a tf.data service.")
     if asynchronous and workers > 1:
         notes.append(
             "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
@@ -301,6 +318,7 @@ def make(
         cache=config.data.cache.value,
         on_error=config.data.on_error.value,
         prefetch=config.data.prefetch,
+        service=service,
         output_dir=config.output_dir,
         processes=processes,
         workers=workers,
@@ -425,6 +443,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         callbacks=(),
         save=False,
         checkpoint=Checkpoints(),
+        service=(),
         rehearsal=False,
         oversubscribed=False,
         notes=(),
@@ -588,7 +607,7 @@ def identity(plan: dict[str, Any]) -> dict[str, Any]:
     of_no_matter = (
         "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
         "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
-        "prefetch", "output_dir", "divided",
+        "prefetch", "service", "output_dir", "divided",
     )  # fmt: skip
     return {name: value for name, value in plan.items() if name not in of_no_matter}
 
@@ -979,6 +998,36 @@ def _parameter_servers(config: Config, workers: int) -> int:
             f"Try strategy.parameter_servers=null."
         )
     return servers
+
+
+def _service(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]]:
+    """(processes of this plan that make batches, over all hosts; addresses of services that are there already)."""
+    asked = config.data.service
+    if asked is None:
+        return 0, ()
+    if asynchronous:
+        raise PlanError(
+            f"Expected data.service=null under strategy={config.strategy.name}, whose workers make the examples of the "
+            f"steps that they are handed, received {asked}. Try data.service=null, or strategy=multi_worker."
+        )
+    if re.fullmatch(r"\d+", asked):
+        if not 1 <= int(asked) <= MOST_SERVERS:
+            raise PlanError(
+                f"Expected data.service to be from 1 to {MOST_SERVERS} processes on each host, received {asked}. "
+                f"Try data.service=2."
+            )
+        return int(asked) * config.hardware.hosts, ()
+    addresses = tuple(each.strip().removeprefix("grpc://") for each in asked.split(","))
+    for each in addresses:
+        host, _, port = each.rpartition(":")
+        if not (HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535):
+            raise PlanError(
+                f"Expected data.service to be how many processes on each host, or addresses HOST:PORT, received "
+                f"{asked or 'nothing'}. Try data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'."
+            )
+    if len(set(addresses)) < len(addresses):
+        raise PlanError(f"Expected each address of data.service once, received {asked}. Try each of them once.")
+    return 0, addresses
 
 
 def _process(

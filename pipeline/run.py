@@ -38,7 +38,7 @@ SKIPPED_NAMED = 3
 # The function that reads what `python -m pipeline.prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
 # What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError, ResumeError, DataError)
+REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError)
 
 
 class Interrupted(BaseException):
@@ -213,6 +213,8 @@ def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalC
     planned = _laid_out(config, machine, cluster, present)
     if present:
         _expect_tpu(planned, session)
+        for address in planned.service:
+            reach.expect_data_service(address)
     wanted = planned.baseline != "none" and planned.measure_steps != 0
     return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
 

@@ -44,9 +44,9 @@ import tensorflow as tf
 from pipeline import loopback, targets
 from pipeline import size as sizes
 from pipeline.data.examples import Broken, Examples
-from pipeline.plan import Plan, Process, dealt, from_json, left_out, shared, stays_here
+from pipeline.plan import DATA_SERVER, Plan, Process, dealt, from_json, left_out, shared, stays_here
 from pipeline.strategies.parameter_server import serve
-from pipeline.train import batches, build, cache, looked, static, tables
+from pipeline.train import batches, build, cache, looked, service, static, tables
 from pipeline.train import size as of_model
 from pipeline.train.checkpoint import Keeper
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
@@ -145,15 +145,19 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
         plan.strategy_build,
         "strategy.build",
         devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
-        addresses=tuple(each.address for each in plan.processes if each.address),
+        addresses=tuple(each.address for each in plan.processes if each.address and each.devices),
         rank=process.rank,
         **addresses_by_role(plan),
     )
 
 
-def start_server(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Server:
-    """The server through which the coordinator uses this process's device, or keeps its variables here."""
+def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
+    """The server through which the coordinator uses this process's device, or keeps its variables here; or the one that
+    makes batches.
+    """
     _stay_on_loopback(plan, process, tell)
+    if process.role == DATA_SERVER:
+        return service.serve(str(process.address))
     on_gpu = plan.kind == "gpu" and process.devices
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=process.intra_op_threads,
@@ -198,7 +202,7 @@ class Work:
     ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
         self._asked_to_leave = asked_to_leave
-        # "train" and "validation", None for one that is not there: as they were made, and what this process has of them.
+        # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
         self._whole: dict[str, Any] = {}
         # Of the run.
         self._folder = Path()
@@ -294,7 +298,7 @@ class Work:
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
         classes = plan.num_classes or looked.num_classes(train, y)
-        reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes)
+        reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes, plan.data_servers)
         data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed, reading)
         held_out = [
             Data(part, layout, False, plan.seed, reading) for part, layout in self._validation_parts(validation_counts)

@@ -72,6 +72,11 @@ class Examples:
         return isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(each, Segment) for each in self.raw)
 
     @property
+    def is_made(self) -> bool:
+        """Is nothing left to be made: are the raw elements the examples?"""
+        return not (self.in_files or self.parse or self.decode or self.augment)
+
+    @property
     def count(self) -> int:
         """How many examples there are."""
         if self.in_files:

@@ -17,6 +17,7 @@ from tensorflow.python.data.ops import cache_op, shuffle_op
 
 from pipeline.data.examples import Examples
 from pipeline.train import reading as reads
+from pipeline.train import service
 from pipeline.train.reading import Reading
 
 
@@ -158,14 +159,20 @@ def stream(
     would have come to, except where it reads what it shuffles more than once, or in a function: `repeat`, and
     `interleave` over data sets made outside of it.
     """
+    if isinstance(part, tf.data.Dataset) and (reading.servers or layout.local < layout.replicas):
+        # Each makes its own examples alone, as far as that is known to make the same.
+        part = reads.opened(part)
     make = reads.maker(part, seed, reading.classes)
     batches = raw_stream(part, layout, shuffle, seed, position, reading)
     if make is not None:
 
-        def made(number: Any, examples: Any, each: Any) -> Any:
+        def one(number: Any, examples: Any, each: Any) -> Any:
             return examples, tuple(make(number, batch) for batch in each)
 
-        batches = batches.map(_as_written(made), num_parallel_calls=reads.parallel(), deterministic=True)
+        def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
+            return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
+
+        batches = service.made_by(reading.servers, batches, made) if reading.servers else made(batches)
     # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
     endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return endless.with_options(_options(part)).prefetch(reading.prefetch)
@@ -181,22 +188,23 @@ def raw_stream(
     raw = reads.raw(part, shuffle, seed, reading)
     numbered = reads.maker(part, seed, None) is not None
     static = layout.last != "short"
+    inner = part.raw if isinstance(part, Examples) else part
     if callable(raw):
-        if isinstance(part, tf.data.Dataset):
-            _draw_orders(part, position.epoch)
+        if isinstance(inner, tf.data.Dataset):
+            _draw_orders(inner, position.epoch)
         from_dataset = _static_from_dataset if static else _from_dataset
         epoch = from_dataset(raw, layout, seed if shuffle else None, reading.window)
     else:
         epoch = (_static_from_arrays if static else _from_arrays)(raw, layout, seed if shuffle else None)
     batches = epochs(layout, position, epoch, numbered)
     # Those of a data set that is read in a function are lost otherwise.
-    return batches.with_options(part.options()) if isinstance(part, tf.data.Dataset) else batches
+    return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
 
 
 def _options(part: Any) -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
-    if not isinstance(part, tf.data.Dataset):
+    if not isinstance(part.raw if isinstance(part, Examples) else part, tf.data.Dataset):
         # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
         options.autotune.enabled = False
     return options

@@ -25,14 +25,14 @@ CHUNK = 512
 
 
 def in_memory(part: Any) -> Any:
-    """The part as arrays, in its order; those of `Examples` that are still varied are again `Examples`."""
+    """The part as arrays, in its order; `Examples` are again those, of arrays, which may still be varied."""
     _expect_one_size(part)
     chunks = list(_made(part))
     if not chunks:
         return part
     arrays = tf.nest.map_structure(lambda *leaves: np.concatenate(leaves), *chunks)
-    if isinstance(part, Examples) and part.augment is not None:
-        return dataclasses.replace(part, raw=arrays, parse=None, decode=None)
+    if isinstance(part, Examples):
+        return dataclasses.replace(part, raw=arrays, parse=None, decode=None, look=None)
     return arrays
 
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import cardinality
+from tensorflow.python.data.ops import dataset_ops, map_op, prefetch_op
+from tensorflow.python.data.util import structure
+from tensorflow.python.framework import op_def_registry
 
 from pipeline.data.examples import Examples, Segment
 
@@ -19,6 +23,12 @@ from pipeline.data.examples import Examples, Segment
 BLOCK_RECORDS = 16
 # Read ahead of a file at a time.
 BUFFER_BYTES = 2**20
+
+# Operations that count as stateful and yet give the same whenever they are run. What is called is looked into.
+HARMLESS = ("Assert", "PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case")
+# Data sets that map, and those that hand on what they are given.
+MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
+PASSING_ON = (prefetch_op._PrefetchDataset, cardinality._AssertCardinalityDataset, dataset_ops._OptionsDataset)
 
 # (number of the epoch, a batch of raw elements) -> a batch of examples
 Make = Callable[[Any, Any], Any]
@@ -39,10 +49,47 @@ class Reading:
     servers: tuple[str, ...] = ()
 
 
+def opened(part: tf.data.Dataset) -> Any:
+    """A data set taken apart into what it reads and what its last `map`s make of that, where they draw on that alone.
+
+    The data set itself where there are none: a function of Python's own, a random number or a variable is not left to
+    another moment or another process.
+    """
+    functions: list[Any] = []
+    inner = part
+    while True:
+        if isinstance(inner, MAPS) and _is_pure(inner._map_func.function.graph):
+            functions.insert(0, (inner._map_func.function, inner._input_dataset.element_spec, inner.element_spec))
+        elif not isinstance(inner, PASSING_ON):
+            break
+        inner = inner._input_dataset
+    leaves = tf.nest.flatten(part.element_spec)
+    if not functions or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        return part
+
+    def decode(example: Any) -> Any:
+        for function, taken, given in functions:
+            made = function(*structure.to_tensor_list(taken, example))
+            example = structure.from_tensor_list(given, made if isinstance(made, list | tuple) else [made])
+        return example
+
+    return Examples(inner, part.element_spec, decode=decode)
+
+
+def _is_pure(graph: Any) -> bool:
+    """Has a function none but operations that give the same whenever they are run?"""
+    made = graph.as_graph_def()
+    nodes = [*made.node, *(node for function in made.library.function for node in function.node_def)]
+    kinds = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS}
+    calls = {function.signature.name for function in made.library.function}
+    return all(name in calls or (kind is not None and not kind.is_stateful) for name, kind in kinds.items())
+
+
 def raw(part: Any, shuffle: bool, seed: int, reading: Reading) -> Any:
     """What is cheap to read of a part: arrays, or a function from an epoch's number to a data set of raw elements."""
-    if isinstance(part, tf.data.Dataset):
-        return lambda number: part
+    inner = part.raw if isinstance(part, Examples) else part
+    if isinstance(inner, tf.data.Dataset):
+        return lambda number: inner
     if not isinstance(part, Examples):
         return part
     if part.in_files:
@@ -53,10 +100,10 @@ def raw(part: Any, shuffle: bool, seed: int, reading: Reading) -> Any:
 
 
 def maker(part: Any, seed: int, classes: int | None) -> Make | None:
-    """What makes a batch of examples of raw elements; None where a batch is made of these already, and checked."""
+    """What makes a batch of examples of raw elements; None where these are examples, and were looked at."""
     if isinstance(part, tf.data.Dataset):
         return lambda number, batch: checked(batch, classes)
-    if not isinstance(part, Examples):
+    if not isinstance(part, Examples) or part.is_made:
         return None
 
     def make(number: Any, batch: Any) -> Any:

@@ -322,11 +322,12 @@ def source(data: Data, shards: Sequence[Any], workers: int, position: Position =
     """
     layout, position = data.layout, data.layout.settled(position)
     rows = _Rows(data, position)
-    if isinstance(data.part, Examples):
+    if isinstance(data.part, Examples) and not data.part.is_made:
         return _of_examples(data, position, rows)
     if not isinstance(data.part, tf.data.Dataset):
+        part = data.part.raw if isinstance(data.part, Examples) else data.part
         with tf.device("CPU:0"):
-            arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
     counts = [int(shard.cardinality()) for shard in shards] if len(shards) > 1 else [layout.examples // workers]
     if 0 in counts:
