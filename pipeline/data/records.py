@@ -17,6 +17,8 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 HEADER, FOOTER = 12, 4
+# Why nothing after a record's start can be told from it.
+WRONG_LENGTH, CUT_OFF = "has a length with a wrong checksum", "is cut off"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def framed(data: bytes) -> bytes:
 def frames(file: BinaryIO) -> Iterator[Frame]:
     """The records of a file in their order, those that are broken among them.
 
-    After one whose length cannot be believed, the next whole record is looked for.
+    After one whose length cannot be believed, the next record is looked for; what is between may have been several.
     """
     number = start = 0
     while header := file.read(HEADER):
@@ -56,7 +58,7 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
             rest = header + file.read()
             found = _next_record(rest)
             if found is None:
-                yield Frame(number, start, None, None, "is cut off" if len(header) < HEADER else WRONG_LENGTH)
+                yield Frame(number, start, None, None, CUT_OFF if len(header) < HEADER else WRONG_LENGTH)
                 return
             yield Frame(number, start, start + found, None, WRONG_LENGTH)
             number, start, file = number + 1, start + found, io.BytesIO(rest[found:])
@@ -64,7 +66,7 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
         (length,) = struct.unpack("<Q", header[:8])
         rest = file.read(length + FOOTER)
         if len(rest) < length + FOOTER:
-            yield Frame(number, start, None, None, "is cut off")
+            yield Frame(number, start, None, None, CUT_OFF)
             return
         stop, data = start + HEADER + length + FOOTER, rest[:length]
         right = _checksum(data) == rest[length:]
@@ -72,16 +74,12 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
         number, start = number + 1, stop
 
 
-WRONG_LENGTH = "has a length with a wrong checksum"
-
-
 def _next_record(data: bytes) -> int | None:
-    """Where the first whole record after the beginning starts."""
+    """Where the first record after the beginning starts: a length that fits, with the right checksum."""
     for start in range(1, len(data) - HEADER):
         if _checksum(data[start : start + 8]) == data[start + 8 : start + HEADER]:
             (length,) = struct.unpack("<Q", data[start : start + 8])
-            stop = start + HEADER + length
-            if _checksum(data[start + HEADER : stop]) == data[stop : stop + FOOTER]:
+            if start + HEADER + length + FOOTER <= len(data):
                 return start
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -172,32 +173,42 @@ def _broken(made: Manifest, path: str, shard: Shard, thorough: bool, resize: boo
         if size == shard.bytes and not thorough:
             return
         with files.opened(path) as file:
-            found = list(_in_frames(made, path, records.frames(file), resize))
+            # Without their data, which may be more than fits into memory.
+            found = [
+                (dataclasses.replace(frame, data=None), frame.broken or _why(made, frame.data or b"", resize))
+                for frame in records.frames(file)
+            ]
     except OSError as error:
         yield Broken(path, 0, shard.examples, path, f"cannot be read ({error.strerror or error})")
         return
-    frames, broken = [frame for frame, _ in found], [each for _, each in found if each]
-    short = shard.examples - len(frames)
-    if short > 0 and broken and broken[-1].first == len(frames) - 1:
-        # What is lost with the last one that could be found.
-        *broken, last = broken
-        broken.append(Broken(path, last.first, 1 + short, last.name, last.why, last.stop))
-    elif short > 0:
-        name = f"{path} record {len(frames)}"
-        broken.append(Broken(path, len(frames), short, name, f"is not there: {shard.examples} were expected"))
-    elif short < 0 or (size != shard.bytes and not broken):
+    number, lost = 0, _lost([frame for frame, _ in found], shard.examples)
+    for (frame, why), examples in zip(found, lost, strict=True):
+        if why:
+            yield Broken(path, number, examples, f"{path} record {number}", why, frame.stop)
+        number += examples
+    if number < shard.examples:
+        short, why = shard.examples - number, f"is not there: {shard.examples} were expected"
+        yield Broken(path, number, short, f"{path} record {number}", why)
+    elif number > shard.examples or (size != shard.bytes and not any(why for _, why in found)):
         yield Broken(path, 0, shard.examples, path, f"has {size} bytes, {shard.bytes} were expected")
-        return
-    yield from broken
 
 
-def _in_frames(
-    made: Manifest, path: str, frames: Iterator[records.Frame], resize: bool
-) -> Iterator[tuple[records.Frame, Broken | None]]:
-    for frame in frames:
-        why = frame.broken or _why(made, frame.data or b"", resize)
-        name = f"{path} record {frame.number}"
-        yield frame, Broken(path, frame.number, 1, name, why, frame.stop) if why else None
+def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
+    """How many records each frame stands for: one that is broken may be the first of several that nothing tells apart.
+
+    All together are as many as expected, where there is such a frame. Their bytes say how many each of them was.
+    """
+    counts = [1] * len(frames)
+    whole = [frame.stop - frame.start for frame in frames if frame.stop is not None and not frame.broken]
+    gaps = [place for place, frame in enumerate(frames) if frame.broken in (records.WRONG_LENGTH, records.CUT_OFF)]
+    for place in gaps:
+        missing, stop = expected - sum(counts), frames[place].stop
+        if place == gaps[-1] or stop is None:
+            counts[place] += max(0, missing)
+        elif whole:
+            guess = round((stop - frames[place].start) / statistics.median(whole)) - 1
+            counts[place] += min(max(0, guess), max(0, missing))
+    return counts
 
 
 def _why(made: Manifest, data: bytes, resize: bool) -> str | None:
