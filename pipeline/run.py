@@ -460,6 +460,7 @@ class Point:
             faster = measure.speedup(points, self._baseline_repeats)
         one = measure.interval(self._baseline_repeats)[0] if self._baseline_repeats else None
         finished = measured.finished
+        waits = _input_waits(planned, measured)
         quantiles: Mapping[str, float | None] = {f"step_ms_p{percent}": None for percent in (50, 95, 99)}
         return {
             "status": status,
@@ -484,12 +485,19 @@ class Point:
             "speedup_low": faster[1],
             "speedup_high": faster[2],
             "efficiency": None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
+            **waits,
             "interval_confidence": measure.confidence(len(points)) if points else None,
             "repeats": len(points),
             "steps_per_call": measured.steps_per_call,
             "rehearsal": planned.rehearsal,
             "oversubscribed": planned.oversubscribed,
-            "notes": [*planned.notes, *measured.notes, *_timed_with(planned, measured), *_skipped(measured)],
+            "notes": [
+                *planned.notes,
+                *measured.notes,
+                *_timed_with(planned, measured),
+                *_bound_by_input(waits),
+                *_skipped(measured),
+            ],
             **{f"{part}_examples_skipped": _lost(measured, part) for part in ("train", "validation")},
             "asynchronous": planned.asynchronous,
             **self._survived(),
@@ -561,6 +569,30 @@ def _skipped(measured: Measured) -> list[str]:
             more = f"; and {len(lost) - SKIPPED_NAMED} more, all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
             notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
     return notes
+
+
+def _input_waits(planned: Plan, measured: Measured) -> Result:
+    """The share of the step time that was spent waiting for input: of the worker that waited longest, and of each."""
+    most, each = measure.input_wait(measured.point)
+    waiting = planned.ranks("worker") if planned.asynchronous else planned.leaders
+    names = [f"{planned.processes[rank].role} {rank}" for rank in waiting]
+    return {
+        "input_wait": most,
+        "input_wait_by_worker": dict(zip(names, each, strict=False)),
+        "input_bound": None if most is None else most >= measure.INPUT_BOUND,
+    }
+
+
+def _bound_by_input(waits: Result) -> list[str]:
+    """What is to be said of a training that waits for its input."""
+    if not waits["input_bound"]:
+        return []
+    slowest = max(waits["input_wait_by_worker"], key=waits["input_wait_by_worker"].get)
+    return [
+        f"Input-bound: {slowest} waited for its batches for {waits['input_wait_by_worker'][slowest]:.0%} of the step "
+        f"time. data.profile=true says which stage of the input costs most. Try data.cache=memory, data.service=2, or "
+        f"to prepare the data once with python -m pipeline.prepare."
+    ]
 
 
 def _unwritten(values: Result, problem: OSError) -> Result:

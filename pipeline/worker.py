@@ -49,7 +49,7 @@ from pipeline.strategies.parameter_server import serve
 from pipeline.train import batches, build, cache, looked, service, static, tables
 from pipeline.train import size as of_model
 from pipeline.train.checkpoint import Keeper
-from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
+from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError, waited
 from pipeline.train.reading import Reading
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.state import on_all
@@ -400,6 +400,7 @@ class Work:
 
     def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
         """Times at least `steps` steps after `warmup_steps`, in whole calls."""
+        loop = self._ready()
         with self._told_afterwards():
             self._advance(warmup_steps, steps_per_call)
             timed = self._advance(steps, steps_per_call)
@@ -410,6 +411,9 @@ class Work:
             examples=float(sum(call.sizes.sum() for call in timed)),
             seconds=sum(call.seconds for call in timed),
             calls=[[call.steps, call.seconds] for call in timed],
+            input_seconds=[
+                float(sum(waited(call.waits) for call in timed if call.worker == lane)) for lane in range(loop.lanes)
+            ],
         )
 
     def train(self, steps_per_call: int, folder: str) -> None:

@@ -44,12 +44,15 @@ class Source:
 
 @dataclass(frozen=True)
 class _Done:
-    """One call's results as they came back: from which worker, and how stale the variables were that it read."""
+    """One call's results as they came back: from which worker, how stale the variables were that it read, and how
+    long each step waited for its batch, in seconds.
+    """
 
     worker: int
     losses: np.ndarray
     sizes: np.ndarray
     stale: np.ndarray
+    waits: np.ndarray
     metrics: list[np.ndarray]
 
 
@@ -118,7 +121,7 @@ class Race:
             total + (after - before)
             for total, after, before in zip(self._state, done.metrics, self._fresh, strict=True)
         ]
-        return Call(done.losses, done.sizes, seconds)
+        return Call(done.losses, done.sizes, seconds, done.waits, done.worker)
 
     def validate(self, function: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
         """Losses and examples of so many steps of `steps.validation_alone`, made here, which add to the metrics."""
@@ -198,16 +201,16 @@ class Race:
 
     def _packed(self, source: Any, rows: Any, edges: Any) -> Any:
         """All results in one tensor, since each is fetched on a way of its own."""
-        worker, losses, sizes, stale, state = self._call(source, rows, edges)
-        parts = [worker, losses, sizes, stale, *state]
+        *told, state = self._call(source, rows, edges)
+        parts = [*told, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
 
     def _unpacked(self, packed: np.ndarray, count: int) -> _Done:
-        ends = np.cumsum([1, count * self._losses, count, count, *(value.size for value in self._fresh)])
-        worker, losses, sizes, stale, *state = np.split(packed, ends[:-1])
+        ends = np.cumsum([1, count * self._losses, count, count, count, *(value.size for value in self._fresh)])
+        worker, losses, sizes, stale, waits, *state = np.split(packed, ends[:-1])
         metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
         losses = losses.reshape(count, self._losses)
-        return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, metrics)
+        return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, waits, metrics)
 
     def _next_done(self) -> _Done:
         while True:
