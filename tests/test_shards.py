@@ -29,9 +29,10 @@ def prepared(folder: Path, *arguments: str, data: str = "data") -> tuple[str, ..
 def seen(folder: Path) -> list[list[float]]:
     """What the metric counted, added and squared in each epoch: of training, and of validation."""
     told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    epochs = [event for event in told if event["event"] == "epoch"]
+    # One that was ended after its last checkpoint is told again by who goes on.
+    epochs = {event["epoch"]: event for event in told if event["event"] == "epoch"}
     return [[each[group][f"labels_{place}"] for place in range(3)]
-            for each in epochs for group in ("metrics", "val_metrics")]  # fmt: skip
+            for each in epochs.values() for group in ("metrics", "val_metrics")]  # fmt: skip
 
 
 def sums(labels) -> list[float]:
