@@ -72,6 +72,11 @@ class Examples:
         return isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(each, Segment) for each in self.raw)
 
     @property
+    def image_files(self) -> bool:
+        """Are they files of encoded images, `raw["path"]`, with a label each, `raw["label"]`?"""
+        return isinstance(self.raw, Mapping) and set(self.raw) == {"path", "label"}
+
+    @property
     def count(self) -> int:
         """How many examples there are."""
         if self.in_files:
