@@ -1,5 +1,6 @@
 """Turns a source of data into TFRecord shards beside a manifest, in parallel: `python -m pipeline.prepare`.
 
+    command.py    the command line, and an exit code
     settings.py   a config, checked, and the composition of it
     folder.py     what a folder of prepared data holds while it is made, and its lock
     layout.py     how many shards there are, and which example is in which: arithmetic

@@ -78,6 +78,7 @@ def prepare(
             state = state or State(asked, made.source.get("digest"), shards)
         state = state or State(asked)
         folder.begin(state)
+        shows.say("Reading the source.")
         with start() as workers:
             making = _Making(config, folder, state, whole, workers, shows, clock, began)
             return making.prepared() if made is None else making.mended(made)
@@ -168,7 +169,6 @@ class _Making:
 
     def _same_on_all(self) -> Description:
         """What every worker says of the source, which must be the same, and what an earlier command was told."""
-        self._shows.say("Reading the source.")
         answers = [self._expected(each) for each in self._workers.on_each(work.describe, self._job)]
         first: Description = answers[0]
         if any(each != first for each in answers):

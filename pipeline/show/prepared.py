@@ -55,10 +55,9 @@ class Progress:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        named, figures = TextColumn("{task.description:<10}"), TextColumn("{task.fields[told]}")
-        self._bars = Progress(
-            label, BarColumn(None), MofNCompleteColumn(), told, console=self._console, transient=True, expand=True
-        )
+        columns = TextColumn("{task.description:<10}"), BarColumn(None), MofNCompleteColumn()
+        told = TextColumn("{task.fields[told]}")
+        self._bars = Progress(*columns, told, console=self._console, transient=True, expand=True)
         self._bars.start()
         self._task = self._bars.add_task(label, total=total, told="")
 
