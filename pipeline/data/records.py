@@ -9,7 +9,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -143,6 +143,7 @@ def _field(data: bytes) -> bytes:
     return b"\x0a" + _varint(len(data)) + data
 
 
+@lru_cache(maxsize=2**14)  # lengths and labels come again and again
 def _varint(value: int) -> bytes:
     """A number in groups of 7 bits, the lowest first; a negative one as its two's complement of 64 bits.
 

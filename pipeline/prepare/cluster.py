@@ -6,14 +6,13 @@ Dask is imported when workers are started, since that takes half a second.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
-
-import psutil
 
 from pipeline.prepare import folder as folders
 from pipeline.prepare import preload
@@ -70,21 +69,14 @@ class _Dask:
 
     def on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What the function returns on each worker."""
-        names = list(self._client.scheduler_info(n_workers=-1)["workers"])
-        futures = [
-            self._client.submit(function, *arguments, workers=[name], allow_other_workers=True, pure=False)
-            for name in names
-        ]
-        return [answer for _, answer in self._answers(futures)]
+        # Idle workers get one each. A task that is bound to a worker would wait for ever for one that has died.
+        return [answer for _, answer in self.answers([(function, *arguments)] * self.count)]
 
     def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
         """(number of a task, what it returned), as they come."""
-        futures = [self._client.submit(*task, pure=False) for task in tasks]
-        yield from self._answers(futures)
-
-    def _answers(self, futures: list[Any]) -> Iterator[tuple[int, Any]]:
         from distributed import as_completed
 
+        futures = [self._client.submit(*task, pure=False) for task in tasks]
         numbers = {future.key: number for number, future in enumerate(futures)}
         try:
             for future in as_completed(futures, loop=self._client.loop):
@@ -115,7 +107,6 @@ class _Dask:
 def _here(processes: int, folder: Path) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
-    before = {each.pid for each in psutil.Process().children()}
     environment = {
         preload.CONDUCTOR: str(os.getpid()),
         preload.LOG: str(folders.log(str(folder.absolute()))),
@@ -144,10 +135,9 @@ def _here(processes: int, folder: Path) -> Iterator[Any]:
             if each is not None:
                 with suppress(Exception):
                     each.close(timeout=2)
-        for child in psutil.Process().children():
-            if child.pid not in before:
-                with suppress(psutil.Error):
-                    child.kill()
+        # Dask's own, where it was interrupted while it started or ended them.
+        for child in multiprocessing.active_children():
+            child.kill()
 
 
 @contextmanager
