@@ -97,7 +97,7 @@ class Group:
         tell: Callable[[Event], None],
         preemption: Preemption,
     ) -> None:
-        self.plan, self.name, self._folder, self._tell = plan, name, folder, tell
+        self.plan, self.name, self.folder, self._tell = plan, name, folder, tell
         self._preemption = preemption
         self._watch = Watch(plan)
         self._stopped = False
@@ -186,7 +186,7 @@ class Group:
             self.job.dump_stacks()
             time.sleep(STACK_SECONDS)
         self.stop()
-        log = None if failure.rank is None else self._folder / f"{self.name}-{failure.rank}.log"
+        log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
         raise RunFailed(failure, log)
 
 
@@ -375,11 +375,18 @@ def _scheduled(event: Event) -> int | None:
 
 
 def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
-    loaded = group.ask("loaded", {"do": "load"})
-    ranks = sorted(loaded)
-    own = ranks if loaded[0]["sharded"] else ranks[:1]
-    counts = {f"{part}_counts": [loaded[rank][f"{part}_examples"] for rank in own] for part in ("train", "validation")}
-    return group.ask("built", {"do": "build", "resume": resume, **counts})[0]
+    loaded = group.ask("loaded", {"do": "load", "folder": str(group.folder)})
+    broken = {str(rank): each["broken"] for rank, each in loaded.items() if any(each["broken"].values())}
+    if broken:
+        # Each has looked through a share of the data, and trains on what others have found whole.
+        loaded = group.ask("loaded", {"do": "drop", "broken": broken})
+    counts = {}
+    for part in ("train", "validation"):
+        own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
+        counts[f"{part}_counts"] = [loaded[rank]["examples"][part] for rank in own]
+    built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
+    lost = {part: [each for found in broken.values() for each in found[part]] for part in ("train", "validation")}
+    return built | {"lost": lost}
 
 
 def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:

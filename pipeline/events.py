@@ -12,7 +12,8 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     sized       process: how large the model is, where that was not known; the fields of `size.Size`, or an `error`
     calibrated  process: `step_seconds`, after tracing
     measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,
-                `calls` [[steps, seconds], ...]
+                `calls` [[steps, seconds], ...], `input_seconds` [] (of them spent waiting for batches, of each worker
+                that races, else one)
     resumed     conductor: another command goes on with the run; `params` {}, `tags` {}, `pid`
     restored    chief: training goes on; `step` it goes on from, `found` (was there a checkpoint?)
     checkpoint  chief: one was written; `step`, `path`, `seconds`

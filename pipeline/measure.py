@@ -12,15 +12,22 @@ from pipeline.plan import REPEAT_SECONDS
 CALL_SECONDS = 0.25
 RACING_CALL_SECONDS = 0.1
 MOST_STEPS_PER_CALL = 200
+# The share of the step time spent waiting for input from which a run is called input-bound.
+INPUT_BOUND = 0.1
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """One timed stretch of training: seconds of the slowest process, and the step time of each call in it."""
+    """One timed stretch of training: seconds of the slowest process, and the step time of each call in it.
+
+    `input_shares` are the shares of that time in which workers waited for their batches, 0 to 1: one for each process,
+    or for each worker that races.
+    """
 
     examples: float
     seconds: float
     step_seconds: tuple[float, ...]
+    input_shares: tuple[float, ...] = ()
 
     @property
     def examples_per_second(self) -> float:
@@ -40,17 +47,36 @@ def throughput(examples: float, seconds: float) -> float:
 def slowest(measured: Mapping[int, Mapping[str, Any]]) -> Repeat:
     """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
 
-    >>> slowest({0: {"examples": 64, "seconds": 1.0, "calls": [[2, 1.0]]},
-    ...          1: {"examples": 64, "seconds": 2.0, "calls": [[2, 2.0]]}})
-    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,))
+    >>> slowest({0: {"examples": 64, "seconds": 1.0, "calls": [[2, 1.0]], "input_seconds": [0.5]},
+    ...          1: {"examples": 64, "seconds": 2.0, "calls": [[2, 2.0]], "input_seconds": [0.5]}})
+    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25))
     """
-    everyone = list(measured.values())
+    everyone = [measured[rank] for rank in sorted(measured)]
     calls = zip(*(each["calls"] for each in everyone), strict=True)
     return Repeat(
         examples=float(everyone[0]["examples"]),
         seconds=max(float(each["seconds"]) for each in everyone),
         step_seconds=tuple(max(seconds / count for count, seconds in call) for call in calls),
+        # Those whose events are of an earlier version have none.
+        input_shares=tuple(
+            min(1.0, waited / float(each["seconds"])) for each in everyone for waited in each.get("input_seconds", ())
+        ),
     )
+
+
+def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
+    """(share of the step time in which the worker that waited longest waited for input, that of each worker).
+
+    Medians over the repeats; who waits longest is looked for in each of them.
+
+    >>> input_wait([Repeat(64, 1.0, (1.0,), (0.5, 0.25)), Repeat(64, 1.0, (1.0,), (0.0, 0.75))])
+    (0.625, [0.25, 0.5])
+    """
+    shares = [repeat.input_shares for repeat in repeats if repeat.input_shares]
+    if not shares:
+        return None, []
+    workers = zip(*shares, strict=False)
+    return float(np.median([max(each) for each in shares])), [float(np.median(each)) for each in workers]
 
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:

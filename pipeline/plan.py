@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +32,13 @@ SERVER = re.compile(r"https?://[^/\s]\S*")
 DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
 # More than any cluster has; a larger number is a slip, and planning it would fill the memory.
 MOST_WORKERS = 65_536
+MOST_SERVERS = 1_024
 # The same for what is counted in examples or steps, and for seconds.
 MOST, MOST_SECONDS = 10**15, 10**9
 WORKERS_PER_SERVER = 4
+# A process may have so many times its share of the examples, where each reads files of its own.
+EVEN = 1.02
+DATA_SERVER = "data server"
 OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
@@ -103,6 +107,18 @@ class Plan:
     input_shape: tuple[int, ...] | None
     train_examples: int | None
     shuffle: bool
+    shuffle_window: int
+    parallel_reads: int
+    shard: str
+    # How processes divide the files of the training data, where these are known: "file" or "element".
+    divided: str | None
+    train_files: int | None
+    cache: str
+    on_error: str
+    prefetch: int
+    # Addresses of tf.data services that were there before; processes of this plan are named by their role.
+    service: tuple[str, ...]
+    output_dir: str
     processes: tuple[Process, ...]
     workers: int
     replica_batch: int
@@ -153,8 +169,13 @@ class Plan:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """Ranks of the processes that are told what to do: all, or the coordinator, who has the others work."""
-        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes)
+        """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
+        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes if process.devices)
+
+    @property
+    def data_servers(self) -> tuple[str, ...]:
+        """Addresses of the tf.data services that make batches; none where the processes that train make them."""
+        return self.service or tuple(str(self.processes[rank].address) for rank in self.ranks(DATA_SERVER))
 
     def ranks(self, role: str) -> tuple[int, ...]:
         """Ranks of the processes with a role."""
@@ -182,11 +203,18 @@ def from_json(text: str) -> Plan:
     return Plan(**values)
 
 
-def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present: bool = True) -> Plan:
+def make(
+    config: Config,
+    machine: Machine,
+    ports: tuple[int, ...] = (),
+    present: bool = True,
+    files: Sequence[int] = (),
+) -> Plan:
     """The plan of `config` on `machine`.
 
     `ports` has a port for each process, or is empty where they are not chosen yet. With `present` true, devices
-    that the machine lacks are refused; otherwise a note says so. Raises `PlanError`.
+    that the machine lacks are refused; otherwise a note says so. `files` has the training examples of each file of the
+    data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
     kind, per_host, notes = _devices(config, machine, present)
@@ -217,9 +245,11 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
     first = 1 if asynchronous else 0
     training = workers // per_process
     alone = training == 1 and not asynchronous
+    data_servers, service = _service(config, asynchronous)
+    others = first + training + servers
     address = {
-        rank: None if alone else f"{config.cluster.host}:{ports[rank] if ports else 0}"
-        for rank in range(first + training + servers)
+        rank: None if alone and rank < others else f"{config.cluster.host}:{ports[rank] if ports else 0}"
+        for rank in range(others + data_servers)
     }
     processes = (
         *(_other(rank, "coordinator", 0, address[rank]) for rank in range(first)),
@@ -247,14 +277,20 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
             )
             for number in range(servers)
         ),
+        *(
+            _other(others + number, DATA_SERVER, number % config.hardware.hosts, address[others + number])
+            for number in range(data_servers)
+        ),
     )
+    if (data_servers or service) and _baseline(config, kind) != "none" and config.measure.steps != 0:
+        notes.append("The baseline makes its batches itself, without a tf.data service.")
     if asynchronous and workers > 1:
         notes.append(
             "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
         )
     notes += _notes_on_network(config.cluster.host, address.values())
     _check_ports(config.cluster.base_port, len(processes))
-    train, measure, launch = config.train, config.measure, config.launch
+    train, measure, launch, asked = config.train, config.measure, config.launch, config.data.shard.value
     return Plan(
         strategy=config.strategy.name,
         strategy_build=_with_address(config, machine) if kind == "tpu" else config.strategy.build,
@@ -274,6 +310,16 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         input_shape=None if config.data.input_shape is None else tuple(config.data.input_shape),
         train_examples=config.data.train_examples,
         shuffle=config.data.shuffle,
+        shuffle_window=config.data.shuffle_window,
+        parallel_reads=config.data.parallel_reads,
+        shard=asked,
+        divided=shared(asked, files, 1 if asynchronous else training) if files else None,
+        train_files=len(files) or None,
+        cache=config.data.cache.value,
+        on_error=config.data.on_error.value,
+        prefetch=config.data.prefetch,
+        service=service,
+        output_dir=config.output_dir,
         processes=processes,
         workers=workers,
         replica_batch=replica_batch,
@@ -315,6 +361,42 @@ def make(config: Config, machine: Machine, ports: tuple[int, ...] = (), present:
         machine=_machine_name(machine),
         notes=tuple(notes),
     )
+
+
+def shared(asked: str, files: Sequence[int], processes: int) -> str:
+    """How processes divide files that have so many examples each: "file" or "element".
+
+    By file where each process gets as many examples as the others, or nearly so: one with fewer waits at the end of
+    each epoch while the others go on. Raises `PlanError` where there are too few files to be divided as was asked.
+
+    >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
+    ('file', 'element')
+    """
+    if processes == 1 or asked == "element":
+        return "element"
+    if asked == "file":
+        if len(files) < processes:
+            raise PlanError(
+                f"Expected data.shard=file with a file for each of {processes} processes, received {len(files)}. "
+                f"Try data.shard=element, or `python -m pipeline.prepare` with shards={processes}."
+            )
+        return "file"
+    most = max(sum(files[place] for place in part) for part in dealt(files, processes))
+    return "file" if len(files) >= processes and most <= EVEN * sum(files) / processes else "element"
+
+
+def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
+    """The places of files that have so many examples, dealt out to processes.
+
+    The largest come first, each to the process that has the fewest examples so far.
+
+    >>> dealt([3, 5, 2], 2)
+    [[1], [0, 2]]
+    """
+    parts: list[list[int]] = [[] for _ in range(processes)]
+    for place in sorted(range(len(files)), key=lambda place: -files[place]):
+        min(parts, key=lambda part: sum(files[each] for each in part)).append(place)
+    return parts
 
 
 def on_one_device(config: Config) -> Config:
@@ -361,6 +443,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         callbacks=(),
         save=False,
         checkpoint=Checkpoints(),
+        service=(),
         rehearsal=False,
         oversubscribed=False,
         notes=(),
@@ -383,7 +466,8 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
     Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
     """
     decides = (
-        "model_build", "data_build", "shuffle", "kind", "replica_batch", "scaling", "optimizer", "learning_rate",
+        "model_build", "data_build", "shuffle", "shuffle_window", "parallel_reads", "cache", "prefetch", "kind",
+        "replica_batch", "scaling", "optimizer", "learning_rate",
         "loss", "metrics", "deterministic", "precision", "static_batches", "steps_per_call", "warmup_steps",
         "threads_per_device", "machine",
     )  # fmt: skip
@@ -411,6 +495,9 @@ def check_ranges(config: Config) -> None:
         "data.num_classes": (config.data.num_classes, 1),
         "data.train_examples": (config.data.train_examples, 1),
         "data.validation_examples": (config.data.validation_examples, 0),
+        "data.shuffle_window": (config.data.shuffle_window, 1),
+        "data.parallel_reads": (config.data.parallel_reads, 1),
+        "data.prefetch": (config.data.prefetch, 0),
         "measure.warmup_steps": (measure.warmup_steps, 0),
         "measure.steps": (measure.steps, 0),
         "measure.repeats": (measure.repeats, 1),
@@ -520,13 +607,15 @@ def identity(plan: dict[str, Any]) -> dict[str, Any]:
     of_no_matter = (
         "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
         "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
+        "prefetch", "service", "output_dir", "divided",
     )  # fmt: skip
     return {name: value for name, value in plan.items() if name not in of_no_matter}
 
 
 # What decides which numbers a training computes, whatever devices it is laid over: what a resumed run must keep.
 DECIDES = (
-    "asynchronous", "model_build", "data_build", "shuffle", "epochs", "steps", "global_batch", "optimizer",
+    "asynchronous", "model_build", "data_build", "shuffle", "shuffle_window", "parallel_reads", "cache", "on_error",
+    "epochs", "steps", "global_batch", "optimizer",
     "learning_rate", "loss", "metrics", "callbacks", "seed", "precision", "gradient_bits", "static_batches",
     "deterministic",
 )  # fmt: skip
@@ -909,6 +998,36 @@ def _parameter_servers(config: Config, workers: int) -> int:
             f"Try strategy.parameter_servers=null."
         )
     return servers
+
+
+def _service(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]]:
+    """(processes of this plan that make batches, over all hosts; addresses of services that are there already)."""
+    asked = config.data.service
+    if asked is None:
+        return 0, ()
+    if asynchronous:
+        raise PlanError(
+            f"Expected data.service=null under strategy={config.strategy.name}, whose workers make the examples of the "
+            f"steps that they are handed, received {asked}. Try data.service=null, or strategy=multi_worker."
+        )
+    if re.fullmatch(r"\d+", asked):
+        if not 1 <= int(asked) <= MOST_SERVERS:
+            raise PlanError(
+                f"Expected data.service to be from 1 to {MOST_SERVERS} processes on each host, received {asked}. "
+                f"Try data.service=2."
+            )
+        return int(asked) * config.hardware.hosts, ()
+    addresses = tuple(each.strip().removeprefix("grpc://") for each in asked.split(","))
+    for each in addresses:
+        host, _, port = each.rpartition(":")
+        if not (HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535):
+            raise PlanError(
+                f"Expected data.service to be how many processes on each host, or addresses HOST:PORT, received "
+                f"{asked or 'nothing'}. Try data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'."
+            )
+    if len(set(addresses)) < len(addresses):
+        raise PlanError(f"Expected each address of data.service once, received {asked}. Try each of them once.")
+    return 0, addresses
 
 
 def _process(

@@ -22,7 +22,9 @@ from pipeline.track import run_id_of
 AUTO, NEVER = "auto", "never"
 LOCK = "run.lock"
 # What the fields of a plan are called in a config, where that is not `train.` and their name.
-KEYS = {"model_build": "model.build", "data_build": "data.build", "shuffle": "data.shuffle"}
+KEYS = {"model_build": "model.build", "data_build": "data.build"} | {
+    name: f"data.{name}" for name in ("shuffle", "shuffle_window", "parallel_reads", "cache", "on_error")
+}
 
 
 class ResumeError(ValueError):
@@ -159,7 +161,7 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     found: list[str] = []
     for name in plan.DECIDES:
-        if then.get(name) != now.get(name):
+        if name in then and then[name] != now.get(name):
             found += _leaves(KEYS.get(name, "strategy" if name in plan.OF_STRATEGY else f"train.{name}"),
                              then.get(name), now.get(name))  # fmt: skip
     return list(dict.fromkeys(found))

@@ -21,6 +21,8 @@ from rich.console import Console
 from pipeline import events, measure, plan, reach, resume, show, targets, weigh
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
+from pipeline.data import manifest
+from pipeline.data.errors import DataError
 from pipeline.estimate import estimate
 from pipeline.events import PASSING, PREEMPTING, Event, EventLog, write_whole
 from pipeline.launch import Cluster, LaunchError
@@ -31,8 +33,12 @@ from pipeline.schema import Config, Mode, Store
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
+# How many of the examples that were left out are named.
+SKIPPED_NAMED = 3
+# The function that reads what `python -m pipeline.prepare` wrote.
+PREPARED = "pipeline.data.tfrecord"
 # What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoTpuError, ResumeError)
+REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError)
 
 
 class Interrupted(BaseException):
@@ -203,14 +209,44 @@ def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalC
     check_targets(config, session.search)
     machine = machines.detect(session.environ)
     present = config.mode is Mode.run
-    draft = plan.make(config, machine, present=present)
     cluster = session.cluster(config)
-    ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
-    planned = plan.make(config, machine, ports, present)
+    planned = _laid_out(config, machine, cluster, present)
     if present:
         _expect_tpu(planned, session)
+        for address in planned.service:
+            reach.expect_data_service(address)
     wanted = planned.baseline != "none" and planned.measure_steps != 0
     return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
+
+
+def _laid_out(config: Config, machine: machines.Machine, cluster: LocalCluster, present: bool = True) -> Plan:
+    """The plan, with a free port for each process that needs one, and what a manifest says of the data."""
+    config, files = _described(config)
+    draft = plan.make(config, machine, present=present, files=files)
+    ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
+    return plan.make(config, machine, ports, present, files)
+
+
+def _described(config: Config) -> tuple[Config, list[int]]:
+    """The config with the facts of its data that are null and stand in a manifest, and the examples of each file.
+
+    A manifest on another file system is left to the processes, which can read it there.
+    """
+    data = config.data
+    if data.build.get(targets.KEY) != PREPARED or not data.path or "://" in data.path:
+        return config, []
+    made = manifest.load(data.path, lambda path: Path(path).read_text())
+    shapes = {feature.name: feature.shape for feature in made.features}
+    shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
+    facts: dict[str, Any] = {
+        "num_classes": made.num_classes,
+        "input_shape": shape,
+        "train_examples": made.examples(manifest.TRAIN),
+        "validation_examples": made.examples(manifest.VALIDATION),
+    }
+    wanted = {name: value for name, value in facts.items() if getattr(data, name) is None}
+    files = [shard.examples for shard in made.splits.get(manifest.TRAIN, ()) if shard.examples]
+    return dataclasses.replace(config, data=dataclasses.replace(data, **wanted)), files
 
 
 def _expect_tpu(planned: Plan, session: Session) -> None:
@@ -342,9 +378,7 @@ class Point:
         for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
             config = dataclasses.replace(self._config, workers=workers)
             with suppress(PlanError):
-                draft = plan.make(config, machine)
-                ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
-                made = plan.make(config, machine, ports)
+                made = _laid_out(config, machine, cluster)
                 # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
                 scale = planned.rate_scale * made.global_batch / planned.global_batch
                 return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)
@@ -360,6 +394,9 @@ class Point:
         self._write(values)
         self._tell({"time": time.time(), "event": "result", "values": values})
         self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
+        if status == "FINISHED":
+            # What goes on with a run that did not finish reads it again.
+            shutil.rmtree(self._folder / "cache", ignore_errors=True)
         if tracker:
             drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
             if not drained:
@@ -423,6 +460,7 @@ class Point:
             faster = measure.speedup(points, self._baseline_repeats)
         one = measure.interval(self._baseline_repeats)[0] if self._baseline_repeats else None
         finished = measured.finished
+        waits = _input_waits(planned, measured)
         quantiles: Mapping[str, float | None] = {f"step_ms_p{percent}": None for percent in (50, 95, 99)}
         return {
             "status": status,
@@ -447,12 +485,20 @@ class Point:
             "speedup_low": faster[1],
             "speedup_high": faster[2],
             "efficiency": None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
+            **waits,
             "interval_confidence": measure.confidence(len(points)) if points else None,
             "repeats": len(points),
             "steps_per_call": measured.steps_per_call,
             "rehearsal": planned.rehearsal,
             "oversubscribed": planned.oversubscribed,
-            "notes": [*planned.notes, *measured.notes, *_timed_with(planned, measured)],
+            "notes": [
+                *planned.notes,
+                *measured.notes,
+                *_timed_with(planned, measured),
+                *_bound_by_input(waits),
+                *_skipped(measured),
+            ],
+            **{f"{part}_examples_skipped": _lost(measured, part) for part in ("train", "validation")},
             "asynchronous": planned.asynchronous,
             **self._survived(),
             **(_of_race(planned, measured) if planned.asynchronous else {}),
@@ -506,6 +552,47 @@ def _timed_with(planned: Plan, measured: Measured) -> list[str]:
     """What is to be said of a throughput that is not that of all workers."""
     timed = measured.timed_workers
     return [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
+
+
+def _lost(measured: Measured, part: str) -> int:
+    """Examples of a part of the data that were broken and left out."""
+    return sum(each["examples"] for each in measured.built.get("lost", {}).get(part, ()))
+
+
+def _skipped(measured: Measured) -> list[str]:
+    """What is to be said of examples that were left out."""
+    notes = []
+    for part, what in (("train", "training"), ("validation", "validation")):
+        lost, count = measured.built.get("lost", {}).get(part, ()), _lost(measured, part)
+        if count:
+            named = "; ".join(f"{each['name']} {each['why']}" for each in lost[:SKIPPED_NAMED])
+            more = f"; and {len(lost) - SKIPPED_NAMED} more, all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
+            notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
+    return notes
+
+
+def _input_waits(planned: Plan, measured: Measured) -> Result:
+    """The share of the step time that was spent waiting for input: of the worker that waited longest, and of each."""
+    most, each = measure.input_wait(measured.point)
+    waiting = planned.ranks("worker") if planned.asynchronous else planned.leaders
+    names = [f"{planned.processes[rank].role} {rank}" for rank in waiting]
+    return {
+        "input_wait": most,
+        "input_wait_by_worker": dict(zip(names, each, strict=False)),
+        "input_bound": None if most is None else most >= measure.INPUT_BOUND,
+    }
+
+
+def _bound_by_input(waits: Result) -> list[str]:
+    """What is to be said of a training that waits for its input."""
+    if not waits["input_bound"]:
+        return []
+    slowest = max(waits["input_wait_by_worker"], key=waits["input_wait_by_worker"].get)
+    return [
+        f"Input-bound: {slowest} waited for its batches for {waits['input_wait_by_worker'][slowest]:.0%} of the step "
+        f"time. data.profile=true says which stage of the input costs most. Try data.cache=memory, data.service=2, or "
+        f"to prepare the data once with python -m pipeline.prepare."
+    ]
 
 
 def _unwritten(values: Result, problem: OSError) -> Result:

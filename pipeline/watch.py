@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field
 
 from pipeline.events import Event
-from pipeline.plan import Plan
+from pipeline.plan import DATA_SERVER, Plan
 
 # A process that uses this share of a core between beats is computing, though it reports no step.
 BUSY_SHARE = 0.1
@@ -66,9 +66,9 @@ class Watch:
 
     def asked(self, now: float) -> None:
         """The processes were given a command: from here on they owe progress."""
-        servers = self.plan.ranks("parameter server")
+        servers = (*self.plan.ranks("parameter server"), *self.plan.ranks(DATA_SERVER))
         for rank, each in self.seen.items():
-            # A parameter server does nothing of its own.
+            # They do nothing of their own.
             each.answered = rank in servers
             each.moved = each.worked = now
 

@@ -4,7 +4,8 @@ A worker or parameter server of an asynchronous training serves its coordinator,
 
 Commands, each a dictionary with `do`:
 
-    load       {}                     make the data; answered by `loaded`
+    load       {"folder"}             make the data, and look for what is broken; answered by `loaded`
+    drop       {"broken"}             leave out what any process found broken; answered by `loaded`
     build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
                last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
     size       {}                     tell how large the model is; `sized`
@@ -23,6 +24,7 @@ but time.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import platform
 import re
@@ -30,7 +32,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,17 +43,20 @@ import tensorflow as tf
 
 from pipeline import loopback, targets
 from pipeline import size as sizes
-from pipeline.plan import Plan, Process, from_json, left_out, stays_here
+from pipeline.data.examples import Broken, Examples
+from pipeline.plan import DATA_SERVER, Plan, Process, dealt, from_json, left_out, shared, stays_here
 from pipeline.strategies.parameter_server import serve
-from pipeline.train import batches, build, static, tables
+from pipeline.train import batches, build, cache, looked, service, static, tables
 from pipeline.train import size as of_model
 from pipeline.train.checkpoint import Keeper
-from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError
+from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError, waited
+from pipeline.train.reading import Reading
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.state import on_all
 from pipeline.train.training import Diverged, Left, Survival, Training
 
 CALIBRATION_STEPS = 3
+PARTS = ("train", "validation")
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 
 
@@ -87,6 +92,9 @@ def main(
             except Left:
                 # It waits for the others, some of whom may still need it, to be told to end.
                 work = None
+            except looked.UNREADABLE as error:
+                work.name_broken(error)
+                raise
     del server
     leave(0)
 
@@ -137,15 +145,19 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
         plan.strategy_build,
         "strategy.build",
         devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
-        addresses=tuple(each.address for each in plan.processes if each.address),
+        addresses=tuple(each.address for each in plan.processes if each.address and each.devices),
         rank=process.rank,
         **addresses_by_role(plan),
     )
 
 
-def start_server(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Server:
-    """The server through which the coordinator uses this process's device, or keeps its variables here."""
+def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
+    """The server through which the coordinator uses this process's device, or keeps its variables here; or the one that
+    makes batches.
+    """
     _stay_on_loopback(plan, process, tell)
+    if process.role == DATA_SERVER:
+        return service.serve(str(process.address))
     on_gpu = plan.kind == "gpu" and process.devices
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=process.intra_op_threads,
@@ -190,7 +202,11 @@ class Work:
     ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
         self._asked_to_leave = asked_to_leave
-        self._parts: tuple[Any, Any] = (None, None)
+        # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
+        self._whole: dict[str, Any] = {}
+        # Of the run.
+        self._folder = Path()
+        self._parts: dict[str, Any] = {}
         self._loop: Loop | None = None
         self._training: Training | None = None
         self._survival: Survival | None = None
@@ -201,34 +217,92 @@ class Work:
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
         self._held: list[tuple[str, dict[str, Any]]] | None = None
 
-    def load(self) -> None:
-        """Makes the data, and tells how many examples this process has of them."""
-        processes = len(self._plan.leaders)
-        sharded = processes > 1 and self._has_shards()
-        train, validation = self._parts = self._shard(self._process.rank, processes)
-        if self._plan.static_batches:
-            static.check_data(train, "training")
-            static.check_data(validation, "validation")
+    def load(self, folder: str) -> None:
+        """Makes the data, looks through its share of them for what is broken, and tells how many examples there are."""
+        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
+        self._folder = Path(folder)
+        self._whole = dict(zip(PARTS, self._shard(number, processes), strict=True))
+        if plan.static_batches:
+            for name, part in zip(("training", "validation"), self._whole.values(), strict=True):
+                static.check_data(part, name)
+        # Of what was made for this process alone, no other sees anything.
+        share = (0, 1) if self._has_shards() else (plan.leaders.index(number), processes)
+        broken = {name: looked.broken(part, plan.num_classes, *share, plan.on_error == "skip")
+                  for name, part in self._whole.items()}  # fmt: skip
+        flaws = [flaw for part in self._whole.values() for flaw in looked.flaws(part)]
+        if plan.on_error == "stop":
+            looked.refuse([each for found in broken.values() for each in found], flaws)
+        for flaw in flaws if number == plan.leaders[0] else ():
+            self._tell("warning", text=f"There are {flaw}.")
+        self._tell_loaded(broken)
+
+    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+        """Leaves out what any process has found broken, or this one alone in what was made for it."""
+        own = [broken.get(str(self._process.rank), {})] if self._has_shards() else broken.values()
+        for name, part in self._whole.items():
+            lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
+            self._whole[name] = looked.without(part, lost)
+        self._tell_loaded({})
+
+    def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
+        """Tells how many examples this process has, once files are divided, and what it found broken."""
+        sharded = {}
+        for name, part in self._whole.items():
+            mine, sharded[name] = self._divided(part)
+            # What is broken is left out first.
+            self._parts[name] = mine if any(broken.values()) else self._cached(name, mine)
         self._tell(
             "loaded",
             sharded=sharded,
-            train_examples=batches.count(train),
-            validation_examples=0 if validation is None else batches.count(validation),
+            examples={name: 0 if part is None else batches.count(part) for name, part in self._parts.items()},
+            broken={name: [dataclasses.asdict(each) for each in found] for name, found in broken.items()},
         )
+
+    def _cached(self, name: str, part: Any) -> Any:
+        """The part, made once and kept, where that was asked for."""
+        plan = self._plan
+        if part is None or plan.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
+            return part
+        if plan.cache == "memory":
+            return cache.in_memory(part)
+        build = json.dumps(plan.data_build, sort_keys=True, default=str)
+        if isinstance(part, Examples) and part.digest is not None:
+            # Other runs on the same data can use it.
+            files = [dataclasses.astuple(each) for each in part.raw] if part.in_files else part.count
+            return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
+        mine = self._process.rank if self._has_shards() else 0
+        return cache.in_file(part, self._folder / "cache", f"{build} {name} {mine}")
+
+    def _divided(self, part: Any) -> tuple[Any, bool]:
+        """(what this process reads of a part, whether others read something else)."""
+        leaders = self._plan.leaders
+        if len(leaders) == 1 or part is None or self._has_shards():
+            return part, len(leaders) > 1 and self._has_shards()
+        if not (isinstance(part, Examples) and part.in_files):
+            return part, False
+        files = [each.records for each in part.raw]
+        # Files that were lost may leave too few for what was asked.
+        asked = self._plan.shard if len(files) >= len(leaders) else "auto"
+        if shared(asked, files, len(leaders)) == "element":
+            return part, False
+        mine = dealt(files, len(leaders))[leaders.index(self._process.rank)]
+        return dataclasses.replace(part, raw=tuple(part.raw[place] for place in mine)), True
 
     def build(self, train_counts: list[int], validation_counts: list[int], resume: str | None = None) -> None:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
-        train = self._parts[0]
-        if sum(train_counts) == 0:
-            raise TrainingError("Expected training data with examples, received none.")
+        train = self._parts["train"]
+        looked.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
         if plan.static_batches:
             left_out(sum(train_counts), plan.workers, plan.global_batch)
-        data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed)
-        held_out = [Data(part, layout, False, plan.seed) for part, layout in self._validation_parts(validation_counts)]
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
-        classes = plan.num_classes or _num_classes(train, y)
+        classes = plan.num_classes or looked.num_classes(train, y)
+        reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes, plan.data_servers)
+        data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed, reading)
+        held_out = [
+            Data(part, layout, False, plan.seed, reading) for part, layout in self._validation_parts(validation_counts)
+        ]
         if classes is None and targets.asks_for(plan.model_build, "model.build", "num_classes"):
             raise TrainingError(
                 "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
@@ -326,6 +400,7 @@ class Work:
 
     def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
         """Times at least `steps` steps after `warmup_steps`, in whole calls."""
+        loop = self._ready()
         with self._told_afterwards():
             self._advance(warmup_steps, steps_per_call)
             timed = self._advance(steps, steps_per_call)
@@ -336,6 +411,9 @@ class Work:
             examples=float(sum(call.sizes.sum() for call in timed)),
             seconds=sum(call.seconds for call in timed),
             calls=[[call.steps, call.seconds] for call in timed],
+            input_seconds=[
+                float(sum(waited(call.waits) for call in timed if call.worker == lane)) for lane in range(loop.lanes)
+            ],
         )
 
     def train(self, steps_per_call: int, folder: str) -> None:
@@ -358,6 +436,12 @@ class Work:
             self._training.leave()
         self._tell("left", step=None)
         raise Left
+
+    def name_broken(self, error: Exception) -> None:
+        """Raises what is broken in the data, if that is what an operation has failed for."""
+        if not lost_a_peer(error):
+            for part in self._parts.values():
+                looked.refuse(looked.broken(part, self._plan.num_classes, 0, 1, thorough=True), [])
 
     def _prepare_survival(self, resume: str | None, layout: batches.Layout, digest: str) -> batches.Position:
         """Finds the checkpoint to go on from, on all processes; returns its position in the data."""
@@ -450,7 +534,7 @@ class Work:
 
     def _validation_parts(self, counts: list[int]) -> list[tuple[Any, batches.Layout]]:
         """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
-        part = self._parts[1]
+        part = self._parts["validation"]
         if part is None:
             return []
         layout = self._layout(counts)
@@ -544,17 +628,12 @@ def lost_a_peer(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
-def _num_classes(part: Any, y: Any) -> int | None:
-    """Classes counted from integer labels; None where labels are something else or cannot be looked through."""
-    if isinstance(part, tf.data.Dataset) or tf.nest.is_nested(y) or not y.dtype.is_integer or y.shape.rank != 1:
-        return None
-    labels = np.asarray(part[1])
-    return int(labels.max()) + 1
-
-
 def _digest(part: Any) -> str:
     """Names the data: a hash of the arrays, or of a data set's structure and size."""
+    if isinstance(part, Examples) and part.digest is not None:
+        return part.digest
     digest = hashlib.sha256()
+    part = part.raw if isinstance(part, Examples) else part
     if isinstance(part, tf.data.Dataset):
         digest.update(repr((part.element_spec, int(part.cardinality()))).encode())
     else:

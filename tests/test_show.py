@@ -615,6 +615,19 @@ def test_a_rehearsal_is_marked_wherever_a_speedup_is_shown(width: int) -> None:
     assert "rehearsal: logical devices stand for others" in text
 
 
+def test_a_run_that_waits_for_its_input_is_called_input_bound() -> None:
+    waits = {"chief 0": 0.02, "worker 1": 0.31}
+    bound = a_result(input_wait=0.31, input_wait_by_worker=waits, input_bound=True)
+    assert "input wait  31% of the step time, most of all worker 1, input-bound" in shown(result_table(bound), 80)
+    quick = a_result(input_wait=0.0123, input_wait_by_worker={"chief 0": 0.0123}, input_bound=False)
+    assert "input wait  1.2% of the step time\n" in re.sub(" +\n", "\n", shown(result_table(quick), 80))
+    lines = [line.rstrip() for line in shown(sweep_table([bound, quick]), 80).splitlines()]
+    assert lines[2] == "                      3,301-3,503  1.79-1.88   31%  input-bound"
+    assert lines[4] == "                      3,301-3,503  1.79-1.88  1.2%"
+    assert "Under eff.: share of the step time that was spent waiting for input." in lines
+    assert any(line.startswith("input-bound: ") for line in lines)
+
+
 def test_a_failed_run_says_why_and_which_log_to_look_at() -> None:
     error = "worker 1 was killed by SIGKILL.\nTry less."
     failed = dict.fromkeys(a_result()) | {"status": "FAILED", "error": error, "folder": "outputs/a"}

@@ -135,7 +135,7 @@ def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(pipelin
 
 
 def test_tensorflow_s_own_server_is_asked_as_tensorflow_asks_it():
-    with tensorflow_worker() as address, pytest.raises(reach.NoTpuError, match="a TensorFlow worker without a TPU"):
+    with tensorflow_worker() as address, pytest.raises(reach.NoAnswerError, match="a TensorFlow worker without a TPU"):
         reach.expect_tpu(address)
 
 

@@ -6,19 +6,38 @@ Whoever trains orders and divides what is cheap, and makes of it only the exampl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Records of one TFRecord file: so many, from the `first` on, which starts at byte `offset`."""
+    """Records of one TFRecord file: so many, from the `first` on. Byte `offset` is where record `at` starts."""
 
     path: str
     records: int
     first: int = 0
     offset: int = 0
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Examples that cannot be trained on: so many from number `first` on, and why.
+
+    They are records of the file at `path`, or rows where `path` is None; `name` says which to a person. `stop` is the
+    byte after the last of them in the file, None where nothing of the file can be read after them.
+    """
+
+    path: str | None
+    first: int
+    examples: int
+    name: str
+    why: str
+    stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,9 @@ class Examples:
     example and a seed, int32 [2], varies it anew in each epoch. The functions are TensorFlow's: they are traced once.
     `spec` is the structure of a finished example, `tf.TensorSpec`s without a batch axis.
 
-    `names` has the files of the examples where each has its own, for messages.
+    `look` is given these examples, the number of a share of them, how many shares there are, and whether to look
+    through all of them or only at what is seen at once; it returns what is broken in the share. `flaws` are complaints
+    about the part as a whole. `digest` names its content; None: the arrays do.
     """
 
     raw: Any
@@ -40,7 +61,10 @@ class Examples:
     decode: Callable[[Any], Any] | None = None
     augment: Callable[[Any, Any], Any] | None = None
     num_classes: int | None = None
-    names: Any = None
+    class_names: tuple[str, ...] | None = None
+    look: Callable[[Examples, int, int, bool], list[Broken]] | None = None
+    flaws: tuple[str, ...] = ()
+    digest: str | None = None
 
     @property
     def in_files(self) -> bool:
@@ -48,14 +72,59 @@ class Examples:
         return isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(each, Segment) for each in self.raw)
 
     @property
+    def is_made(self) -> bool:
+        """Is nothing left to be made: are the raw elements the examples?"""
+        return not (self.in_files or self.parse or self.decode or self.augment)
+
+    @property
     def count(self) -> int:
         """How many examples there are."""
         if self.in_files:
             return sum(segment.records for segment in self.raw)
-        import tensorflow as tf
+        return len(leaves(self.raw)[0])
 
-        return len(tf.nest.flatten(self.raw)[0])
+    def without(self, broken: Sequence[Broken]) -> Examples:
+        """The same without what is broken."""
+        if self.in_files:
+            return dataclasses.replace(self, raw=tuple(part for each in self.raw for part in _whole(each, broken)))
+        lost = {row for each in broken for row in range(each.first, each.first + each.examples)}
+        kept = np.array([row for row in range(self.count) if row not in lost], np.int64)
+        return dataclasses.replace(self, raw=rows(self.raw, kept))
 
-    def of(self, segments: tuple[Segment, ...]) -> Examples:
-        """The same from other segments."""
-        return dataclasses.replace(self, raw=segments)
+
+def leaves(structure: Any) -> list[Any]:
+    """The arrays of a nested structure of dictionaries, tuples and lists.
+
+    >>> leaves({"ids": 1, "more": (2, 3)})
+    [1, 2, 3]
+    """
+    if isinstance(structure, Mapping):
+        return [leaf for key in sorted(structure) for leaf in leaves(structure[key])]
+    if isinstance(structure, tuple | list):
+        return [leaf for each in structure for leaf in leaves(each)]
+    return [structure]
+
+
+def rows(structure: Any, chosen: Any) -> Any:
+    """The chosen rows of each array of a nested structure."""
+    if isinstance(structure, Mapping):
+        return {key: rows(each, chosen) for key, each in structure.items()}
+    if isinstance(structure, tuple | list):
+        return type(structure)(rows(each, chosen) for each in structure)
+    return structure[chosen]
+
+
+def _whole(segment: Segment, broken: Sequence[Broken]) -> Iterator[Segment]:
+    """What is left of a segment."""
+    last = segment.first + segment.records
+    for each in sorted((each for each in broken if each.path == segment.path), key=lambda each: each.first):
+        if not segment.first < each.first + each.examples <= last + each.examples:
+            continue
+        if each.first > segment.first:
+            yield dataclasses.replace(segment, records=each.first - segment.first)
+        after = each.first + each.examples
+        if each.stop is None or after >= last:
+            return
+        segment = Segment(segment.path, last - after, after, each.stop, after)
+    if segment.records:
+        yield segment

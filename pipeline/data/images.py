@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,10 +13,8 @@ from numpy.typing import NDArray
 
 from pipeline.data import pictures
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Examples, broken
+from pipeline.data.examples import Broken, Examples
 from pipeline.data.split import split
-
-__all__ = ["broken", "images"]
 
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
 """The files of images, absolute, and the number of each one's class."""
@@ -40,8 +39,8 @@ def images(
     They are `path/CLASS/**/*.png` (or jpg, jpeg, gif, bmp), of which the same fraction of every class is held out; or
     `path/train/CLASS/...` with `path/validation/CLASS/...` (or val, test). Classes are numbered from 0 in the order of
     their names. Every image gets `image_size`, a height and a width; where none is given, all must have that of the
-    first. `augment` varies those that train: see `pictures.augmenter`. Files are read when they are trained on, and
-    `broken` looks for those that cannot be. Raises `DataError`.
+    first. `augment` varies those that train: see `pictures.augmenter`. Files are read when they are trained on. Raises
+    `DataError`.
     """
     pictures.check("images", channels, image_size)
     vary = pictures.augmenter(augment)
@@ -57,13 +56,17 @@ def images(
         train = np.random.default_rng(split_seed).permutation(len(files))
     size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
     make = _maker(classes, size, channels, resize=image_size is not None)
-    return make((files[train], labels[train]), vary), make(held_out, None)
+    empty = [name for name, number in classes.items() if number not in labels]
+    flaws = tuple(
+        f"no images ({', '.join(pictures.SUFFIXES)}) of class {name} in {train_folder / name}" for name in empty
+    )
+    return make((files[train], labels[train]), vary, flaws), make(held_out, None, ())
 
 
 def _maker(
     classes: Mapping[str, int], size: pictures.Size, channels: int, resize: bool
-) -> Callable[[Listed, Callable[[Any, Any], Any] | None], Examples]:
-    """A function that makes examples of files, with what varies them."""
+) -> Callable[[Listed, Callable[[Any, Any], Any] | None, tuple[str, ...]], Examples]:
+    """A function that makes examples of files, with what varies them and what they lack."""
     import tensorflow as tf
 
     to_image = pictures.decoder(channels, size, resize)
@@ -71,15 +74,18 @@ def _maker(
     def decode(row: Any) -> tuple[Any, Any]:
         return to_image(tf.io.read_file(row["path"])), row["label"]
 
-    def make(listed: Listed, vary: Callable[[Any, Any], Any] | None) -> Examples:
+    def make(listed: Listed, vary: Callable[[Any, Any], Any] | None, flaws: tuple[str, ...]) -> Examples:
         files, labels = listed
 
         def augment(example: Any, seed: Any) -> tuple[Any, Any]:
             assert vary is not None
             return vary(example[0], seed), example[1]
 
-        def check(row: int) -> str | None:
-            return _fault(str(files[row]), None if resize else size)
+        def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+            # To see anything of an image, all of it must be read.
+            found = examples.raw["path"]
+            share = range(number * len(found) // of, (number + 1) * len(found) // of) if thorough else range(0)
+            return _broken(found, share, None if resize else size)
 
         return Examples(
             raw={"path": files, "label": labels},
@@ -87,9 +93,9 @@ def _maker(
             decode=decode,
             augment=None if vary is None else augment,
             num_classes=len(classes),
-            names=files,
             class_names=tuple(classes),
-            check=check,
+            look=look,
+            flaws=flaws,
         )
 
     return make
@@ -136,13 +142,10 @@ def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
     labels: list[int] = []
     for name, number in classes.items():
         files = list(_images_below(folder / name))
-        if not files:
-            raise DataError(
-                f"Expected images ({', '.join(pictures.SUFFIXES)}) in {folder / name}, received a folder without any. "
-                f"Try removing it, or putting its images there."
-            )
         found += files
         labels += [number] * len(files)
+    if not found:
+        raise DataError(f"Expected images ({', '.join(pictures.SUFFIXES)}) in {folder}, received none. {_LAYOUT}")
     return np.array(found, dtype=np.str_), np.array(labels, dtype=np.int32)
 
 
@@ -187,7 +190,7 @@ def _check_file(path: str) -> None:
     except OSError:
         # It is found broken like any other file.
         return
-    if reason is not None and "palette" in reason:
+    if reason == pictures.UNREAD_BMP:
         raise DataError(
             f"Expected BMP files of 24 or 32 bits a pixel, or grey ones of 8, received {path}, which {reason}. "
             f"Try converting it to PNG."
@@ -209,12 +212,18 @@ def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:
     )
 
 
-def _fault(file: str, size: pictures.Size | None) -> str | None:
-    """What is wrong with a file, with its name, or None."""
-    try:
-        reason = pictures.fault(Path(file).read_bytes(), size)
-    except OSError as error:
-        reason = f"cannot be opened ({error.strerror})"
-    if reason is None:
-        return None
-    return f"{file} {reason}"
+def _broken(files: NDArray[np.str_], share: range, size: pictures.Size | None) -> list[Broken]:
+    """What is broken in a share of the files."""
+
+    def fault(row: int) -> str | None:
+        try:
+            return pictures.fault(Path(files[row]).read_bytes(), size)
+        except OSError as error:
+            return f"cannot be read ({error.strerror or error})"
+
+    with ThreadPoolExecutor() as pool:
+        return [
+            Broken(None, row, 1, str(files[row]), why)
+            for row, why in zip(share, pool.map(fault, share), strict=True)
+            if why
+        ]

@@ -122,7 +122,9 @@ def nested(leaves: Mapping[str, Any]) -> Any:
     def below(prefix: str) -> Any:
         if prefix in leaves:
             return leaves[prefix]
-        keys = dict.fromkeys(name[len(prefix) + 1 :].partition("/")[0] for name in leaves if name.startswith(f"{prefix}/"))
+        keys = dict.fromkeys(
+            name[len(prefix) + 1 :].partition("/")[0] for name in leaves if name.startswith(f"{prefix}/")
+        )
         made = {key: below(f"{prefix}/{key}") for key in keys}
         return tuple(made.values()) if all(key.isdigit() for key in keys) else made
 

@@ -5,6 +5,7 @@ A record is its length, 8 bytes, the length's checksum, 4 bytes, the data, and t
 equal bytes.
 """
 
+import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,20 +17,21 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 HEADER, FOOTER = 12, 4
-# A length above this is no record's: what says so is broken.
-MOST_BYTES = 2**31
+# Why nothing after a record's start can be told from it.
+WRONG_LENGTH, CUT_OFF = "has a length with a wrong checksum", "is cut off"
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a record is in its file: its number, the byte it starts at, its data; or what is broken about it.
+    """Where a record is in its file: its number, the bytes it starts and stops at, its data.
 
-    `data` is None where `broken` says why. After one whose length cannot be believed, nothing more can be found.
+    `data` is None where `broken` says why; then what follows it may be several records, and `stop` is None where
+    nothing does.
     """
 
     number: int
     start: int
-    stop: int
+    stop: int | None
     data: bytes | None
     broken: str | None = None
 
@@ -37,7 +39,6 @@ class Frame:
 def framed(data: bytes) -> bytes:
     """One record with its length and its checksums.
 
-    >>> import io
     >>> [frame.data for frame in frames(io.BytesIO(framed(b"one") + framed(b"two")))]
     [b'one', b'two']
     """
@@ -46,23 +47,41 @@ def framed(data: bytes) -> bytes:
 
 
 def frames(file: BinaryIO) -> Iterator[Frame]:
-    """The records of a file in their order, those that are broken among them."""
+    """The records of a file in their order, those that are broken among them.
+
+    After one whose length cannot be believed, the next record is looked for; what is between may have been several.
+    """
     number = start = 0
     while header := file.read(HEADER):
-        if len(header) < HEADER or _checksum(header[:8]) != header[8:]:
-            why = "is cut off" if len(header) < HEADER else "has a length whose checksum is wrong"
-            yield Frame(number, start, start + len(header), None, why)
-            return
+        right = len(header) == HEADER and _checksum(header[:8]) == header[8:]
+        if not right:
+            rest = header + file.read()
+            found = _next_record(rest)
+            if found is None:
+                yield Frame(number, start, None, None, CUT_OFF if len(header) < HEADER else WRONG_LENGTH)
+                return
+            yield Frame(number, start, start + found, None, WRONG_LENGTH)
+            number, start, file = number + 1, start + found, io.BytesIO(rest[found:])
+            continue
         (length,) = struct.unpack("<Q", header[:8])
-        rest = file.read(length + FOOTER) if length < MOST_BYTES else b""
-        stop = start + HEADER + length + FOOTER
+        rest = file.read(length + FOOTER)
         if len(rest) < length + FOOTER:
-            yield Frame(number, start, stop, None, "is cut off")
+            yield Frame(number, start, None, None, CUT_OFF)
             return
-        data = rest[:length]
+        stop, data = start + HEADER + length + FOOTER, rest[:length]
         right = _checksum(data) == rest[length:]
         yield Frame(number, start, stop, data if right else None, None if right else "has a wrong checksum")
         number, start = number + 1, stop
+
+
+def _next_record(data: bytes) -> int | None:
+    """Where the first record after the beginning starts: a length that fits, with the right checksum."""
+    for start in range(1, len(data) - HEADER):
+        if _checksum(data[start : start + 8]) == data[start + 8 : start + HEADER]:
+            (length,) = struct.unpack("<Q", data[start : start + 8])
+            if start + HEADER + length + FOOTER <= len(data):
+                return start
+    return None
 
 
 def example(features: Mapping[str, bytes | Iterable[bytes] | np.ndarray]) -> bytes:
@@ -119,11 +138,17 @@ def _message() -> Any:
         label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
         return of.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
 
-    for name, kind in (("BytesList", kinds.TYPE_BYTES), ("FloatList", kinds.TYPE_FLOAT), ("Int64List", kinds.TYPE_INT64)):
+    for name, kind in (
+        ("BytesList", kinds.TYPE_BYTES),
+        ("FloatList", kinds.TYPE_FLOAT),
+        ("Int64List", kinds.TYPE_INT64),
+    ):
         field(message(name), "value", 1, kind, many=True)
     feature = message("Feature")
     feature.oneof_decl.add(name="kind")
-    for number, (name, of) in enumerate((("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1):
+    for number, (name, of) in enumerate(
+        (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1
+    ):
         field(feature, name, number, kinds.TYPE_MESSAGE, type_name=f".pipeline.records.{of}").oneof_index = 0
     features = message("Features")
     entry = message("FeatureEntry", features)

@@ -15,6 +15,7 @@ def plan_lines(plan: Plan, full: bool) -> list[str]:
         ("processes", _processes(plan)),
         ("batch", _batch(plan)),
         ("length", _length(plan)),
+        *([("data", listed(_data(plan), _served(plan)))] if plan.divided or plan.data_servers else []),
         *([("training", _training(plan))] if full else []),
         ("baseline", _baseline(plan)),
         *(("note", clean(note)) for note in plan.notes),
@@ -66,6 +67,28 @@ def _length(plan: Plan) -> str:
     if plan.steps or not plan.epochs:
         return f"{length}, {per_epoch:,} of them an epoch"
     return f"{length} of {plural(per_epoch, 'step')}, {per_epoch * plan.epochs:,} in all"
+
+
+def _data(plan: Plan) -> str:
+    """How processes divide the files of the training data, and why so."""
+    if plan.divided is None:
+        return ""
+    files, readers = plural(plan.train_files, "file"), len(plan.leaders)
+    if plan.asynchronous:
+        return f"{files}; every worker reads all of them, and makes the examples of its own steps"
+    if readers == 1:
+        return f"{files}, read by one process"
+    if plan.divided == "file":
+        return f"{files}; each of {readers} processes reads its own"
+    why = "as data.shard says" if plan.shard == "element" else "since they cannot be divided evenly"
+    return f"{files}; each of {readers} processes reads all of them, {why}, and makes its own part of the examples"
+
+
+def _served(plan: Plan) -> str:
+    """Who makes the batches, where those that train do not."""
+    if plan.service:
+        return f"batches made by the tf.data service at {listed(*map(clean, plan.service))}"
+    return f"batches made by {plural(len(plan.data_servers), 'data server')}" if plan.data_servers else ""
 
 
 def _training(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.show.words import (
     clean,
     duration,
+    entries,
     items,
     lines_of,
     listed,
@@ -65,6 +66,7 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("baseline", _baseline(result)),
         ("batch", _batch(result)),
         ("step time", _step_times(result)),
+        ("input wait", _input_wait(result)),
         ("staleness", _staleness(result)),
         ("steps", _steps_of_workers(result)),
         ("training", trained),
@@ -166,6 +168,16 @@ def _batch(result: Mapping[str, Any]) -> str:
 def _step_times(result: Mapping[str, Any]) -> str:
     known = ((name, number(result.get(f"step_ms_{name}"))) for name in ("p50", "p95", "p99"))
     return listed(*(f"{name} {rate(value)} ms" for name, value in known if value is not None))
+
+
+def _input_wait(result: Mapping[str, Any]) -> str:
+    """How long steps waited for their batches, and who waited longest."""
+    share = number(result.get("input_wait"))
+    if share is None:
+        return ""
+    shares = [(value, name) for name, each in entries(result.get("input_wait_by_worker")) if (value := number(each))]
+    most = f"most of all {max(shares)[1]}" if len(shares) > 1 else ""
+    return listed(f"{percent(share)} of the step time", most, "input-bound" * bool(result.get("input_bound")))
 
 
 def _staleness(result: Mapping[str, Any]) -> str:

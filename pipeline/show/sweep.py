@@ -15,6 +15,7 @@ from pipeline.show.words import (
     figure,
     items,
     lines_of,
+    listed,
     marks,
     number,
     percent,
@@ -74,6 +75,7 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
     for result, line, intervals in zip(results, lines[:count], lines[count:], strict=True):
         rows.append(line)
         doubts = marks(result).strip(" ()") if number(result.get("speedup")) is not None else ""
+        doubts = listed(doubts, "input-bound" * (result.get("input_bound") is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
         overrides = left + " ".join(clean(each) for each in items(result.get("overrides")))
         rows += [text for text in (below, overrides) if text.strip()]
@@ -105,7 +107,8 @@ def _intervals(result: Result) -> tuple[str, ...]:
     """The cells under the numbers."""
     speed = span(result.get("examples_per_second_low"), result.get("examples_per_second_high"), rate, "-")
     speedup = span(result.get("speedup_low"), result.get("speedup_high"), bare_times, "-")
-    return ("", "", "", speed, speedup, "", "", "")
+    wait = number(result.get("input_wait"))
+    return ("", "", "", speed, speedup, "" if wait is None else percent(wait), "", "")
 
 
 def _legend(results: Sequence[Result]) -> list[str]:
@@ -119,6 +122,10 @@ def _legend(results: Sequence[Result]) -> list[str]:
         lines.append(f"Under throughput and speedup: {under} intervals.")
     if any(number(result.get("efficiency")) is not None for result in results):
         lines.append("eff.: efficiency, speedup over the number of devices.")
+    if any(number(result.get("input_wait")) is not None for result in measured):
+        lines.append("Under eff.: share of the step time that was spent waiting for input.")
+    if any(result.get("input_bound") is True for result in measured):
+        lines.append("input-bound: a faster input would make it faster; data.profile=true says which part of it.")
     if metric:
         lines.append(f"val: {metric} on the validation data.")
     if any(result.get("rehearsal") for result in measured):

@@ -18,7 +18,7 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 500
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
-    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|goodput|^(updates|restarts|rollbacks|steps_repeated)$"
+    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
 )
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
@@ -242,7 +242,7 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
     # Beside the curves of the same names, not in them.
     for name, value in (_trained(values) | _validated(values)).items():
         yield from _point(f"final/{name}", value, event, seen.commands - 1)
-    for name in ("status", "error", "rehearsal", "oversubscribed", "asynchronous"):
+    for name in ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound"):
         if values.get(name) is not None:
             yield Tag(name, text(values[name], TAG_CHARACTERS))
 

@@ -15,8 +15,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import cache_op, shuffle_op
 
-# A data set that cannot be indexed is shuffled through a window of this many examples.
-SHUFFLE_WINDOW = 10_000
+from pipeline.data.examples import Examples
+from pipeline.train import reading as reads
+from pipeline.train import service
+from pipeline.train.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Position:
 
 
 BEGINNING = Position()
+DEFAULT = Reading()
+# (number of an epoch, examples of it that are trained, steps that are left) -> (examples, batches) of each step
+Epoch = Callable[[Any, Any, Any], tf.data.Dataset]
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,9 @@ class Layout:
 
 
 def count(part: Any) -> int:
-    """Examples in a part: (x, y) arrays, or a `tf.data.Dataset` of single examples, counted by reading if need be."""
+    """Examples in a part: arrays, `Examples`, or a `tf.data.Dataset` of single ones, counted by reading if need be."""
+    if isinstance(part, Examples):
+        return part.count
     if not isinstance(part, tf.data.Dataset):
         return len(tf.nest.flatten(part)[0])
     known = int(part.cardinality())
@@ -132,7 +139,14 @@ def count(part: Any) -> int:
     return known if known >= 0 else int(part.reduce(np.int64(0), lambda total, _: total + 1))
 
 
-def stream(part: Any, layout: Layout, shuffle: bool, seed: int, position: Position = BEGINNING) -> tf.data.Dataset:
+def stream(
+    part: Any,
+    layout: Layout,
+    shuffle: bool,
+    seed: int,
+    position: Position = BEGINNING,
+    reading: Reading = DEFAULT,
+) -> tf.data.Dataset:
     """A step's batches for this process's replicas, from the position on, epoch after epoch without end.
 
     Yields (examples, batches): float32 scalar, the size of the whole global batch, and for each local replica the
@@ -140,35 +154,67 @@ def stream(part: Any, layout: Layout, shuffle: bool, seed: int, position: Positi
 
     What it yields is what the stream from the beginning comes to at that position. With another global batch, the rest
     of the epoch is cut into batches of that size, and later epochs are whole. Shards are taken to be the same ones.
-    Arrays are not read up to the position; of a data set, only the epoch under way is. Orders that a data set draws
-    anew each time it is read, from a seed of its own, are those that it would have come to, except where it reads what
-    it shuffles more than once, or in a function: `repeat`, and `interleave` over data sets made outside of it.
+    Arrays are not read up to the position; of records in files and of a data set, only the epoch under way is, and no
+    example is made. Orders that a data set draws anew each time it is read, from a seed of its own, are those that it
+    would have come to, except where it reads what it shuffles more than once, or in a function: `repeat`, and
+    `interleave` over data sets made outside of it.
     """
-    position = layout.settled(position)
-    options = tf.data.Options()
-    options.deterministic = True
-    if isinstance(part, tf.data.Dataset):
-        _draw_orders(part, position.epoch)
-        batches = (_from_dataset if layout.last == "short" else _static_from_dataset)(
-            part, layout, shuffle, seed, position
-        )
-        # Those of a data set that is read in a function are lost otherwise.
-        batches = batches.with_options(part.options())
-    else:
-        batches = (_from_arrays if layout.last == "short" else _static_from_arrays)(
-            part, layout, shuffle, seed, position
-        )
-        # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
-        options.autotune.enabled = False
+    if isinstance(part, tf.data.Dataset) and (reading.servers or layout.local < layout.replicas):
+        # Each makes its own examples alone, as far as that is known to make the same.
+        part = reads.opened(part)
+    make = reads.maker(part, seed, reading.classes)
+    batches = raw_stream(part, layout, shuffle, seed, position, reading)
+    if make is not None:
+
+        def one(number: Any, examples: Any, each: Any) -> Any:
+            return examples, tuple(make(number, batch) for batch in each)
+
+        def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
+            return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
+
+        batches = service.made_by(reading.servers, batches, made) if reading.servers else made(batches)
     # Said outright, because a strategy otherwise asks all workers at each step whether their data has ended.
     endless = batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return endless.with_options(options).prefetch(2)
+    return endless.with_options(_options(part)).prefetch(reading.prefetch)
+
+
+def raw_stream(
+    part: Any, layout: Layout, shuffle: bool, seed: int, position: Position, reading: Reading
+) -> tf.data.Dataset:
+    """What `stream` makes its batches of: (examples, batches), of raw elements with the epoch's number before them
+    where something is to be made of them.
+    """
+    position = layout.settled(position)
+    raw = reads.raw(part, shuffle, seed, reading)
+    numbered = reads.maker(part, seed, None) is not None
+    static = layout.last != "short"
+    inner = part.raw if isinstance(part, Examples) else part
+    if callable(raw):
+        if isinstance(inner, tf.data.Dataset):
+            _draw_orders(inner, position.epoch)
+        from_dataset = _static_from_dataset if static else _from_dataset
+        epoch = from_dataset(raw, layout, seed if shuffle else None, reading.window)
+    else:
+        epoch = (_static_from_arrays if static else _from_arrays)(raw, layout, seed if shuffle else None)
+    batches = epochs(layout, position, epoch, numbered)
+    # Those of a data set that is read in a function are lost otherwise.
+    return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
+
+
+def _options(part: Any) -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    if not isinstance(part.raw if isinstance(part, Examples) else part, tf.data.Dataset):
+        # Nothing here can be tuned, and the tuner's thread holds up the end of an iterator for up to a minute.
+        options.autotune.enabled = False
+    return options
 
 
 def spec(part: Any) -> Any:
     """The structure of a batch of two examples: a tensor of zeros for each leaf of the part."""
-    if isinstance(part, tf.data.Dataset):
-        return tf.nest.map_structure(lambda leaf: tf.zeros((2, *leaf.shape), leaf.dtype), part.element_spec)
+    if isinstance(part, tf.data.Dataset | Examples):
+        of_one = part.spec if isinstance(part, Examples) else part.element_spec
+        return tf.nest.map_structure(lambda leaf: tf.zeros((2, *leaf.shape), leaf.dtype), of_one)
     return tf.nest.map_structure(lambda leaf: tf.zeros((2, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), part)
 
 
@@ -195,10 +241,13 @@ def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: Any) -> tf.da
     return tf.data.experimental.from_variant(made, part.element_spec)
 
 
-def epochs(layout: Layout, position: Position, make: Callable[[Any, Any, Any], tf.data.Dataset]) -> tf.data.Dataset:
+def epochs(
+    layout: Layout, position: Position, make: Callable[[Any, Any, Any], tf.data.Dataset], numbered: bool = False
+) -> tf.data.Dataset:
     """What `make` returns for each epoch from the position on, one after the other.
 
     It is given an epoch's number, the examples of it that are trained, and the steps that are left: int64 scalars.
+    Where the elements are to be `numbered`, that of their epoch comes before the rest.
     """
     left = layout.steps_after(position.examples)
 
@@ -208,7 +257,8 @@ def epochs(layout: Layout, position: Position, make: Callable[[Any, Any, Any], t
             tf.where(resumed, tf.constant(rest, tf.int64), tf.constant(whole, tf.int64))
             for rest, whole in ((position.examples, 0), (left, layout.steps))
         )
-        return make(number, trained, steps)
+        made = make(number, trained, steps)
+        return made.map(_as_written(lambda *rest: (number, *rest))) if numbered else made
 
     return tf.data.Dataset.counter(position.epoch).flat_map(_as_written(epoch))
 
@@ -227,12 +277,13 @@ def _draw_orders(part: tf.data.Dataset, count: int) -> None:
         _draw_orders(each, count)
 
 
-def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int, position: Position) -> tf.data.Dataset:
+def _from_arrays(part: Any, layout: Layout, seed: int | None) -> Epoch:
+    """An epoch of arrays: step by step the rows of each local replica, in an order drawn where there is a seed."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     mine = layout.counts[layout.process] if layout.sharded else layout.examples
 
     def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
-        rows = order(mine, seed, number) if shuffle else tf.range(mine, dtype=tf.int64)
+        rows = tf.range(mine, dtype=tf.int64) if seed is None else order(mine, seed, number)
 
         def batches(step: Any) -> Any:
             start, edges, total = _shares(layout, trained, step)
@@ -243,19 +294,18 @@ def _from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int, position: 
 
         return tf.data.Dataset.range(steps).map(_as_written(batches))
 
-    return epochs(layout, position, epoch)
+    return epoch
 
 
-def _from_dataset(
-    part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int, position: Position
-) -> tf.data.Dataset:
-    window = min(max(1, layout.examples), SHUFFLE_WINDOW)
+def _from_dataset(read: Callable[[Any], tf.data.Dataset], layout: Layout, seed: int | None, window: int) -> Epoch:
+    """An epoch of what `read` returns for its number, shuffled where there is a seed."""
+    spec = read(tf.constant(0, tf.int64)).element_spec
     empty = tf.data.Dataset.from_tensors(
-        tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), part.element_spec)
+        tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), spec)
     )
 
     def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
-        mine = shuffled(part, window, seed, number) if shuffle else part
+        mine = _shuffled(read(number), layout, seed, number, window)
         mine = mine.skip(trained // len(layout.counts))
         whole = mine.batch(layout._share, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -267,12 +317,16 @@ def _from_dataset(
             )
 
         # A shard that is shorter than the others feeds empty batches while they go on.
-        return _numbered(whole.concatenate(empty.repeat()), steps).map(_as_written(batches))
+        return _in_steps(whole.concatenate(empty.repeat()), steps).map(_as_written(batches))
 
-    return epochs(layout, position, epoch)
+    return epoch
 
 
-def _numbered(batches: tf.data.Dataset, steps: Any) -> tf.data.Dataset:
+def _shuffled(read: tf.data.Dataset, layout: Layout, seed: int | None, number: Any, window: int) -> tf.data.Dataset:
+    return read if seed is None else shuffled(read, min(max(1, layout.examples), window), seed, number)
+
+
+def _in_steps(batches: tf.data.Dataset, steps: Any) -> tf.data.Dataset:
     """(batch, step) of the first `steps` batches. It looks for one more: a `cache` is kept once its end was seen."""
     return tf.data.Dataset.zip((batches, tf.data.Dataset.range(steps)))
 
@@ -307,17 +361,21 @@ def static_parts(part: Any, layout: Layout) -> list[tuple[Any, Layout]]:
 
 def _cut(part: Any, start: int, stop: int) -> Any:
     """Examples `start` to `stop` of a part. Those after the start of a data set are kept, not read past each time."""
+    if isinstance(part, Examples):
+        inner = reads.cut(part.raw, start, stop) if part.in_files else _cut(part.raw, start, stop)
+        return dataclasses.replace(part, raw=inner)
     if not isinstance(part, tf.data.Dataset):
         return tf.nest.map_structure(lambda leaf: leaf[start:stop], part)
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)
 
 
-def _static_from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int, position: Position) -> tf.data.Dataset:
+def _static_from_arrays(part: Any, layout: Layout, seed: int | None) -> Epoch:
+    """As `_from_arrays`, in batches of one size."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     size = layout.global_batch // layout.replicas
 
     def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
-        places = order(layout.examples, seed, number) if shuffle else tf.range(layout.examples, dtype=tf.int64)
+        places = tf.range(layout.examples, dtype=tf.int64) if seed is None else order(layout.examples, seed, number)
 
         def batches(step: Any) -> Any:
             start = trained + step * layout.global_batch
@@ -331,13 +389,13 @@ def _static_from_arrays(part: Any, layout: Layout, shuffle: bool, seed: int, pos
 
         return tf.data.Dataset.range(steps).map(_as_written(batches))
 
-    return epochs(layout, position, epoch)
+    return epoch
 
 
 def _static_from_dataset(
-    part: tf.data.Dataset, layout: Layout, shuffle: bool, seed: int, position: Position
-) -> tf.data.Dataset:
-    window = min(max(1, layout.examples), SHUFFLE_WINDOW)
+    read: Callable[[Any], tf.data.Dataset], layout: Layout, seed: int | None, window: int
+) -> Epoch:
+    """As `_from_dataset`, in batches of one size."""
     size, padded = layout.global_batch // layout.replicas, layout.last == "padded"
 
     def filled(leaf: Any) -> Any:
@@ -346,7 +404,7 @@ def _static_from_dataset(
         return tf.gather(leaf, rows)
 
     def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
-        mine = shuffled(part, window, seed, number) if shuffle else part
+        mine = _shuffled(read(number), layout, seed, number, window)
         whole = mine.skip(trained).batch(
             layout.global_batch, drop_remainder=not padded, num_parallel_calls=tf.data.AUTOTUNE
         )
@@ -358,9 +416,9 @@ def _static_from_dataset(
                 for first in range(0, layout.global_batch, size)
             )
 
-        return _numbered(whole, steps).map(_as_written(batches))
+        return _in_steps(whole, steps).map(_as_written(batches))
 
-    return epochs(layout, position, epoch)
+    return epoch
 
 
 def _counted(layout: Layout, trained: Any, step: Any) -> Any:

@@ -107,7 +107,8 @@ class KerasLoop(Loop):
             if self._steps is not None:
                 _warn_of_end(self._steps, self._seen, "steps_per_epoch")
             self._end_pass()
-            return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), np.zeros(0, np.float32), 0.0)
+            nothing = np.zeros(0, np.float32)
+            return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), nothing, 0.0, nothing)
         self._training = passing
         self._seen += made.steps
         if self._seen == self._passes.steps:

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.train import batches
+from pipeline.data.examples import Examples
+from pipeline.train import batches, reading
 from pipeline.train import step as steps
 from pipeline.train.batches import BEGINNING, Position
 from pipeline.train.loop import Call, Data, Loop, TrainingError
@@ -43,12 +44,15 @@ class Source:
 
 @dataclass(frozen=True)
 class _Done:
-    """One call's results as they came back: from which worker, and how stale the variables were that it read."""
+    """One call's results as they came back: from which worker, how stale the variables were that it read, and how
+    long each step waited for its batch, in seconds.
+    """
 
     worker: int
     losses: np.ndarray
     sizes: np.ndarray
     stale: np.ndarray
+    waits: np.ndarray
     metrics: list[np.ndarray]
 
 
@@ -117,7 +121,7 @@ class Race:
             total + (after - before)
             for total, after, before in zip(self._state, done.metrics, self._fresh, strict=True)
         ]
-        return Call(done.losses, done.sizes, seconds)
+        return Call(done.losses, done.sizes, seconds, done.waits, done.worker)
 
     def validate(self, function: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
         """Losses and examples of so many steps of `steps.validation_alone`, made here, which add to the metrics."""
@@ -197,16 +201,16 @@ class Race:
 
     def _packed(self, source: Any, rows: Any, edges: Any) -> Any:
         """All results in one tensor, since each is fetched on a way of its own."""
-        worker, losses, sizes, stale, state = self._call(source, rows, edges)
-        parts = [worker, losses, sizes, stale, *state]
+        *told, state = self._call(source, rows, edges)
+        parts = [*told, *state]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts], 0)
 
     def _unpacked(self, packed: np.ndarray, count: int) -> _Done:
-        ends = np.cumsum([1, count * self._losses, count, count, *(value.size for value in self._fresh)])
-        worker, losses, sizes, stale, *state = np.split(packed, ends[:-1])
+        ends = np.cumsum([1, count * self._losses, count, count, count, *(value.size for value in self._fresh)])
+        worker, losses, sizes, stale, waits, *state = np.split(packed, ends[:-1])
         metrics = [part.reshape(value.shape) for part, value in zip(state, self._fresh, strict=True)]
         losses = losses.reshape(count, self._losses)
-        return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, metrics)
+        return _Done(int(worker[0]), losses.astype(np.float32), sizes.astype(np.float32), stale, waits, metrics)
 
     def _next_done(self) -> _Done:
         while True:
@@ -321,9 +325,12 @@ def source(data: Data, shards: Sequence[Any], workers: int, position: Position =
     """
     layout, position = data.layout, data.layout.settled(position)
     rows = _Rows(data, position)
+    if isinstance(data.part, Examples) and not data.part.is_made:
+        return _of_examples(data, position, rows)
     if not isinstance(data.part, tf.data.Dataset):
+        part = data.part.raw if isinstance(data.part, Examples) else data.part
         with tf.device("CPU:0"):
-            arrays = tf.nest.map_structure(tf.convert_to_tensor, data.part)
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
     counts = [int(shard.cardinality()) for shard in shards] if len(shards) > 1 else [layout.examples // workers]
     if 0 in counts:
@@ -337,23 +344,65 @@ def source(data: Data, shards: Sequence[Any], workers: int, position: Position =
         parts = [from_graph(each, data.part.element_spec).with_options(data.part.options()) for each in graphs]
         if workers == 1:
             # In the order of one device, in which the last batch of an epoch is a smaller one.
-            return batches.stream(parts[0], layout, data.shuffle, data.seed, position).map(lambda _, mine: mine[0])
+            one = batches.stream(parts[0], layout, data.shuffle, data.seed, position, data.reading)
+            return one.map(lambda _, mine: mine[0])
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
         if len(parts) == 1:
             mine = parts[0].shard(workers, worker)
         else:
             chosen = tf.data.Dataset.from_tensors(worker).repeat()
             mine = tf.data.Dataset.choose_from_datasets(parts, chosen)
-        window = min(max(1, layout.examples // workers), batches.SHUFFLE_WINDOW)
+        window = min(max(1, layout.examples // workers), data.reading.window)
 
         def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
             ordered = batches.shuffled(mine, window, data.seed, number) if data.shuffle else mine
             return ordered.skip(trained // workers)
 
         endless = batches.epochs(layout, position, epoch).with_options(data.part.options())
-        return endless.batch(layout.global_batch, drop_remainder=True).prefetch(2)
+        whole = endless.batch(layout.global_batch, drop_remainder=True)
+        return whole.map(lambda *batch: reading.checked(batch, data.reading.classes)).prefetch(data.reading.prefetch)
 
     return Source(made, rows.of, _next)
+
+
+def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
+    """Examples that are made in the step that trains them: of rows of arrays, or of records that a worker looks for.
+
+    Each is trained once an epoch, whoever is faster: of records in files every worker reads all, and passes over those
+    of other workers' steps.
+    """
+    make = reading.maker(data.part, data.seed, data.reading.classes)
+    assert make is not None
+    raw = reading.raw(data.part, data.shuffle, data.seed, data.reading)
+    if not callable(raw):
+        with tf.device("CPU:0"):
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, raw)
+
+        def gathered(source: Any, places: Any, start: Any, stop: Any) -> Any:
+            with tf.device("CPU:0"):
+                return make(places[start], _gathered(source, places, start + 1, stop))
+
+        return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.after_epochs, gathered)
+    layout = data.layout
+
+    def numbered() -> tf.data.Dataset:
+        made = batches.raw_stream(data.part, layout, data.shuffle, data.seed, position, data.reading)
+        return made.map(lambda epoch, _, each: (epoch, each[0])).enumerate()
+
+    def sought(source: Any, numbers: Any, start: Any, stop: Any) -> Any:
+        wanted = numbers[0] + start
+
+        def again() -> Any:
+            # A step that another worker was lost with, and that this one has passed.
+            return numbered().skip(wanted).take(1).get_single_element()[1]
+
+        with tf.device("CPU:0"):
+            number, found = tf.while_loop(
+                lambda number, _: number < wanted, lambda *_: next(source), next(source), parallel_iterations=1
+            )
+            return make(*tf.cond(number == wanted, lambda: found, again))
+
+    return Source(lambda: numbered().prefetch(data.reading.prefetch), rows.numbers, sought)
 
 
 def graph(part: tf.data.Dataset) -> Any:
@@ -382,16 +431,28 @@ class _Rows:
 
     def of(self, first: int, count: int) -> tuple[Any, Any]:
         """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
-        layout = self._data.layout
-        chosen, sizes = [np.zeros(0, np.int64)], [0]
-        for step in range(first, first + count):
-            epoch, start = self._start(step)
-            stop = min(start + layout.global_batch, layout.examples)
-            sizes.append(stop - start)
-            if self._known:
-                chosen.append(self._order(epoch)[start:stop])
+        return self._joined([self._places(*self._start(step)) for step in range(first, first + count)])
+
+    def after_epochs(self, first: int, count: int) -> tuple[Any, Any]:
+        """The same with the number of its epoch before each step's places."""
+        starts = [self._start(step) for step in range(first, first + count)]
+        return self._joined([np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts])
+
+    def numbers(self, first: int, count: int) -> tuple[Any, Any]:
+        """The number of the first step, and edges that add the others'."""
         with tf.device("CPU:0"):
-            return tf.constant(np.concatenate(chosen)), tf.constant(np.cumsum(sizes), tf.int64)
+            return tf.constant([first], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+    def _places(self, epoch: int, start: int) -> np.ndarray:
+        """Where a step's examples are in arrays; of other data, whose examples come as they are read, as many zeros."""
+        stop = min(start + self._data.layout.global_batch, self._data.layout.examples)
+        return self._order(epoch)[start:stop] if self._known else np.zeros(stop - start, np.int64)
+
+    @staticmethod
+    def _joined(places: list[np.ndarray]) -> tuple[Any, Any]:
+        edges = np.cumsum([0, *map(len, places)])
+        with tf.device("CPU:0"):
+            return tf.constant(np.concatenate(places), tf.int64), tf.constant(edges, tf.int64)
 
     def _start(self, step: int) -> tuple[int, int]:
         """(the epoch of a step, the place in its order of the step's first example)."""

@@ -16,8 +16,8 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from pipeline.train import loss as losses
 
 # (iterator over (examples, a batch for each local replica), steps)
-#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps])
-Steps = Callable[[Iterator[Any], Any], tuple[Any, Any]]
+#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps])
+Steps = Callable[[Iterator[Any], Any], tuple[Any, Any, Any]]
 
 
 def training_steps(
@@ -74,8 +74,8 @@ def scheduled_steps(
     """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
 
     (source, rows, edges [steps + 1]) ->
-        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps], the
-        metrics' state)
+        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps],
+        seconds that each step waited for its batch [steps], the metrics' state)
 
     Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
     `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`. With `gradient_bits` 16,
@@ -103,20 +103,21 @@ def scheduled_steps(
         return values, metrics_state(model, state, x, y, y_pred, weights), stale
 
     def steps(source: Any, rows: Any, edges: Any) -> Any:
-        def one(index: Any, state: Any, values: Any, sizes: Any, stale: Any) -> Any:
-            mine = batch(source, rows, edges[index], edges[index + 1])
+        def one(index: Any, state: Any, values: Any, sizes: Any, stale: Any, waits: Any) -> Any:
+            mine, waited = _waited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
             with losses.without_keras_scaling(), _added_in_place():
                 loss, state, age = strategy.run(replica_step, args=(mine, state))
             size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
             age = tf.cast(age, tf.int64)
-            return index + 1, state, values.write(index, loss), sizes.write(index, size), stale.write(index, age)
+            told = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (stale, age))]
+            return index + 1, state, *told, waits.write(index, waited)
 
         count = tf.shape(edges)[0] - 1
-        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64)]
+        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64, tf.float32)]
         state = [tf.constant(value) for value in fresh]
-        _, state, values, sizes, stale = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
+        _, state, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return worker, values.stack(), sizes.stack(), stale.stack(), state
+        return worker, *(array.stack() for array in arrays), state
 
     return tf.function(steps, reduce_retracing=True, autograph=False)
 
@@ -212,24 +213,37 @@ def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
 
 def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:
     def steps(iterator: Any, count: Any) -> Any:
-        def one(index: Any, values: Any, sizes: Any) -> Any:
+        def one(index: Any, values: Any, sizes: Any, waits: Any) -> Any:
             # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
             # small step on CPU devices, for copying ahead what is in the same memory.
-            examples, batches = next(iterator)
+            (examples, batches), waited = _waited(lambda: next(iterator), after=values)
             mine = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
             with losses.without_keras_scaling():
                 summed = strategy.run(replica_step, args=(examples, mine))
             first = strategy.experimental_local_results(summed)[0]
-            return index + 1, values.write(index, first), sizes.write(index, examples)
+            return index + 1, values.write(index, first), sizes.write(index, examples), waits.write(index, waited)
 
-        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
-        _, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, *arrays))
-        return values.stack(), sizes.stack()
+        arrays = [tf.TensorArray(tf.float32, size=count) for _ in range(3)]
+        _, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, *arrays))
+        return tuple(array.stack() for array in arrays)
 
     # Keras's own fit converts nothing with AutoGraph either, which would take as long as all the rest of tracing.
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
+    """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`.
+
+    An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
+    """
+    with tf.control_dependencies([after.flow]), tf.device("CPU:0"):
+        asked = tf.timestamp()
+    with tf.control_dependencies([asked]):
+        made = batch()
+    with tf.control_dependencies(tf.nest.flatten(made, expand_composites=True)), tf.device("CPU:0"):
+        return made, tf.cast(tf.timestamp() - asked, tf.float32)
 
 
 def _sum(gradients: list[Any], values: Any, gradient_bits: int) -> tuple[list[Any], Any]:

@@ -1,0 +1,248 @@
+"""Reads what `python -m pipeline.prepare` wrote: TFRecord shards of `tf.train.Example` beside a manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.data import files, manifest, pictures, records
+from pipeline.data.errors import DataError
+from pipeline.data.examples import Broken, Examples, Segment
+from pipeline.data.manifest import Feature, Manifest, Shard
+
+# How many classes without examples are named.
+NAMED = 5
+
+
+def tfrecord(
+    *,
+    path: str | None,
+    image_size: Sequence[int] | None = None,
+    channels: int | None = None,
+    augment: Mapping[str, Any] | bool | None = None,
+) -> tuple[Examples, Examples | None]:
+    """Prepared data: two parts whose examples are what the manifest says, parsed from their records as they are read.
+
+    Encoded images become float32 [height, width, channels] in [0, 1], of the size that they have, or brought to
+    `image_size`. `augment` varies the images `x` of the training part anew in each epoch, see
+    `pipeline.data.pictures.augmenter`. Raises `DataError`.
+    """
+    if not path:
+        raise DataError(
+            "Expected data.path to be a folder that `python -m pipeline.prepare` filled, received none. "
+            "Try data.path=FOLDER."
+        )
+    made = manifest.load(path, files.text_of)
+    if not made.examples(manifest.TRAIN):
+        raise DataError(
+            f"Expected training examples in {path}, received a manifest without any. "
+            f"Try `python -m pipeline.prepare data=SOURCE out={path}` anew."
+        )
+    made = _with_images(made, channels, image_size, path)
+    vary = pictures.augmenter(augment)
+    if vary and not any(_is_image(feature) for feature in made.features):
+        raise DataError(
+            f"Expected images x of one size to augment, received {path} without any. Try data.build.augment=null."
+        )
+    parts = [_part(made, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
+    return dataclasses.replace(parts[0], augment=_augmented(vary)), parts[1] if parts[1].raw else None
+
+
+def _is_image(feature: Feature) -> bool:
+    return feature.name == "x" and len(feature.shape) == 3 and feature.dtype == "float32"
+
+
+def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int] | None, path: str) -> Manifest:
+    """The manifest with the shape that encoded images are to have; as it is where none are."""
+    encoded = [feature for feature in made.features if feature.stored == "image"]
+    if not encoded:
+        return made
+    pictures.check("tfrecord", channels or 3, image_size)
+    shapes = {each.name: (*(image_size or each.shape[:2]), channels or each.shape[2] or 3) for each in encoded}
+    if any(None in shape for shape in shapes.values()):
+        raise DataError(
+            f"Expected images of one size, or a size that they are brought to, received {path} with images of several. "
+            f"Try 'data.build.image_size=[32,32]'."
+        )
+    features = tuple(dataclasses.replace(each, shape=shapes.get(each.name, each.shape)) for each in made.features)
+    return dataclasses.replace(made, features=features)
+
+
+def _augmented(vary: Any) -> Any:
+    """What varies the image of an example."""
+    if vary is None:
+        return None
+    return lambda example, seed: (vary(example[0], seed), *example[1:])
+
+
+def _part(made: Manifest, folder: str, split: str, resize: bool) -> Examples:
+    shards = [shard for shard in made.splits.get(split, ()) if shard.examples]
+    paths = [f"{folder.rstrip('/')}/{shard.file}" for shard in shards]
+    known = dict(zip(paths, shards, strict=True))
+
+    def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+        share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::of]
+        return [each for path in share for each in _broken(made, path, known[path], thorough, resize)]
+
+    return Examples(
+        raw=tuple(Segment(path, shard.examples) for path, shard in known.items()),
+        spec=_spec(made),
+        parse=_parser(made),
+        decode=_decoder(made, resize),
+        num_classes=made.num_classes,
+        class_names=made.class_names,
+        look=look,
+        flaws=_flaws(made, folder, split),
+        digest=hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16],
+    )
+
+
+def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
+    """Classes without examples."""
+    if made.num_classes is None or split != manifest.TRAIN:
+        return ()
+    empty = [int(label) for label, count in made.classes(split).items() if not count]
+    names = [made.class_names[label] if made.class_names else str(label) for label in empty]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    listed = f"no training examples of class {', '.join(names[:NAMED])}{more} in {folder}/{manifest.FILE}"
+    return (listed,) if names else ()
+
+
+def _spec(made: Manifest) -> Any:
+    import tensorflow as tf
+
+    return manifest.nested({each.name: tf.TensorSpec(each.shape, each.dtype) for each in made.features})
+
+
+def _parser(made: Manifest) -> Any:
+    """What makes a batch of records a batch of examples, in which images are still encoded."""
+    import tensorflow as tf
+
+    kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
+    features = {
+        each.name: tf.io.FixedLenFeature(each.shape if each.stored in ("floats", "ints") else (), kinds[each.stored])
+        for each in made.features
+    }
+
+    def value(feature: Feature, found: Any) -> Any:
+        if feature.stored == "image":
+            return found
+        if feature.stored == "bytes":
+            # A length of its own for the batch, since an empty one does not tell it.
+            return tf.reshape(tf.io.decode_raw(found, feature.dtype), [tf.shape(found)[0], *feature.shape])
+        return tf.cast(found, feature.dtype)
+
+    def parse(batch: Any) -> Any:
+        found = tf.io.parse_example(batch, features)
+        return manifest.nested({each.name: value(each, found[each.name]) for each in made.features})
+
+    return parse
+
+
+def _decoder(made: Manifest, resize: bool) -> Any:
+    """What decodes the images of an example; None where there are none."""
+    decoders = {
+        each.name: pictures.decoder(each.shape[2] or 3, _size(each), resize)
+        for each in made.features
+        if each.stored == "image"
+    }
+    if not decoders:
+        return None
+
+    def decode(example: Any) -> Any:
+        found = manifest.flat(example)
+        return manifest.nested(found | {name: decoder(found[name]) for name, decoder in decoders.items()})
+
+    return decode
+
+
+def _size(feature: Feature) -> tuple[int, int]:
+    return feature.shape[0] or 0, feature.shape[1] or 0
+
+
+def _broken(made: Manifest, path: str, shard: Shard, thorough: bool, resize: bool) -> Iterator[Broken]:
+    """What is broken about a shard. One of the right size is only read where it is to be looked through."""
+    try:
+        size = files.size_of(path)
+        if size == shard.bytes and not thorough:
+            return
+        with files.opened(path) as file:
+            # Without their data, which may be more than fits into memory.
+            found = [
+                (dataclasses.replace(frame, data=None), frame.broken or _why(made, frame.data or b"", resize))
+                for frame in records.frames(file)
+            ]
+    except OSError as error:
+        yield Broken(path, 0, shard.examples, path, f"cannot be read ({error.strerror or error})")
+        return
+    number, lost = 0, _lost([frame for frame, _ in found], shard.examples)
+    for (frame, why), examples in zip(found, lost, strict=True):
+        if why:
+            yield Broken(path, number, examples, f"{path} record {number}", why, frame.stop)
+        number += examples
+    if number < shard.examples:
+        short, why = shard.examples - number, f"is not there: {shard.examples} were expected"
+        yield Broken(path, number, short, f"{path} record {number}", why)
+    elif number > shard.examples or (size != shard.bytes and not any(why for _, why in found)):
+        yield Broken(path, 0, shard.examples, path, f"has {size} bytes, {shard.bytes} were expected")
+
+
+def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
+    """How many records each frame stands for: one that is broken may be the first of several that nothing tells apart.
+
+    All together are as many as expected, where there is such a frame. Their bytes say how many each of them was.
+    """
+    counts = [1] * len(frames)
+    whole = [frame.stop - frame.start for frame in frames if frame.stop is not None and not frame.broken]
+    gaps = [place for place, frame in enumerate(frames) if frame.broken in (records.WRONG_LENGTH, records.CUT_OFF)]
+    for place in gaps:
+        missing, stop = expected - sum(counts), frames[place].stop
+        if place == gaps[-1] or stop is None:
+            counts[place] += max(0, missing)
+        elif whole:
+            guess = round((stop - frames[place].start) / statistics.median(whole)) - 1
+            counts[place] += min(max(0, guess), max(0, missing))
+    return counts
+
+
+def _why(made: Manifest, data: bytes, resize: bool) -> str | None:
+    """What is wrong with a record; None where nothing is."""
+    try:
+        found = records.parsed(data)
+    except ValueError as error:
+        return str(error)
+    for feature in made.features:
+        if feature.name not in found:
+            return f"has no {feature.name}"
+        values = found[feature.name]
+        one = feature.stored in ("bytes", "image")
+        wanted = 1 if one else math.prod(size or 0 for size in feature.shape)
+        if len(values) != wanted or (one and not isinstance(values[0], bytes)):
+            return f"has {len(values)} values of {feature.name}, {wanted} of shape {feature.shape} were expected"
+        if feature.stored == "image":
+            why = pictures.fault(values[0], None if resize else _size(feature))
+            if why:
+                return f"has an image {feature.name} that {why}"
+            continue
+        kind = np.dtype(feature.dtype)
+        if feature.stored == "bytes":
+            expected = math.prod(size or 0 for size in feature.shape) * kind.itemsize
+            if len(values[0]) != expected:
+                return (
+                    f"has {len(values[0])} bytes of {feature.name}, {expected} of shape {feature.shape} were expected"
+                )
+            array = np.frombuffer(values[0], kind)
+        else:
+            array = np.asarray(values)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"has NaN or infinity in {feature.name}"
+        classes = made.num_classes
+        if classes is not None and feature.name == "y" and not ((array >= 0) & (array < classes)).all():
+            return f"has label {array.flat[0]}, 0 to {classes - 1} were expected"
+    return None

@@ -1,0 +1,212 @@
+"""Reads examples that are made while they are read: what is cheap in the order of an epoch, then what makes them.
+
+Whatever the part of the data is, an order is drawn over what is cheap to read, and each process makes only the
+examples that its own replicas train.
+"""
+
+import dataclasses
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops import cardinality
+from tensorflow.python.data.ops import dataset_ops, map_op, prefetch_op
+from tensorflow.python.data.util import structure
+from tensorflow.python.framework import op_def_registry
+
+from pipeline.data.examples import Examples, Segment
+
+# Records of one file that follow each other before those of the next file read beside it.
+BLOCK_RECORDS = 16
+# Read ahead of a file at a time.
+BUFFER_BYTES = 2**20
+
+# Operations that count as stateful and yet give the same whenever they are run. What is called is looked into.
+HARMLESS = ("Assert", "PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case")
+# Data sets that map, and those that hand on what they are given.
+MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
+PASSING_ON = (prefetch_op._PrefetchDataset, cardinality._AssertCardinalityDataset, dataset_ops._OptionsDataset)
+
+# (number of the epoch, a batch of raw elements) -> a batch of examples
+Make = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a part is read: examples in the shuffle's window, files side by side, batches made ahead.
+
+    `classes` is how many classes integer labels may name, None where they name none or nobody knows. `servers` are
+    the addresses of tf.data services, of one worker each, that make the batches instead of this process.
+    """
+
+    window: int = 10_000
+    files: int = 4
+    prefetch: int = 2
+    classes: int | None = None
+    servers: tuple[str, ...] = ()
+
+
+def opened(part: tf.data.Dataset) -> Any:
+    """A data set taken apart into what it reads and what its last `map`s make of that, where they draw on that alone.
+
+    The data set itself where there are none: a function of Python's own, a random number or a variable is not left to
+    another moment or another process.
+    """
+    functions: list[Any] = []
+    inner = part
+    while True:
+        if isinstance(inner, MAPS) and _is_pure(inner._map_func.function.graph):
+            functions.insert(0, (inner._map_func.function, inner._input_dataset.element_spec, inner.element_spec))
+        elif not isinstance(inner, PASSING_ON):
+            break
+        inner = inner._input_dataset
+    leaves = tf.nest.flatten(part.element_spec)
+    if not functions or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+        return part
+
+    def decode(example: Any) -> Any:
+        for function, taken, given in functions:
+            made = function(*structure.to_tensor_list(taken, example))
+            example = structure.from_tensor_list(given, made if isinstance(made, list | tuple) else [made])
+        return example
+
+    return Examples(inner, part.element_spec, decode=decode)
+
+
+def _is_pure(graph: Any) -> bool:
+    """Has a function none but operations that give the same whenever they are run?"""
+    made = graph.as_graph_def()
+    nodes = [*made.node, *(node for function in made.library.function for node in function.node_def)]
+    kinds = {node.op: op_def_registry.get(node.op) for node in nodes if node.op not in HARMLESS}
+    calls = {function.signature.name for function in made.library.function}
+    return all(name in calls or (kind is not None and not kind.is_stateful) for name, kind in kinds.items())
+
+
+def raw(part: Any, shuffle: bool, seed: int, reading: Reading) -> Any:
+    """What is cheap to read of a part: arrays, or a function from an epoch's number to a data set of raw elements."""
+    inner = part.raw if isinstance(part, Examples) else part
+    if isinstance(inner, tf.data.Dataset):
+        return lambda number: inner
+    if not isinstance(part, Examples):
+        return part
+    if part.in_files:
+        return lambda number: _records(part, number, shuffle, seed, reading)
+    if part.augment is None:
+        return part.raw
+    return {"key": tf.range(part.count, dtype=tf.int64), "raw": part.raw}
+
+
+def maker(part: Any, seed: int, classes: int | None) -> Make | None:
+    """What makes a batch of examples of raw elements; None where these are examples, and were looked at."""
+    if isinstance(part, tf.data.Dataset):
+        return lambda number, batch: checked(batch, classes)
+    if not isinstance(part, Examples) or part.is_made:
+        return None
+
+    def make(number: Any, batch: Any) -> Any:
+        key, batch = (batch["key"], batch["raw"]) if part.augment else (None, batch)
+        made = part.parse(batch) if part.parse else batch
+        if part.decode is None and part.augment is None:
+            return checked(made, classes)
+
+        def one(given: Any) -> Any:
+            example = part.decode(given[0]) if part.decode else given[0]
+            if part.augment is None:
+                return example
+            drawn = tf.random.fold_in(tf.random.fold_in([seed, 0], number), given[1])
+            return part.augment(example, drawn)
+
+        each = (made,) if key is None else (made, key)
+        return checked(tf.map_fn(one, each, fn_output_signature=part.spec), classes)
+
+    return make
+
+
+def checked(batch: Any, classes: int | None) -> Any:
+    """The batch, which must hold no NaN and no infinity, and integer labels below `classes` only."""
+    leaves = tf.nest.flatten(batch)
+    floats = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+    finite = [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]
+    checks = [tf.debugging.Assert(tf.reduce_all(finite), [NOT_FINITE])] if finite else []
+    labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
+    if labels is not None and classes is not None and _are_labels(labels):
+        inside = tf.reduce_all((labels >= 0) & (labels < classes))
+        checks.append(tf.debugging.Assert(inside, [OUT_OF_RANGE.format(classes - 1)]))
+    with tf.control_dependencies(checks):
+        return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+
+NOT_FINITE = (
+    "Expected training data of finite numbers, received NaN or infinity in an example. "
+    "Try looking for it in what data.build returns, or leaving such examples out there."
+)
+OUT_OF_RANGE = (
+    "Expected labels from 0 to {}, received another in an example. "
+    "Try data.num_classes=NUMBER, or looking for it in what data.build returns."
+)
+
+
+def parallel() -> int:
+    """Batches that are made side by side: one for each core that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def cut(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ...]:
+    """Records `start` to `stop` of all that the segments hold, in their order.
+
+    >>> cut([Segment("a", 3), Segment("b", 5)], 2, 4)
+    (Segment(path='a', records=1, first=2, offset=0, at=0), Segment(path='b', records=1, first=0, offset=0, at=0))
+    """
+    found, before = [], 0
+    for each in segments:
+        first, last = max(start - before, 0), min(stop - before, each.records)
+        if first < last:
+            found.append(dataclasses.replace(each, records=last - first, first=each.first + first))
+        before += each.records
+    return tuple(found)
+
+
+def _are_labels(labels: Any) -> bool:
+    return isinstance(labels, tf.Tensor) and labels.dtype.is_integer and labels.shape.rank in (1, 2)
+
+
+def _records(part: Examples, number: Any, shuffle: bool, seed: int, reading: Reading) -> tf.data.Dataset:
+    """The records of an epoch, as strings; where examples are augmented, each with a key of its own.
+
+    A key names the file and the record, whoever reads it.
+    """
+    segments = part.raw
+    columns = (
+        tf.constant([each.path for each in segments]),
+        tf.constant([each.offset for each in segments], tf.int64),
+        tf.constant([each.first - each.at for each in segments], tf.int64),
+        tf.constant([each.records for each in segments], tf.int64),
+        tf.constant([_key(each) for each in segments], tf.int64),
+    )
+    if shuffle:
+        places = tf.random.experimental.stateless_shuffle(tf.range(len(segments)), seed=[seed, number])
+        columns = tuple(tf.gather(column, places) for column in columns)
+    listed = tf.data.Dataset.from_tensor_slices(columns)
+
+    def read(path: Any, offset: Any, skipped: Any, count: Any, key: Any) -> tf.data.Dataset:
+        made = tf.raw_ops.TFRecordDatasetV2(
+            filenames=path[tf.newaxis], compression_type="", buffer_size=BUFFER_BYTES, byte_offsets=offset[tf.newaxis]
+        )
+        records = tf.data.experimental.from_variant(made, tf.TensorSpec([], tf.string)).skip(skipped).take(count)
+        if part.augment is None:
+            return records
+        return tf.data.Dataset.zip({"key": tf.data.Dataset.range(key, key + count), "raw": records})
+
+    read = tf.autograph.experimental.do_not_convert(read)
+    if not shuffle or len(segments) < 2:
+        return listed.flat_map(read)
+    beside = min(reading.files, len(segments))
+    return listed.interleave(read, beside, BLOCK_RECORDS, num_parallel_calls=beside, deterministic=True)
+
+
+def _key(segment: Segment) -> int:
+    """The number of a segment's first record, among those of all files."""
+    return (zlib.crc32(segment.path.rpartition("/")[2].encode()) << 31) + segment.first

@@ -1,0 +1,288 @@
+"""Examples made while they are read: in one order whoever reads them, each once an epoch, from any position."""
+
+import dataclasses
+import itertools
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import own
+import pytest
+import shards
+import tensorflow as tf
+from test_batches import LAYOUTS, ONE, labels, leaves
+
+from pipeline import data as sources
+from pipeline.data.examples import Examples, Segment, rows
+from pipeline.train import cache, reading, scheduled, service
+from pipeline.train.batches import BEGINNING, DEFAULT, Layout, Position, count, spec, stream
+from pipeline.train.loop import Data, TrainingError
+from pipeline.train.reading import Reading
+
+SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
+
+
+def varied(example: Any, seed: Any) -> Any:
+    return example[0] + tf.random.stateless_uniform([4], seed), example[1]
+
+
+def in_files(folder, examples, vary=False):
+    """Examples in three uneven files."""
+    folder = shards.write(
+        folder / f"of {examples}", [examples // 2, examples // 3, examples - examples // 2 - examples // 3]
+    )
+    part = sources.tfrecord(path=str(folder))[0]
+    return dataclasses.replace(part, augment=varied) if vary else part
+
+
+def of_rows(folder, examples, vary=False):
+    """Examples made of rows of arrays."""
+    serial = np.arange(examples)
+
+    def decode(row):
+        return tf.fill([4], tf.cast(row["label"], tf.float32) / 100), tf.cast(row["label"], tf.int32)
+
+    return Examples({"label": serial}, SPEC, decode=decode, augment=varied if vary else None)
+
+
+def opened(folder, examples, vary=False):
+    """A data set that was taken apart."""
+    made = tf.data.Dataset.range(examples).map(lambda n: (tf.fill([4], tf.cast(n, tf.float32)), tf.cast(n, tf.int32)))
+    part = reading.opened(made)
+    assert isinstance(part, Examples)
+    return part
+
+
+MAKES = [
+    pytest.param(in_files, id="files"),
+    pytest.param(of_rows, id="rows"),
+    pytest.param(lambda *of: in_files(*of, vary=True), id="files varied"),
+    pytest.param(lambda *of: of_rows(*of, vary=True), id="rows varied"),
+]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_stream_of_examples_goes_on_from_any_position(tmp_path, name, make, shuffle):
+    layout = LAYOUTS[name]
+    part = make(tmp_path, layout.counts[layout.process] if layout.sharded else layout.examples)
+    whole = leaves(stream(part, layout, shuffle, seed=0).take(3 * layout.steps))
+    for epoch, step in [(0, 1), (1, layout.steps - 1), (1, layout.steps), (2, 0)]:
+        rest = stream(part, layout, shuffle, 0, Position(epoch, step * layout.global_batch))
+        done = epoch * layout.steps + step
+        assert leaves(rest.take(3 * layout.steps - done)) == whole[done:], (epoch, step)
+
+
+@pytest.mark.parametrize("make", [*MAKES, pytest.param(opened, id="opened")])
+def test_any_number_of_processes_trains_the_same_global_batches(tmp_path, make):
+    part, position = make(tmp_path, 50), Position(1, 24)
+    one = leaves(stream(part, ONE, True, 1, position).take(8))
+    two = [dataclasses.replace(ONE, replicas=2, first=first) for first in (0, 1)]
+    each = [leaves(stream(part, layout, True, 1, position).take(8)) for layout in two]
+    for whole, *halves in zip(one, *each, strict=True):
+        examples, x, y = whole
+        assert [half[0] for half in halves] == [examples, examples]
+        assert list(chain(*(half[1] for half in halves))) == x
+        assert list(chain(*(half[2] for half in halves))) == y
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_each_example_comes_once_an_epoch_in_an_order_of_that_epoch_and_seed(tmp_path, make):
+    part = make(tmp_path, 50)
+    epochs = [
+        [list(chain(*labels(stream(part, ONE, True, seed, Position(epoch)).take(ONE.steps)))) for epoch in range(2)]
+        for seed in (1, 2)
+    ]
+    every = list(chain(*epochs))
+    assert all(sorted(order) == list(range(50)) for order in every)
+    assert all(one != other for one, other in itertools.combinations(every, 2))
+    assert labels(stream(part, ONE, True, 1).take(ONE.steps)) == labels(stream(part, ONE, True, 1).take(ONE.steps))
+    plain = list(chain(*labels(stream(part, ONE, False, 1).take(ONE.steps))))
+    assert plain == list(range(50))
+
+
+def test_an_example_is_varied_by_itself_and_its_epoch_whoever_reads_it(tmp_path):
+    part = in_files(tmp_path, 50, vary=True)
+
+    def by_label(part, layout, position=BEGINNING):
+        steps = layout.steps_after(position.examples)
+        return {
+            int(y): x.tolist()
+            for _, batches in stream(part, layout, True, 1, position).take(steps).as_numpy_iterator()
+            for batch in batches
+            for x, y in zip(*batch, strict=True)
+        }
+
+    whole = by_label(part, ONE)
+    share = dataclasses.replace(part, raw=part.raw[1:])
+    counts = (part.raw[0].records, count(share))
+    mine = by_label(share, dataclasses.replace(ONE, replicas=2, first=1, counts=counts, process=1))
+    assert mine == {label: whole[label] for label in mine}
+    assert by_label(part, ONE, Position(1)) != whole
+
+
+def test_what_is_broken_is_left_out_and_all_else_is_there(tmp_path):
+    folder = shards.write(tmp_path, [20, 30, 10])
+    shards.flip(folder, 1, (0, 14), (7, 2), (8, 14), (29, 14))
+    # Two in a row whose lengths are wrong can be told from one by their bytes alone.
+    shards.flip(folder, 0, (3, 2), (9, 2), (10, 2))
+    shards.cut(folder, 2, 6)
+    part = sources.tfrecord(path=str(folder))[0]
+    found = part.look(part, 0, 1, True)
+    assert [(each.first, each.examples) for each in found] == [
+        (3, 1), (9, 2), (0, 1), (7, 1), (8, 1), (29, 1), (6, 4),
+    ]  # fmt: skip
+    rest = part.without(found)
+    assert count(rest) == 60 - 11
+    layout = dataclasses.replace(ONE, counts=(49,))
+    lost = {3, 9, 10, 20, 27, 28, 49, 56, 57, 58, 59}
+    trained = list(chain(*labels(stream(rest, layout, True, 1).take(layout.steps))))
+    assert sorted(trained) == sorted(set(range(60)) - lost)
+    shares = [part.look(part, number, 2, True) for number in range(2)]
+    assert sorted(map(str, chain(*shares))) == sorted(map(str, found))
+
+
+def test_rows_that_are_broken_are_left_out():
+    part = of_rows(None, 10).without([dataclasses.replace(lost) for lost in (broken_row(3), broken_row(7))])
+    assert part.raw["label"].tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert rows({"a": np.arange(3), "b": (np.arange(3) * 2,)}, np.array([2, 0]))["b"][0].tolist() == [4, 0]
+
+
+def broken_row(row):
+    from pipeline.data.examples import Broken
+
+    return Broken(None, row, 1, f"example {row}", "is broken")
+
+
+def test_records_of_segments_are_cut_in_the_middle(tmp_path):
+    part = in_files(tmp_path, 50)
+    middle = dataclasses.replace(part, raw=reading.cut(part.raw, 20, 45))
+    layout = dataclasses.replace(ONE, counts=(25,))
+    assert list(chain(*labels(stream(middle, layout, False, 1).take(layout.steps)))) == list(range(20, 45))
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_steps_that_are_handed_out_train_what_their_numbers_stand_for(tmp_path, make):
+    part = make(tmp_path, 50)
+    layout = dataclasses.replace(ONE, global_batch=8)
+    wanted = leaves(stream(part, layout, True, 1, Position(0, 16)).take(12))
+    source = scheduled.source(Data(part, layout, True, 1), [part], workers=3, position=Position(0, 16))
+    iterator = iter(source.made())
+    call = tf.function(lambda first, rows, start, stop: source.batch(iterator, rows, start, stop))
+    # A step that was passed is looked for anew.
+    for step in (0, 3, 4, 9, 1, 10):
+        rows, edges = source.rows(step, 2)
+        for place in range(2):
+            x, y = call(0, rows, edges[place], edges[place + 1])
+            assert y.numpy().tolist() == wanted[step + place][2], step
+            # The same but for how the graph around it divides.
+            np.testing.assert_allclose(x, wanted[step + place][1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kept", ["memory", "file"])
+@pytest.mark.parametrize("make", [in_files, of_rows, lambda *of: in_files(*of, vary=True)])
+def test_examples_that_are_kept_are_those_that_were_made(tmp_path, make, kept):
+    part = make(tmp_path, 50)
+    again = cache.in_memory(part) if kept == "memory" else cache.in_file(part, tmp_path / "cache", "name")
+    assert count(again) == 50
+    assert spec(again)[0].shape == spec(part)[0].shape
+    made, wanted = (leaves(stream(each, ONE, False, 1).take(ONE.steps)) for each in (again, part))
+    assert [step[2] for step in made] == [step[2] for step in wanted]
+    if part.augment is None:
+        assert made == wanted
+    # It is read, not made, from now on.
+    assert again.decode is None
+
+
+def test_a_data_set_of_any_types_is_kept_in_a_file(tmp_path):
+    part = tf.data.Dataset.range(7).map(
+        lambda n: (
+            {"text": tf.strings.as_string(n), "flags": tf.stack([n > 3, n < 5]), "half": tf.cast(n, tf.float16)},
+            n,
+        )
+    )
+    kept = cache.in_file(part, tmp_path / "cache", "name")
+    layout = dataclasses.replace(ONE, counts=(7,))
+    made, wanted = (leaves(stream(each, layout, False, 0).take(1)) for each in (kept, part))
+    assert made == wanted
+    (file,) = (tmp_path / "cache").glob("*.tfrecord")
+    before = file.stat().st_mtime_ns
+    cache.in_file(part, tmp_path / "cache", "name")
+    assert file.stat().st_mtime_ns == before
+
+
+def test_examples_of_several_sizes_cannot_be_kept():
+    part = tf.data.Dataset.range(3).map(lambda n: (tf.range(n), n))
+    with pytest.raises(TrainingError, match=r"Expected examples of one size to keep, received .* Try data.cache=none"):
+        cache.in_memory(part)
+
+
+@pytest.mark.parametrize("make", [in_files, own.serial_set, opened])
+def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
+    part = own.serial_set(50)[0] if make is own.serial_set else make(tmp_path, 50)
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(3))
+    servers = [service.serve(address) for address in addresses]
+    served = Reading(servers=addresses)
+    for layout in (ONE, LAYOUTS["second of two processes"]):
+        made, wanted = (
+            leaves(stream(part, layout, True, 1, Position(0, 24), each).take(9)) for each in (served, DEFAULT)
+        )
+        assert made == wanted
+    del servers
+
+
+def free_ports(count):
+    import socket
+
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def test_only_maps_that_draw_on_their_examples_alone_are_taken_apart():
+    numbers = tf.data.Dataset.range(10)
+    variable = tf.Variable(1.0)
+    kept = [
+        numbers,
+        numbers.map(lambda n: (n, tf.random.uniform([]))),
+        numbers.map(lambda n: (n, tf.numpy_function(lambda n: n, [n], tf.int64))),
+        numbers.map(lambda n: (n, variable + 1.0)),
+        numbers.map(lambda n: (n, n)).shuffle(3),
+        numbers.map(
+            lambda n: (n, tf.while_loop(lambda k: k < n, lambda k: k + tf.random.uniform([], 1, 2, tf.int64), [n]))
+        ),
+    ]
+    for each in kept:
+        assert reading.opened(each) is each
+    through = numbers.filter(lambda n: n != 4).map(lambda n: n + 1).map(lambda n: {"a": (n, n * 2)}, 2).prefetch(2)
+    part = reading.opened(through)
+    assert part.raw is not through
+    assert [part.decode(n)["a"][1].numpy() for n in part.raw] == [each["a"][1].numpy() for each in through]
+
+
+def test_a_batch_with_bad_values_is_refused():
+    def first(x, y, classes=None):
+        part = tf.data.Dataset.from_tensor_slices((np.asarray(x, np.float32), np.asarray(y, np.int32)))
+        layout = Layout(2, 1, 0, 1, (len(x),))
+        return next(iter(stream(part, layout, False, 0, reading=Reading(classes=classes))))
+
+    first([0.0, 1.0], [0, 9])
+    for bad in (np.nan, np.inf):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Expected training data of finite numbers"):
+            first([0.0, bad], [0, 1])
+    for label in (-1, 3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Expected labels from 0 to 2"):
+            first([0.0, 1.0], [0, label], classes=3)
+
+
+def test_a_segment_after_a_broken_record_is_read_from_its_byte(tmp_path):
+    folder = shards.write(tmp_path, [5])
+    size = len(shards.record(0))
+    part = sources.tfrecord(path=str(folder))[0]
+    path = part.raw[0].path
+    rest = dataclasses.replace(part, raw=(Segment(path, 2, first=3, offset=2 * size, at=2),))
+    layout = dataclasses.replace(ONE, counts=(2,))
+    assert list(chain(*labels(stream(rest, layout, False, 0).take(1)))) == [3, 4]

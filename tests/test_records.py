@@ -1,0 +1,86 @@
+"""TFRecord files: written as TensorFlow writes them, and looked through whatever is broken about them."""
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from shards import record
+
+from pipeline.data import records
+from pipeline.data.errors import DataError
+from pipeline.data.manifest import Feature, Manifest, Shard, flat, from_json, nested
+
+FEATURES = {
+    "x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
+    "y": np.array(7),
+    "negative": np.array([-1, 2**40], np.int64),
+    "image": b"\x00bytes\xff",
+    "none": np.zeros(0, np.float32),
+}
+
+
+def test_records_are_those_that_tensorflow_writes(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    example = records.example(FEATURES)
+    with tf.io.TFRecordWriter(str(theirs)) as writer:
+        for data in (example, b"", b"x" * 1000):
+            writer.write(data)
+    ours.write_bytes(b"".join(map(records.framed, (example, b"", b"x" * 1000))))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_an_example_is_one_of_tensorflows():
+    theirs = tf.train.Example.FromString(records.example(FEATURES))
+    features = theirs.features.feature
+    assert list(features["x"].float_list.value) == FEATURES["x"].ravel().tolist()
+    assert list(features["negative"].int64_list.value) == [-1, 2**40]
+    assert list(features["image"].bytes_list.value) == [b"\x00bytes\xff"]
+    assert records.parsed(theirs.SerializeToString())["y"] == [7]
+
+
+def test_what_is_no_example_is_said_to_be_none():
+    with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
+        records.parsed(b"\xff\xff\xff")
+
+
+@pytest.mark.parametrize(
+    ("byte", "why"),
+    [
+        (3, "has a length with a wrong checksum"),
+        (9, "has a length with a wrong checksum"),
+        (20, "has a wrong checksum"),
+    ],
+)
+def test_a_flipped_bit_costs_one_record_alone(byte, why):
+    size = len(record(0))
+    data = bytearray(b"".join(record(label) for label in range(6)))
+    data[2 * size + byte] ^= 16
+    found = list(records.frames(io.BytesIO(bytes(data))))
+    assert [frame.broken for frame in found] == [None, None, why, None, None, None]
+    assert [(frame.start, frame.stop) for frame in found] == [(size * n, size * (n + 1)) for n in range(6)]
+
+
+@pytest.mark.parametrize("left", [1, 11, 12, 30])
+def test_a_file_that_is_cut_off_ends_with_what_is_broken(left):
+    size = len(record(0))
+    data = b"".join(record(label) for label in range(3))[: 2 * size + left]
+    found = list(records.frames(io.BytesIO(data)))
+    assert [frame.broken for frame in found] == [None, None, "is cut off"]
+
+
+def test_a_manifest_comes_back_as_it_was_and_others_are_refused_in_words():
+    shard = Shard("train-00000-of-00001.tfrecord", 3, 171, "00ff", {"0": 1, "2": 2})
+    made = Manifest((Feature("x/ids", (None, 3), "int32", "ints"),), {"train": (shard,)}, 3, ("a", "b", "c"))
+    assert from_json(made.to_json(), "it") == made
+    assert made.classes("train") == {"0": 1, "1": 0, "2": 2}
+    for text in ("{", "[]", "{}", made.to_json().replace('"format": 1', '"format": 2')):
+        with pytest.raises(
+            DataError, match="Expected FILE to be a manifest of prepared data, received a file that is none"
+        ):
+            from_json(text, "FILE")
+
+
+@pytest.mark.parametrize("example", [(1, 2), ({"a": 1, "b": (2, 3)}, 4, 5), ((1, {"c": 2}), {"d": 3})])
+def test_examples_of_any_structure_are_named_and_found_again(example):
+    assert nested(flat(example)) == example
