@@ -517,10 +517,13 @@ def test_every_data_set_has_its_file() -> None:
     assert [path.stem for path in CHOICES] == [
         "cifar10",
         "clicks",
+        "csv",
         "digits",
         "fashion_mnist",
+        "images",
         "mnist",
         "mnist5k",
+        "numpy",
         "synthetic",
         "tfrecord",
     ]
@@ -530,8 +533,9 @@ def test_every_data_set_has_its_file() -> None:
 def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path: Path) -> None:
     config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     assert isinstance(config, dict)
+    has_path = ["path"] if "path" in config else []
     assert list(config) == [
-        "name", "num_classes", "input_shape", "train_examples", "validation_examples", "shuffle", "build",
+        "name", *has_path, "num_classes", "input_shape", "train_examples", "validation_examples", "shuffle", "build",
     ]  # fmt: skip
     assert config["name"] == path.stem
     target = config["build"].pop("_target_")

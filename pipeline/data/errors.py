@@ -17,3 +17,14 @@ def expect_at_least(data: str, limits: Iterable[tuple[str, float, float, float]]
             raise DataError(
                 f"Expected {name} of at least {least} for data={data}, received {value}. Try data.build.{name}={usual}."
             )
+
+
+def expect_path(data: str, path: str | None, what: str, example: str) -> str:
+    """The `path` that was given. Where none was, it says what to give.
+
+    >>> expect_path("images", "photos", "a folder", "FOLDER")
+    'photos'
+    """
+    if not path:
+        raise DataError(f"Expected data.path to be {what} for data={data}, received none. Try data.path={example}.")
+    return path

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.errors import DataError
+from pipeline.data.split import split
 
 Part: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 """Images and labels: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]."""
@@ -60,26 +61,6 @@ def hold_out(
     >>> train[0].shape, sorted(validation[1].tolist())
     ((8, 8, 8, 1), [0, 1])
     """
-    if not 0 < validation_fraction < 1 or split_seed < 0:
-        raise DataError(
-            "Expected a validation_fraction between 0 and 1 and a split_seed of at least 0, received "
-            f"{validation_fraction} and {split_seed}. "
-            "Try data.build.validation_fraction=0.2 data.build.split_seed=0."
-        )
-    rng = np.random.default_rng(split_seed)
-    held = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        held[members[: _held_count(len(members), validation_fraction)]] = True
-    train, validation = rng.permutation(np.flatnonzero(~held)), rng.permutation(np.flatnonzero(held))
+    train, validation = split(labels, validation_fraction, split_seed)
     x = np.divide(images, white, dtype=np.float32)
     return (x[train], labels[train]), (x[validation], labels[validation])
-
-
-def _held_count(members: int, fraction: float) -> int:
-    """How many of a class's members validate: the nearest to its fraction that leaves some on either side.
-
-    >>> _held_count(178, 0.2), _held_count(178, 0.0001), _held_count(178, 0.9999)
-    (36, 1, 177)
-    """
-    return min(max(round(members * fraction), 1), members - 1)

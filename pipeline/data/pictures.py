@@ -22,7 +22,11 @@ USUAL = {"flip": True, "shift": 0.1, "brightness": 0.1, "contrast": 0.1}
 # How red, green and blue make grey (ITU-R BT.601); green has the rest.
 _RED, _BLUE = 0.299, 0.114
 # The last chunk of every PNG, and what ends the last image of a GIF and the file. Pillow does without.
-_ENDS = {"PNG": (b"\0\0\0\0IEND\xaeB`\x82",), "GIF": (b"\0;",)}
+_END = {"PNG": b"\0\0\0\0IEND\xaeB`\x82", "GIF": b"\0;"}
+UNREAD_BMP = "is a BMP with a palette of colours, packed, or not of 8, 24 or 32 bits a pixel: TensorFlow reads none"
+CUT_OFF = "is cut off at its end"
+# Where a BMP says at which byte its pixels begin, and how many bits each has, and how they are packed (0 and 3: not).
+_BMP_START, _BMP_BITS, _BMP_PACKED = slice(10, 14), slice(28, 30), slice(30, 34)
 
 
 def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[[Any], Any]:
@@ -34,8 +38,8 @@ def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[
 
     >>> import tensorflow as tf
     >>> png = tf.io.encode_png(tf.constant([[[51], [102]]], tf.uint8))
-    >>> decoder(channels=1, size=(1, 2))(png).numpy().ravel().round(3).tolist()
-    [0.2, 0.4]
+    >>> (decoder(channels=1, size=(1, 2))(png) * 255).numpy().ravel().round().tolist()
+    [51.0, 102.0]
     """
     import tensorflow as tf
 
@@ -75,8 +79,8 @@ def augmenter(options: Mapping[str, Any] | bool | None) -> Callable[[Any, Any], 
     True
     >>> augmenter({"zoom": 2})
     Traceback (most recent call last):
-    pipeline.data.errors.DataError: Expected data.build.augment to have flip, shift, brightness, contrast, received zoom. \
-Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'.
+    pipeline.data.errors.DataError: Expected data.build.augment to have flip, shift, brightness, contrast, received \
+zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'.
     """
     chosen = _chosen(options)
     if not any(chosen.values()):
@@ -128,12 +132,13 @@ def fault(data: bytes, size: Size | None = None) -> str | None:
     except Exception as error:  # each format has errors of its own
         reason = str(error).partition(" <_io")[0]
         return f"is no PNG, JPEG, GIF or BMP that can be read ({reason})"
-    if not any(end in data for end in _ENDS.get(kind, (b"",))):
-        return "is cut off at its end"
-    if kind == "BMP" and mode in ("P", "1"):
-        return "is a BMP with a palette of colours or one bit a pixel, which TensorFlow does not read"
+    if _END.get(kind, b"") not in data:
+        return CUT_OFF
+    if kind == "BMP" and (of_bmp := _fault_of_bmp(data, mode, width, height)):
+        return of_bmp
     if size is not None and (height, width) != tuple(size):
-        return f"is {height}x{width} pixels, not {size[0]}x{size[1]} as the first"
+        offer = f"data.build.image_size=[{size[0]},{size[1]}] brings all to one size"
+        return f"is {height}x{width} pixels, not {size[0]}x{size[1]} ({offer})"
     return None
 
 
@@ -152,6 +157,15 @@ def check(data: str, channels: int, image_size: Sequence[int] | None) -> None:
             f"Expected image_size to be a height and a width in pixels for data={data}, received {image_size}. "
             f"Try 'data.build.image_size=[32,32]'."
         )
+
+
+def _fault_of_bmp(data: bytes, mode: str, width: int, height: int) -> str | None:
+    """Why TensorFlow does not read a BMP that Pillow reads, or takes its palette of colours for grey."""
+    start, bits, packed = (int.from_bytes(data[place], "little") for place in (_BMP_START, _BMP_BITS, _BMP_PACKED))
+    if mode not in ("L", "RGB", "RGBA") or bits not in (8, 24, 32) or packed not in (0, 3):
+        return UNREAD_BMP
+    # Rows are filled up to four bytes.
+    return CUT_OFF if len(data) < start + (width * bits + 31) // 32 * 4 * height else None
 
 
 def _height_width(image: Any) -> tuple[Any, Any]:

@@ -1,0 +1,229 @@
+"""Turns a folder of images, one folder inside it for each class, into examples that are decoded while they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data import pictures
+from pipeline.data.errors import DataError, expect_path
+from pipeline.data.examples import Broken, Examples
+from pipeline.data.split import split
+
+Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
+"""The files of images, absolute, and the number of each one's class."""
+
+TRAIN, VALIDATION = "train", ("validation", "val", "test")
+_LAYOUT = "Try data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/1.png."
+# A BMP has its bits a pixel in this byte; from so many on it has no palette.
+_BMP_BITS_AT, _BMP_BITS = 28, 24
+
+
+def images(
+    path: str | None = None,
+    *,
+    image_size: Sequence[int] | None = None,
+    channels: int = 3,
+    validation_fraction: float = 0.2,
+    split_seed: int = 0,
+    augment: Mapping[str, Any] | bool | None = None,
+) -> tuple[Examples, Examples]:
+    """The images of a folder: float32 [height, width, channels] in [0, 1], and int32, the class.
+
+    They are `path/CLASS/**/*.png` (or jpg, jpeg, gif, bmp), of which the same fraction of every class is held out; or
+    `path/train/CLASS/...` with `path/validation/CLASS/...` (or val, test). Classes are numbered from 0 in the order of
+    their names. Every image gets `image_size`, a height and a width; where none is given, all must have that of the
+    first. `augment` varies those that train: see `pictures.augmenter`. Files are read when they are trained on. Raises
+    `DataError`.
+    """
+    pictures.check("images", channels, image_size)
+    vary = pictures.augmenter(augment)
+    root = Path(expect_path("images", path, "a folder of images by class", "FOLDER")).absolute()
+    train_folder, validation_folder = _folders(root)
+    classes = _classes(train_folder)
+    files, labels = _listed(train_folder, classes)
+    train, held = split(labels, validation_fraction, split_seed)
+    if validation_folder is None:
+        held_out = files[held], labels[held]
+    else:
+        held_out = _listed(validation_folder, _known(validation_folder, classes))
+        train = np.random.default_rng(split_seed).permutation(len(files))
+    size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
+    make = _maker(classes, size, channels, resize=image_size is not None)
+    empty = [name for name, number in classes.items() if number not in labels]
+    flaws = tuple(
+        f"no images ({', '.join(pictures.SUFFIXES)}) of class {name} in {train_folder / name}" for name in empty
+    )
+    return make((files[train], labels[train]), vary, flaws), make(held_out, None, ())
+
+
+def _maker(
+    classes: Mapping[str, int], size: pictures.Size, channels: int, resize: bool
+) -> Callable[[Listed, Callable[[Any, Any], Any] | None, tuple[str, ...]], Examples]:
+    """A function that makes examples of files, with what varies them and what they lack."""
+    import tensorflow as tf
+
+    to_image = pictures.decoder(channels, size, resize)
+
+    def decode(row: Any) -> tuple[Any, Any]:
+        return to_image(tf.io.read_file(row["path"])), row["label"]
+
+    def make(listed: Listed, vary: Callable[[Any, Any], Any] | None, flaws: tuple[str, ...]) -> Examples:
+        files, labels = listed
+
+        def augment(example: Any, seed: Any) -> tuple[Any, Any]:
+            assert vary is not None
+            return vary(example[0], seed), example[1]
+
+        def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+            # To see anything of an image, all of it must be read.
+            found = examples.raw["path"]
+            share = range(number * len(found) // of, (number + 1) * len(found) // of) if thorough else range(0)
+            return _broken(found, share, None if resize else size)
+
+        return Examples(
+            raw={"path": files, "label": labels},
+            spec=(tf.TensorSpec([*size, channels], tf.float32), tf.TensorSpec([], tf.int32)),
+            decode=decode,
+            augment=None if vary is None else augment,
+            num_classes=len(classes),
+            class_names=tuple(classes),
+            look=look,
+            flaws=flaws,
+        )
+
+    return make
+
+
+def _folders(root: Path) -> tuple[Path, Path | None]:
+    """Where the classes are: of the training part, and of the validation part where it has a folder of its own."""
+    if not root.is_dir():
+        received = "a file" if root.exists() else "no such folder"
+        raise DataError(f"Expected {root} to be a folder of images by class, received {received}. {_LAYOUT}")
+    inside = [each.name for each in _visible(root) if each.is_dir()]
+    if TRAIN not in inside or not set(inside) <= {TRAIN, *VALIDATION}:
+        return root, None
+    validation = next((name for name in VALIDATION if name in inside), None)
+    return root / TRAIN, None if validation is None else root / validation
+
+
+def _classes(folder: Path) -> dict[str, int]:
+    """The classes by name, numbered from 0: the folders in a folder."""
+    names = sorted(each.name for each in _visible(folder) if each.is_dir())
+    if len(names) < 2:
+        received = f"one, {names[0]}" if names else "none"
+        raise DataError(
+            f"Expected two or more folders of images in {folder}, one a class, received {received}. {_LAYOUT}"
+        )
+    return {name: number for number, name in enumerate(names)}
+
+
+def _known(folder: Path, classes: Mapping[str, int]) -> dict[str, int]:
+    """The classes that a validation folder has; all of them must be of the training part."""
+    names = sorted(each.name for each in _visible(folder) if each.is_dir())
+    unknown = [name for name in names if name not in classes]
+    if unknown or not names:
+        raise DataError(
+            f"Expected {folder} to have classes that train ({', '.join(classes)}), received "
+            f"{', '.join(unknown) or 'no folders'}. Try the same folders as in {folder.parent / TRAIN}."
+        )
+    return {name: classes[name] for name in names}
+
+
+def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
+    """The images of each class, by the names of their files."""
+    found: list[str] = []
+    labels: list[int] = []
+    for name, number in classes.items():
+        files = list(_images_below(folder / name))
+        found += files
+        labels += [number] * len(files)
+    if not found:
+        raise DataError(f"Expected images ({', '.join(pictures.SUFFIXES)}) in {folder}, received none. {_LAYOUT}")
+    return np.array(found, dtype=np.str_), np.array(labels, dtype=np.int32)
+
+
+def _images_below(folder: Path) -> Iterator[str]:
+    """The files of images in a folder and in those below it, hidden ones left out, by their names."""
+    for each in _visible(folder):
+        if each.is_dir() and not each.is_symlink():
+            yield from _images_below(Path(each.path))
+        elif each.name.lower().endswith(pictures.SUFFIXES) and each.is_file():
+            _check_file(each.path)
+            yield each.path
+
+
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, hidden ones left out, by name."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted((each for each in found if not each.name.startswith(".")), key=lambda each: each.name)
+    except OSError as error:
+        raise DataError(
+            f"Expected to be able to read the folder {folder}, received {error.strerror}. "
+            f"Try giving yourself permission, or another data.path."
+        ) from error
+
+
+def _check_file(path: str) -> None:
+    """Refuses names that TensorFlow cannot open, and BMPs whose colours it would get wrong without a word."""
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"Expected names of files in UTF-8, received {os.fsencode(path)!r}. Try renaming it."
+        ) from error
+    if not path.lower().endswith(".bmp"):
+        return
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_BMP_BITS_AT + 2)
+            few = head[:2] == b"BM" and int.from_bytes(head[_BMP_BITS_AT:], "little") < _BMP_BITS
+            file.seek(0)
+            reason = pictures.fault(file.read()) if few else None
+    except OSError:
+        # It is found broken like any other file.
+        return
+    if reason == pictures.UNREAD_BMP:
+        raise DataError(
+            f"Expected BMP files of 24 or 32 bits a pixel, or grey ones of 8, received {path}, which {reason}. "
+            f"Try converting it to PNG."
+        )
+
+
+def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:
+    """Height and width of the first image whose file says them."""
+    from PIL import Image
+
+    for file in files:
+        try:
+            with Image.open(file, formats=pictures.FORMATS) as image:
+                return image.height, image.width
+        except Exception:  # each format has errors of its own
+            continue
+    raise DataError(
+        f"Expected images in {root}, received {len(files)} files of which none can be read. Try another data.path."
+    )
+
+
+def _broken(files: NDArray[np.str_], share: range, size: pictures.Size | None) -> list[Broken]:
+    """What is broken in a share of the files."""
+
+    def fault(row: int) -> str | None:
+        try:
+            return pictures.fault(Path(files[row]).read_bytes(), size)
+        except OSError as error:
+            return f"cannot be read ({error.strerror or error})"
+
+    with ThreadPoolExecutor() as pool:
+        return [
+            Broken(None, row, 1, str(files[row]), why)
+            for row, why in zip(share, pool.map(fault, share), strict=True)
+            if why
+        ]

@@ -1,0 +1,45 @@
+"""Which examples train and which are held out for validation, decided by a seed alone."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.errors import DataError
+
+Rows: TypeAlias = NDArray[np.intp]
+
+
+def split(groups: NDArray[Any], validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
+    """The rows that train and those that validate, each shuffled: the same fraction of every group is held out.
+
+    `groups` has one number or text for each row, its class; rows without classes are all of one group. Raises
+    `DataError`.
+
+    >>> train, validation = split(np.arange(10) % 2, validation_fraction=0.2, split_seed=0)
+    >>> len(train), sorted((validation % 2).tolist())
+    (8, [0, 1])
+    """
+    if not 0 < validation_fraction < 1 or split_seed < 0:
+        raise DataError(
+            "Expected a validation_fraction between 0 and 1 and a split_seed of at least 0, received "
+            f"{validation_fraction} and {split_seed}. "
+            "Try data.build.validation_fraction=0.2 data.build.split_seed=0."
+        )
+    rng = np.random.default_rng(split_seed)
+    held = np.zeros(len(groups), dtype=bool)
+    for group in np.unique(groups):
+        members = rng.permutation(np.flatnonzero(groups == group))
+        held[members[: _held_count(len(members), validation_fraction)]] = True
+    return rng.permutation(np.flatnonzero(~held)), rng.permutation(np.flatnonzero(held))
+
+
+def _held_count(members: int, fraction: float) -> int:
+    """How many of a group's members validate: the nearest to its fraction that leaves some on either side.
+
+    >>> _held_count(178, 0.2), _held_count(178, 0.0001), _held_count(178, 0.9999)
+    (36, 1, 177)
+    """
+    return min(max(round(members * fraction), 1), members - 1)

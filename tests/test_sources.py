@@ -1,0 +1,572 @@
+"""Data of one's own: folders of images, arrays, tables, and what TensorFlow Datasets has prepared."""
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from pipeline.data import DataError, csv, images, numpy, pictures
+from pipeline.data.examples import Broken, Examples
+
+Array = np.ndarray[Any, Any]
+
+
+def broken(part: Examples, shares: int = 1) -> list[Broken]:
+    """What is broken in a part, found by so many processes together."""
+    assert part.look is not None
+    return [each for number in range(shares) for each in part.look(part, number, shares, True)]
+
+
+def made(part: Examples) -> list[tuple[Array, int]]:
+    """The examples of a part, made as training makes them: in a graph, without AutoGraph."""
+    dataset = tf.data.Dataset.from_tensor_slices(part.raw)
+    if part.decode is not None:
+        dataset = dataset.map(tf.autograph.experimental.do_not_convert(part.decode))
+    assert tf.nest.map_structure(lambda spec: (spec.shape, spec.dtype), dataset.element_spec) == tf.nest.map_structure(
+        lambda spec: (spec.shape, spec.dtype), part.spec
+    )
+    return list(dataset.as_numpy_iterator())
+
+
+# ---- images
+
+
+def picture(seed: int, height: int = 6, width: int = 5) -> Array:
+    return np.random.default_rng(seed).integers(256, size=(height, width, 3), dtype=np.uint8)
+
+
+def encoded(pixels: Array, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """Ten cats and five dogs, as PNG, one of each in a folder below."""
+    for seed in range(15):
+        below = "more/" if seed in (0, 10) else ""
+        write(tmp_path / f"pets/{'cat' if seed < 10 else 'dog'}/{below}{seed}.PNG", encoded(picture(seed)))
+    write(tmp_path / "pets/cat/.hidden.png", b"")
+    write(tmp_path / "pets/.cache/1.png", b"")
+    write(tmp_path / "pets/cat/notes.txt", b"they purr")
+    return tmp_path / "pets"
+
+
+def test_images_are_read_by_class_and_the_same_fraction_of_each_is_held_out(pets: Path) -> None:
+    train, validation = images(str(pets))
+    assert train.class_names == ("cat", "dog")
+    assert (train.num_classes, train.count, validation.count) == (2, 12, 3)
+    assert Counter(validation.raw["label"].tolist()) == {0: 2, 1: 1}
+    seen = set()
+    for part in (train, validation):
+        for file, (x, y) in zip(part.raw["path"], made(part), strict=True):
+            seed = int(Path(file).stem)
+            seen.add(seed)
+            np.testing.assert_array_equal(x, picture(seed).astype(np.float32) / np.float32(255))
+            assert y == (seed >= 10)
+    assert seen == set(range(15))
+    again, other = images(str(pets))[0], images(str(pets), split_seed=1)[0]
+    assert list(train.raw["path"]) == list(again.raw["path"]) != list(other.raw["path"])
+
+
+@pytest.mark.parametrize("folder", ["validation", "val", "test"])
+def test_folders_of_train_and_validation_are_the_split(pets: Path, folder: str) -> None:
+    for each in ("cat", "dog"):
+        (pets / each).rename((pets / "train" / each) if (pets / "train").mkdir(exist_ok=True) is None else pets)
+    write(pets / folder / "dog/20.png", encoded(picture(20)))
+    train, validation = images(str(pets))
+    assert (train.count, validation.count) == (15, 1)
+    assert [int(y) for _, y in made(validation)] == [1]
+    assert sorted(int(Path(name).stem) for name in train.raw["path"]) == list(range(15))
+
+
+def test_a_folder_of_train_alone_is_split(pets: Path, tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    pets.rename(tmp_path / "all/train")
+    assert [part.count for part in images(str(tmp_path / "all"))] == [12, 3]
+
+
+def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path) -> None:
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    write(tmp_path / "a/1.png", encoded(grey, mode="L"))
+    write(tmp_path / "a/2.png", encoded(picture(2, 33, 20)))
+    write(tmp_path / "b/1.png", encoded(picture(1, 4, 4)))
+    write(tmp_path / "b/2.png", encoded(grey, mode="L"))
+    train, validation = images(str(tmp_path), image_size=[16, 16], channels=1)
+    found = {
+        Path(n).parts[-2:]: x for p in (train, validation) for n, (x, _) in zip(p.raw["path"], made(p), strict=True)
+    }
+    assert {x.shape for x in found.values()} == {(16, 16, 1)}
+    np.testing.assert_allclose(found["a", "1.png"][..., 0], grey / 255, atol=1e-7)
+    theirs = Image.fromarray(picture(2, 33, 20)).resize((16, 16), Image.Resampling.BILINEAR).convert("L")
+    np.testing.assert_allclose(found["a", "2.png"][..., 0], np.asarray(theirs) / 255, atol=2 / 255)
+    assert not broken(train)
+
+
+KINDS = [
+    ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "L"), ("PNG", "LA"), ("PNG", "P"), ("PNG", "1"), ("PNG", "I;16"),
+    ("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("BMP", "RGB"), ("BMP", "L"), ("GIF", "RGB"), ("GIF", "L"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_pillow_reads_of_every_kind_is_what_is_trained(channels: int) -> None:
+    blocks = np.kron(picture(0), np.ones((8, 8, 1), np.uint8))
+    for kind, mode in KINDS:
+        if mode == "I;16":
+            stream = io.BytesIO()
+            Image.fromarray(blocks[..., 0].astype(np.uint16) * 257).save(stream, kind)
+            data, theirs = stream.getvalue(), Image.fromarray(blocks[..., 0]).convert("RGB")
+        else:
+            data = encoded(blocks, kind, mode)
+            theirs = Image.open(io.BytesIO(data)).convert("RGB")
+        assert pictures.fault(data, (48, 40)) is None
+        x = pictures.decoder(channels, (48, 40))(tf.constant(data)).numpy()
+        wanted = np.asarray(theirs if channels == 3 else theirs.convert("L"), np.float32).reshape(48, 40, channels)
+        np.testing.assert_allclose(x, wanted / 255, atol=3 / 255, err_msg=f"{kind} {mode}")
+
+
+def test_of_several_images_in_a_file_it_is_the_first() -> None:
+    first, second = Image.fromarray(picture(1)), Image.fromarray(picture(2))
+    for kind in ("GIF", "PNG"):
+        stream = io.BytesIO()
+        first.save(stream, kind, save_all=True, append_images=[second])
+        assert pictures.fault(stream.getvalue()) is None
+        x = pictures.decoder(3, None)(tf.constant(stream.getvalue())).numpy()
+        np.testing.assert_array_equal(np.round(x * 255), picture(1))
+
+
+def test_broken_images_are_named_with_what_is_wrong(pets: Path) -> None:
+    png, jpeg = encoded(picture(0)), encoded(picture(0, 64, 64), "JPEG")
+    flipped = bytearray(png)
+    flipped[len(png) // 2] ^= 16
+    faults = {
+        "1.png": (b"", "is empty"),
+        "2.png": (b"a text", "is no PNG, JPEG, GIF or BMP that can be read (cannot identify image file)"),
+        "3.png": (png[:-40], "that can be read ("),
+        "4.png": (bytes(flipped), "that can be read ("),
+        "5.jpg": (jpeg[:-200], "that can be read (image file is truncated"),
+        "6.png": (png[:-3], "is cut off at its end"),
+        "7.png": (
+            encoded(picture(0, 6, 7)),
+            "is 6x7 pixels, not 6x5 (data.build.image_size=[6,5] brings all to one size)",
+        ),
+        "8.gif": (encoded(picture(0), "GIF")[:-2], "is cut off at its end"),
+        "9.jpg": (encoded(picture(0), "TIFF"), "is no PNG, JPEG"),
+    }
+    for name, (data, _) in faults.items():
+        write(pets / "dog/zz" / name, data)
+    write(pets / "dog/zz/whole.bmp", encoded(picture(0), "BMP"))
+    found: dict[str, str] = {}
+    for part in images(str(pets)):
+        assert part.look is not None
+        assert part.look(part, 0, 1, False) == []
+        assert broken(part, 4) == broken(part)
+        found |= {Path(each.name).name: each.why for each in broken(part)}
+        assert {each.name: each.first for each in broken(part)} == {
+            path: row for row, path in enumerate(part.raw["path"]) if Path(path).name in faults
+        }
+        assert not broken(part.without(broken(part)))
+    assert set(found) == set(faults)
+    assert not [name for name, (_, words) in faults.items() if words not in found[name]], found
+    train, _ = images(str(pets), image_size=[6, 5])
+    assert "7.png" not in " ".join(each.name for each in broken(train))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_what_is_not_found_broken_can_be_trained_wherever_it_is_cut(kind: str) -> None:
+    data = encoded(picture(3, 12, 10), kind)
+    decode = pictures.decoder(3, None)
+    cuts = sorted({*range(1, len(data), max(1, len(data) // 40)), *range(len(data) - 15, len(data))})
+    passed = [cut for cut in cuts if pictures.fault(data[:cut]) is None]
+    # What ends the file after its last image is missed by nobody.
+    assert len(passed) <= (kind == "GIF")
+    for cut in passed:
+        decode(tf.constant(data[:cut]))
+
+
+def test_a_file_that_goes_away_or_cannot_be_opened_is_named(pets: Path) -> None:
+    train, _ = images(str(pets))
+    path = train.raw["path"][4]
+    Path(path).unlink()
+    assert broken(train) == [Broken(None, 4, 1, path, "cannot be read (No such file or directory)")]
+
+
+def test_training_images_vary_by_the_seed_and_the_others_do_not(pets: Path) -> None:
+    options = {"flip": True, "shift": 0.3, "brightness": 0.2, "contrast": 0.2}
+    train, validation = images(str(pets), augment=options)
+    assert train.augment is not None
+    assert validation.augment is None
+    x, y = made(train)[0]
+    augment = tf.function(train.augment, autograph=False)
+    seeds = tf.constant([[seed, 7] for seed in range(40)], tf.int32)
+    varied = [augment((x, y), seed) for seed in seeds]
+    mapped = tf.map_fn(lambda seed: train.augment((x, y), seed)[0], seeds, fn_output_signature=tf.float32)
+    for (vx, vy), same, seed in zip(varied, mapped, seeds, strict=True):
+        assert vx.shape == x.shape
+        assert vy.numpy() == y
+        assert 0 <= float(tf.reduce_min(vx)) <= float(tf.reduce_max(vx)) <= 1
+        np.testing.assert_allclose(vx, same, atol=1e-6)
+        np.testing.assert_array_equal(vx, augment((x, y), seed)[0])
+    assert len({vx.numpy().tobytes() for vx, _ in varied}) > 30
+
+
+def test_each_option_does_what_it_says() -> None:
+    x = tf.constant(picture(0) / 255, tf.float32)
+    seeds = [tf.constant([seed, 0]) for seed in range(60)]
+
+    def all_of(**options: Any) -> list[Array]:
+        vary = pictures.augmenter(options)
+        assert vary is not None
+        return [vary(x, seed).numpy() for seed in seeds]
+
+    flipped = {each.tobytes() for each in all_of(flip=True)}
+    assert flipped == {x.numpy().tobytes(), x.numpy()[:, ::-1].tobytes()}
+    moved = {
+        np.pad(x, [(1, 1), (1, 1), (0, 0)])[top : top + 6, left : left + 5].tobytes()
+        for top in range(3)
+        for left in range(3)
+    }
+    assert {each.tobytes() for each in all_of(shift=0.2)} == moved
+    inside = (x.numpy() > 0.2) & (x.numpy() < 0.8)
+    deltas = [(each - x.numpy())[inside] for each in all_of(brightness=0.1)]
+    assert max(np.ptp(delta) for delta in deltas) < 1e-6
+    assert 0.05 < max(abs(float(delta.mean())) for delta in deltas) < 0.1
+    middle = (x.numpy() > 0.3) & (x.numpy() < 0.7)
+    means = x.numpy().mean(axis=(0, 1))
+    slopes = [((each - means) / (x.numpy() - means))[middle] for each in all_of(contrast=0.1)]
+    assert max(np.ptp(slope) for slope in slopes) < 1e-2
+    assert 0.9 < min(float(slope.mean()) for slope in slopes) < max(float(slope.mean()) for slope in slopes) < 1.1
+
+
+def test_augment_true_is_the_usual_and_all_at_0_is_none() -> None:
+    assert pictures.augmenter(True) is not None
+    assert pictures.augmenter({"flip": False, "shift": 0, "brightness": 0, "contrast": 0}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"path": None}, "Expected data.path to be a folder of images by class for data=images, received none. Try "),
+        ({"path": "/nowhere"}, "Expected /nowhere to be a folder of images by class, received no such folder. Try "),
+        ({"path": "cat/1.PNG"}, "to be a folder of images by class, received a file. Try data.path=FOLDER"),
+        ({"path": "cat/more"}, "cat/more, one a class, received none. Try data.path=FOLDER"),
+        ({"path": "cat"}, "Expected two or more folders of images in"),
+        ({"channels": 4}, "Expected channels of 1 or 3 for data=images, received 4. Try data.build.channels=3."),
+        (
+            {"image_size": [3]},
+            "Expected image_size to be a height and a width in pixels for data=images, received [3].",
+        ),
+        ({"image_size": [3, 0]}, "received [3, 0]. Try 'data.build.image_size=[32,32]'."),
+        ({"image_size": 32}, "received 32. Try 'data.build.image_size=[32,32]'."),
+        ({"validation_fraction": 1.0}, "Expected a validation_fraction between 0 and 1"),
+        ({"augment": {"zoom": 1}}, "to have flip, shift, brightness, contrast, received zoom. Try"),
+        ({"augment": {"shift": 1}}, "augment.shift to be from 0 to below 1, received 1. Try data.build.augment.shift"),
+        ({"augment": {"flip": 1}}, "Expected data.build.augment.flip to be true or false, received 1."),
+        ({"augment": 3}, "Expected data.build.augment to be true or keys with values, received 3."),
+    ],
+    ids=str,
+)
+def test_images_that_cannot_be_are_refused_in_words(pets: Path, arguments: dict[str, Any], words: str) -> None:
+    given = {"path": str(pets), **arguments}
+    if arguments.get("path"):
+        given["path"] = str(pets / arguments["path"])
+    with pytest.raises(DataError) as refused:
+        images(**given)
+    assert words in str(refused.value)
+
+
+def test_a_class_without_images_is_a_flaw_of_the_training_part(pets: Path) -> None:
+    (pets / "emu").mkdir()
+    train, validation = images(str(pets))
+    assert train.class_names == ("cat", "dog", "emu")
+    assert train.flaws == (f"no images (.png, .jpg, .jpeg, .gif, .bmp) of class emu in {pets}/emu",)
+    assert validation.flaws == ()
+
+
+def test_folders_without_images_are_named(pets: Path) -> None:
+    for file in pets.rglob("*.PNG"):
+        file.write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"received 15 files of which none can be read\. Try another data\.path"):
+        images(str(pets))
+    for file in pets.rglob("*.PNG"):
+        file.unlink()
+    with pytest.raises(
+        DataError, match=rf"Expected images \(.*\) in {pets}, received none\. Try data\.path=FOLDER with"
+    ):
+        images(str(pets))
+
+
+def test_a_class_that_is_only_validated_is_named(pets: Path) -> None:
+    (pets / "train").mkdir()
+    for each in ("cat", "dog"):
+        (pets / each).rename(pets / "train" / each)
+    write(pets / "val/cow/1.png", encoded(picture(1)))
+    with pytest.raises(DataError, match=r"val to have classes that train \(cat, dog\), received cow\. Try the same"):
+        images(str(pets))
+
+
+def test_a_bmp_whose_colours_would_be_wrong_is_refused(pets: Path) -> None:
+    write(pets / "cat/grey.bmp", encoded(picture(0), "BMP", "L"))
+    images(str(pets))
+    for mode in ("P", "1"):
+        write(pets / "cat/few.bmp", encoded(picture(0), "BMP", mode))
+        with pytest.raises(
+            DataError, match=r"or grey ones of 8, received .*few\.bmp, which is a BMP with a palette .* Try conv"
+        ):
+            images(str(pets))
+
+
+# ---- numpy
+
+
+def arrays(count: int = 10, *ending: str) -> dict[str, Array]:
+    """Grey images, whose first pixel is their number, and labels 0, 1, 0, 1, ..."""
+    x = np.random.default_rng(count).integers(256, size=(count, 4, 3), dtype=np.uint8)
+    x[:, 0, 0] = np.arange(count)
+    end = "".join(ending)
+    return {f"x{end}": x, f"y{end}": (np.arange(count) % 2)[:, None]}
+
+
+def save(where: Path, saved: dict[str, Array]) -> str:
+    """As one .npz file, or as .npy files in a folder."""
+    if where.suffix == ".npz":
+        np.savez(where, **saved)
+    else:
+        where.mkdir()
+        for name, array in saved.items():
+            np.save(where / f"{name}.npy", array)
+    return str(where)
+
+
+@pytest.mark.parametrize("name", ["data.npz", "folder"])
+@pytest.mark.parametrize("ending", ["_validation", "_val", "_test"])
+def test_arrays_are_the_parts_that_they_are_named(tmp_path: Path, name: str, ending: str) -> None:
+    train, held = arrays(10, "_train"), arrays(4, ending)
+    (x, y), (x_validation, y_validation) = numpy(save(tmp_path / name, {**train, **held, "more": np.zeros(3)}))
+    np.testing.assert_array_equal(x, train["x_train"][..., None] / np.float32(255))
+    np.testing.assert_array_equal(x_validation, held[f"x{ending}"][..., None] / np.float32(255))
+    assert (x.dtype.name, y.dtype.name, y.tolist()) == ("float32", "int32", [0, 1] * 5)
+    assert y_validation.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("ending", ["", "_train"])
+def test_a_part_of_arrays_is_held_out_where_none_is_for_validation(tmp_path: Path, ending: str) -> None:
+    saved = arrays(20, ending)
+    (x, y), (x_validation, y_validation) = numpy(save(tmp_path / "a.npz", saved), validation_fraction=0.3)
+    assert np.bincount(y_validation).tolist() == [3, 3]
+    numbers = np.round(np.concatenate([x, x_validation])[:, 0, 0, 0] * 255).astype(int)
+    assert sorted(numbers.tolist()) == list(range(20))
+    np.testing.assert_array_equal(numbers % 2, np.concatenate([y, y_validation]))
+
+
+def test_types_of_arrays(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npz", {"x": np.arange(20, dtype=np.int64).reshape(10, 2), "y": np.arange(10) / 2})
+    (x, y), _ = numpy(path)
+    assert (x.dtype.name, y.dtype.name, x.shape) == ("float32", "float32", (8, 2))
+    assert sorted((x[:, 0] / 4).tolist()) == sorted(y.tolist())
+    assert numpy(path, keep_dtype=True)[0][0].dtype == np.int64
+    path = save(tmp_path / "b.npz", arrays(10))
+    assert (numpy(path, keep_dtype=True)[0][0].dtype.name, numpy(path, keep_dtype=True)[0][0].shape[1:]) == (
+        "uint8",
+        (4, 3),
+    )
+    path = save(tmp_path / "c.npz", {"x": np.ones((10, 4, 4, 3), np.float16), "y": np.arange(10) > 4})
+    (x, y), _ = numpy(path)
+    assert (x.dtype.name, x.max(), y.dtype.name, sorted(y.tolist())) == ("float32", 1, "int32", [0] * 4 + [1] * 4)
+
+
+BAD_ARRAYS: list[tuple[dict[str, Array], str]] = [
+    (
+        {"images": np.ones(3)},
+        "Expected arrays x_train and y_train, or x and y, in {}, received images. Try numpy.savez(",
+    ),
+    ({"x": np.ones((3, 2)), "y": np.ones(2)}, "received x of shape [3, 2] and y of [2]. Try saving both anew."),
+    ({"x": np.ones(()), "y": np.ones(())}, "received x of shape [] and y of []."),
+    ({"x": np.ones((0, 2)), "y": np.ones(0)}, "received an x without any. Try another data.path."),
+    (
+        {"x": np.array(["a", "b"] * 4), "y": np.zeros(8)},
+        "Expected numbers in {}, received x of type <U1. Try x.astype(",
+    ),
+    (
+        {**arrays(4, "_train"), **{name: array[..., :1] for name, array in arrays(4, "_test").items()}},
+        "received x of [4, 3] uint8 to train and of [4, 1] uint8 to validate. Try saving both anew.",
+    ),
+    ({"x": np.ones(4), "y": np.array([{}, [], 0, "a"], object)}, "received a file that cannot be read ("),
+]
+
+
+@pytest.mark.parametrize("name", ["data.npz", "folder"])
+@pytest.mark.parametrize(("saved", "words"), BAD_ARRAYS, ids=lambda value: value if isinstance(value, str) else "")
+def test_arrays_that_cannot_be_trained_on_are_refused_in_words(
+    tmp_path: Path, name: str, saved: dict[str, Array], words: str
+) -> None:
+    path = save(tmp_path / name, saved)
+    with pytest.raises(DataError) as refused:
+        numpy(path)
+    assert words.format(path) in str(refused.value)
+
+
+def test_files_of_arrays_that_are_broken_or_not_there_are_named(tmp_path: Path) -> None:
+    whole = Path(save(tmp_path / "whole.npz", arrays(1000))).read_bytes()
+    flipped = bytearray(whole)
+    flipped[3000] ^= 1
+    for data in (b"", b"hello", whole[:-300], whole[:300], bytes(flipped)):
+        path = write(tmp_path / "broken.npz", data)
+        with pytest.raises(
+            DataError, match=rf"Expected {path} to hold arrays that NumPy saved, received .* Try saving"
+        ):
+            numpy(str(path))
+    folder = Path(save(tmp_path / "folder", arrays(1000)))
+    for data in (b"", b"hello", (folder / "x.npy").read_bytes()[:-300]):
+        (folder / "x.npy").write_bytes(data)
+        with pytest.raises(DataError, match=rf"Expected {folder}/x\.npy to hold arrays that NumPy saved, received"):
+            numpy(str(folder))
+    with pytest.raises(
+        DataError, match=r"nowhere to be an \.npz file, or a folder of \.npy files, received no such file"
+    ):
+        numpy(str(tmp_path / "nowhere"))
+    with pytest.raises(
+        DataError, match=r"Expected data\.path to be an \.npz file.* received none\. Try data\.path=FILE"
+    ):
+        numpy(None)
+
+
+# ---- csv
+
+TABLE = "height,weight,old,kind\n" + "".join(f"{n},{n * n / 4},{n % 3 == 0},{'ab'[n % 2]}\n" for n in range(20))
+
+
+def table(part: Examples) -> Array:
+    """The rows of a part, x and y together, sorted."""
+    rows = np.column_stack(part.raw)
+    return rows[np.lexsort(rows.T[::-1])]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
+def test_a_table_is_numbers_and_classes(tmp_path: Path, name: str) -> None:
+    frame = pd.read_csv(io.StringIO(TABLE))
+    path = str(tmp_path / name)
+    frame.to_parquet(path) if name.endswith("parquet") else frame.to_csv(path, index=False)
+    train, validation = csv(path, standardize=False)
+    assert (train.num_classes, train.class_names, train.count, validation.count) == (2, ("a", "b"), 16, 4)
+    assert np.bincount(validation.raw[1]).tolist() == [2, 2]
+    numbers = np.arange(20)
+    wanted = np.column_stack([numbers, numbers**2 / 4, numbers % 3 == 0, numbers % 2])
+    both = np.concatenate([table(train), table(validation)])
+    np.testing.assert_array_equal(both[np.argsort(both[:, 0])], wanted)
+    assert [(x.dtype.name, y.dtype.name) for x, y in made(train)[:1]] == [("float32", "int32")]
+    assert train.is_made
+    assert not broken(train)
+
+
+def test_features_have_mean_0_and_deviation_1_over_the_rows_that_train_alone(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "t.csv", TABLE.encode()))
+    raw = csv(path, standardize=False)
+    train, validation = csv(path)
+    np.testing.assert_allclose(train.raw[0].mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(train.raw[0].std(axis=0), 1, atol=1e-6)
+    mean, deviation = raw[0].raw[0].mean(axis=0), raw[0].raw[0].std(axis=0)
+    np.testing.assert_allclose(validation.raw[0], (raw[1].raw[0] - mean) / deviation, atol=1e-5)
+
+
+def test_columns_are_chosen_and_files_are_one_table(tmp_path: Path) -> None:
+    write(tmp_path / "logs/2.csv", b"b,a,y\n3,30,1.5\n4,40,2.5\n")
+    write(tmp_path / "logs/1.csv", b"a,b,y\n10,1,0.5\n20,2,nan\n")
+    write(tmp_path / "logs/notes.txt", b"none")
+    write(tmp_path / "logs/.hidden.csv", b"c\n")
+    for path in (f"{tmp_path}/logs", f"{tmp_path}/logs/?.csv"):
+        train, validation = csv(path, label="y", features=["b", "a"], standardize=False, validation_fraction=0.25)
+        both = np.concatenate([table(train), table(validation)])
+        both = both[np.argsort(both[:, 0])]
+        np.testing.assert_array_equal(both, [[1, 10, 0.5], [2, 20, np.nan], [3, 30, 1.5], [4, 40, 2.5]])
+        assert (train.num_classes, train.raw[1].dtype.name) == (None, "float32")
+    train, validation = csv(f"{tmp_path}/logs", label="b", features=["a"], standardize=False)
+    assert (train.num_classes, train.raw[1].dtype.name) == (5, "int32")
+    assert csv(f"{tmp_path}/logs", label="b", quantity=True)[0].raw[1].dtype == np.float32
+
+
+def test_rows_without_numbers_are_named_by_their_lines(tmp_path: Path) -> None:
+    text = "a,b,y\n1,2,0.5\n,3,1\n\n4,,1\n5,6,\n7,8,9\n9,inf,9\n10,11,9\n\n\n"
+    path = str(write(tmp_path / "t.csv", text.encode()))
+    found = {each.name: each.why for part in csv(path) for each in broken(part, 3)}
+    assert found == {
+        f"{path} line 3": "has no number in a",
+        f"{path} line 5": "has no number in b",
+        f"{path} line 6": "has no number in y",
+        f"{path} line 8": "has no number in b",
+    }
+    for part in csv(path):
+        left = part.without(broken(part))
+        assert not broken(left)
+        assert np.isfinite(table(left)).all()
+    frame = pd.DataFrame({"a": [1.0, np.nan, 3, 4, 5], "y": [0, 1, 0, 1, 0]})
+    frame.to_parquet(tmp_path / "t.parquet")
+    found = {each.name: each.why for part in csv(str(tmp_path / "t.parquet")) for each in broken(part)}
+    assert found == {f"{tmp_path}/t.parquet row 1": "has no number in a"}
+
+
+BAD_TABLES = [
+    (b"", {}, "to be a table with a name above each column, received a file that cannot be read so (No columns to"),
+    (b"a,y\n", {}, "Expected rows in {}, received none. Try another data.path."),
+    (b"a,b,y\n1,2,3\n1,2,3,4\n", {}, "cannot be read so (Expected 3 fields in line 3, saw 4). Try putting it right"),
+    (b"a,y\n1,2,3\n1,2,3\n", {}, "cannot be read so (Length of header or names does not match length of data"),
+    (b"\xff\xfe\xfa,y\n1,2\n", {}, "cannot be read so ('utf-8' codec"),
+    (b"1,2\n3,4\n", {}, "Expected a first line of names in {}, received numbers (1, 2). Try adding a line such as"),
+    (
+        b"a,town,c,y\n1,2,3,0\n\n2,Oslo,3,0\n",
+        {},
+        "Expected numbers in column town, received 'Oslo' in {} line 4. Try 'data.build.features=[a,c]', or a number",
+    ),
+    (b"a,y\n1,0\n2,\n", {}, "Expected a class in column y of every row, received none in {} line 3. Try removing"),
+    (b"a,y\n1,0\n2,-1\n", {}, "Expected classes from 0 in column y, fewer than rows, received -1. Try data.build.q"),
+    (b"a,y\n1,0\n2,250000\n", {}, "received 250000. Try data.build.quantity=true"),
+    (b"a,y\n1,x\n2,z\n", {"quantity": True}, "Expected numbers in column y, received 'x' in {} line 2. Try another"),
+    (b"a,y\n1,0\n", {"label": "z"}, "Expected data.build.label to be a column of {} (a, y), received z. Try data.buil"),
+    (b"a,y\n1,0\n", {"features": ["b"]}, "besides the label y (a), received b. Try 'data.build.features=[a]'."),
+    (b"a,y\n1,0\n", {"features": ["y"]}, "besides the label y (a), received y."),
+    (b"a,y\n1,0\n", {"features": []}, "besides the label y (a), received none."),
+    (b"y\n1\n", {}, "besides the label y (there are none), received none. Try another data.path."),
+    (b"a,y\n1,0\n", {"split_seed": -1}, "Expected a validation_fraction between 0 and 1 and a split_seed"),
+]
+
+
+@pytest.mark.parametrize(("text", "arguments", "words"), BAD_TABLES, ids=lambda value: str(value)[:40])
+def test_tables_that_cannot_be_trained_on_are_refused_in_words(
+    tmp_path: Path, text: bytes, arguments: dict[str, Any], words: str
+) -> None:
+    path = str(write(tmp_path / "t.csv", text))
+    with pytest.raises(DataError) as refused:
+        csv(path, **arguments)
+    assert words.format(path) in str(refused.value)
+
+
+def test_tables_that_are_not_there_or_differ_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Expected data\.path to be a CSV or Parquet file.* Try data\.path=FILE\.csv"):
+        csv(None)
+    with pytest.raises(DataError, match=r"none\.csv to be or to have files that end in .*, received no such file\."):
+        csv(str(tmp_path / "none.csv"))
+    with pytest.raises(DataError, match=r"that end in \.csv, \.csv\.gz, \.parquet, received .*t\.xls\. Try"):
+        csv(str(write(tmp_path / "t.xls", b"")))
+    write(tmp_path / "t.parquet", b"PAR1 is how it begins")
+    with pytest.raises(
+        DataError, match=r"Expected .*t\.parquet to be a table .*, received a file that cannot be read so"
+    ):
+        csv(str(tmp_path / "t.parquet"))
+    write(tmp_path / "two/1.csv", b"a,y\n1,0\n")
+    write(tmp_path / "two/2.csv", b"b,y\n1,0\n")
+    with pytest.raises(DataError, match=r"two/1\.csv and .*two/2\.csv, of which only one has a, b\. Try a data\.path"):
+        csv(str(tmp_path / "two"))
