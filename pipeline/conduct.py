@@ -390,7 +390,10 @@ def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
         own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
         counts[f"{part}_counts"] = [loaded[rank]["examples"][part] for rank in own]
     built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
-    lost = {part: [each for found in broken.values() for each in found[part]] for part in ("train", "validation")}
+    lost = {
+        part: sorted((each for found in broken.values() for each in found[part]), key=lambda each: each["first"])
+        for part in ("train", "validation")
+    }
     return built | {"lost": lost}
 
 

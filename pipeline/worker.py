@@ -233,19 +233,34 @@ class Work:
         share = (0, 1) if self._has_shards() else (plan.leaders.index(number), processes)
         broken = {name: looked.broken(part, plan.num_classes, *share, plan.on_error == "skip")
                   for name, part in self._whole.items()}  # fmt: skip
-        flaws = [flaw for part in self._whole.values() for flaw in looked.flaws(part)]
+        flaws = () if self._has_shards() else looked.flaws(self._whole["train"], plan.num_classes)
         if plan.on_error == "stop":
             looked.refuse([each for found in broken.values() for each in found], flaws)
+        else:
+            self._sift(broken, reports=self._has_shards() or number == plan.leaders[0])
         for flaw in flaws if number == plan.leaders[0] else ():
             self._tell("warning", text=f"There are {flaw}.")
         self._tell_loaded(broken)
+
+    def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:
+        """Leaves out what is broken of data sets, which every process reads whole; one of them `reports` it."""
+        for name, part in self._whole.items():
+            if isinstance(part, tf.data.Dataset):
+                self._whole[name], lost = looked.sifted(part, self._plan.num_classes)
+                if lost and reports:
+                    which, why = (
+                        f"of the {name} data set",
+                        "that cannot be made, or have NaN, infinity or a wrong label",
+                    )
+                    broken[name].append(Broken(None, 0, lost, which, why))
 
     def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
         own = [broken.get(str(self._process.rank), {})] if self._has_shards() else broken.values()
         for name, part in self._whole.items():
             lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
-            self._whole[name] = looked.without(part, lost)
+            if not isinstance(part, tf.data.Dataset):
+                self._whole[name] = looked.without(part, lost)
         self._tell_loaded({})
 
     def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
@@ -472,7 +487,8 @@ class Work:
         """Raises what is broken in the data, if that is what an operation has failed for."""
         if not lost_a_peer(error):
             for part in self._parts.values():
-                looked.refuse(looked.broken(part, self._plan.num_classes, 0, 1, thorough=True), [])
+                found = looked.broken(part, self._plan.num_classes, 0, 1, thorough=True)
+                looked.refuse([*found, *looked.first_broken(part, self._plan.num_classes)], [])
 
     def _prepare_survival(self, resume: str | None, layout: batches.Layout, digest: str) -> batches.Position:
         """Finds the checkpoint to go on from, on all processes; returns its position in the data."""

@@ -1,5 +1,6 @@
 """Looks at data before they are trained on: what is broken among them, and what they are as a whole."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,10 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.examples import Broken, Examples, leaves, rows
+from pipeline.train import batches
 from pipeline.train.loop import TrainingError
+from pipeline.train.reading import NOT_FINITE, conditions
 
 # How many of those that are broken an error names.
 NAMED = 5
+# Examples that fail one after the other before a data set is taken to fail for ever.
+ENDLESS = 10_000
 # What an operation raises that meets a file or an example that it cannot read; the last where its message quotes that.
 UNREADABLE = (
     tf.errors.InvalidArgumentError,
@@ -33,9 +38,82 @@ def broken(part: Any, classes: int | None, number: int, of: int, thorough: bool)
     return list(_broken_rows(part, classes, number * count // of, (number + 1) * count // of))
 
 
-def flaws(part: Any) -> tuple[str, ...]:
-    """What is wrong with a part as a whole, in words that follow "There are"."""
-    return part.flaws if isinstance(part, Examples) else ()
+def first_broken(part: Any, classes: int | None) -> list[Broken]:
+    """The first example of a data set that cannot be made or trained on, found by making one after the other."""
+    if not isinstance(part, tf.data.Dataset):
+        return []
+    place, iterator = 0, iter(part)
+    while True:
+        name = f"example {place} of the data set"
+        try:
+            example = next(iterator)
+        except StopIteration:
+            return []
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            reason = error.message if isinstance(error, tf.errors.OpError) else str(error)
+            return [Broken(None, place, 1, name, f"cannot be made ({_reason(reason)})")]
+        batch = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], example)
+        wrong = [words for right, words in conditions(batch, classes) if not right]
+        if wrong:
+            why = "has NaN or infinity" if wrong[0] == NOT_FINITE else f"has label {int(batch[1][0])}"
+            return [Broken(None, place, 1, name, why)]
+        place += 1
+
+
+def _reason(message: str) -> str:
+    """What TensorFlow says went wrong, without where in its graph.
+
+    >>> _reason("{{function_node f}} Error in user-defined function passed to Map:1 transformation with iterator: \\
+    ... Iterator::Root::Map: assertion failed: [bad] [Op:IteratorGetNext]")
+    'assertion failed: [bad]'
+    """
+    first = message.splitlines()[0] if message else ""
+    first = re.sub(r"^.*transformation with iterator: \S+: ", "", first)
+    return re.sub(r"\{\{.*?\}\}|\[Op:\w+\].*|name: *$", "", first).strip()
+
+
+def flaws(part: Any, classes: int | None) -> tuple[str, ...]:
+    """What is wrong with a training part as a whole, in words that follow "There are"."""
+    if isinstance(part, Examples):
+        return part.flaws
+    if classes is None or not _is_arrays(part) or not _are_labels(part[1]):
+        return ()
+    there = set(np.unique(np.asarray(part[1])).tolist())
+    empty = [label for label in range(classes) if label not in there]
+    more = f" and {len(empty) - NAMED} more" if len(empty) > NAMED else ""
+    return (f"no training examples of class {', '.join(map(str, empty[:NAMED]))}{more}",) if empty else ()
+
+
+def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset, int]:
+    """(a data set without the examples that cannot be made or trained on, how many these are); reads it twice."""
+
+    def is_whole(*example: Any) -> Any:
+        batch = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], example if len(example) > 1 else example[0])
+        return tf.reduce_all([True, *(each for each, _ in conditions(batch, classes))])
+
+    kept = part.ignore_errors().filter(tf.autograph.experimental.do_not_convert(is_whole))
+    whole = batches.count(kept)
+    made = kept.apply(tf.data.experimental.assert_cardinality(whole)).with_options(part.options())
+    return made, _made_or_not(part) - whole
+
+
+def _made_or_not(part: tf.data.Dataset) -> int:
+    """Examples of a data set, those counted that cannot be made."""
+    count = in_a_row = 0
+    iterator = iter(part)
+    while in_a_row < ENDLESS:
+        try:
+            next(iterator)
+            in_a_row = 0
+        except StopIteration:
+            return count
+        except (tf.errors.OpError, UnicodeDecodeError):
+            in_a_row += 1
+        count += 1
+    raise TrainingError(
+        f"Expected a data set that goes on after an example that cannot be made, received one that failed {ENDLESS:,} "
+        f"times in a row. Try putting it right, or data.on_error=stop, which says what is wrong."
+    )
 
 
 def refuse(found: Sequence[Broken], complaints: Sequence[str]) -> None:
@@ -101,12 +179,17 @@ def _broken_rows(part: Any, classes: int | None, start: int, stop: int) -> Itera
         values = np.asarray(leaf)[start:stop]
         if values.dtype.kind == "f":
             whole &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    labels = np.zeros(0) if tf.nest.is_nested(part[1]) else np.asarray(part[1])[start:stop]
     inside = np.ones(stop - start, bool)
-    if classes is not None and labels.dtype.kind in "iu" and labels.ndim == 1:
+    if classes is not None and _are_labels(part[1]):
+        labels = np.asarray(part[1])[start:stop]
         inside = (labels >= 0) & (labels < classes)
     for row in np.flatnonzero(~(whole & inside)):
         why = (
             f"has label {labels[row]}, 0 to {(classes or 0) - 1} were expected" if whole[row] else "has NaN or infinity"
         )
         yield Broken(None, int(start + row), 1, f"example {start + row}", why)
+
+
+def _are_labels(y: Any) -> bool:
+    """Are they integers, one for each example?"""
+    return not tf.nest.is_nested(y) and np.asarray(y).dtype.kind in "iu" and np.ndim(y) == 1

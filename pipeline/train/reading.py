@@ -127,16 +127,19 @@ def maker(part: Any, seed: int, classes: int | None) -> Make | None:
 
 def checked(batch: Any, classes: int | None) -> Any:
     """The batch, which must hold no NaN and no infinity, and integer labels below `classes` only."""
-    leaves = tf.nest.flatten(batch)
-    floats = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-    finite = [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]
-    checks = [tf.debugging.Assert(tf.reduce_all(finite), [NOT_FINITE])] if finite else []
-    labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
-    if labels is not None and classes is not None and _are_labels(labels):
-        inside = tf.reduce_all((labels >= 0) & (labels < classes))
-        checks.append(tf.debugging.Assert(inside, [OUT_OF_RANGE.format(classes - 1)]))
+    checks = [tf.debugging.Assert(right, [words]) for right, words in conditions(batch, classes)]
     with tf.control_dependencies(checks):
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+
+def conditions(batch: Any, classes: int | None) -> list[tuple[Any, str]]:
+    """What must be true of a batch, boolean scalars, and what is to be said where it is not."""
+    floats = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+    found = [(tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]), NOT_FINITE)] if floats else []
+    labels = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
+    if labels is not None and classes is not None and _are_labels(labels):
+        found.append((tf.reduce_all((labels >= 0) & (labels < classes)), OUT_OF_RANGE.format(classes - 1)))
+    return found
 
 
 NOT_FINITE = (
