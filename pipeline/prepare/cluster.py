@@ -43,7 +43,9 @@ def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Wor
     """Dask workers: so many on this machine, or those of a scheduler. Raises `ClusterError`."""
     import dask
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    # What they say of workers that are ended in the middle of their work says nothing to a person.
+    for name in ("distributed", "tornado", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     settings = {
         "distributed.scheduler.allowed-failures": RETRIES,
         "distributed.comm.timeouts.connect": f"{CONNECT_SECONDS}s",
@@ -53,7 +55,9 @@ def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Wor
         "distributed.worker.memory.spill": False,
         "distributed.worker.memory.pause": False,
     }
-    with dask.config.set(settings), warnings.catch_warnings():
+    # For good, since Dask's threads may read it to the very end.
+    dask.config.set(settings)
+    with warnings.catch_warnings():
         # Of a port that is taken, and of versions that differ a little.
         warnings.simplefilter("ignore")
         with _there(scheduler) if scheduler else _here(processes, folder) as client:
@@ -130,14 +134,27 @@ def _here(processes: int, folder: Path) -> Iterator[Any]:
         client = Client(cluster, set_as_default=False)
         client.wait_for_workers(processes)
         yield client
+    except BaseException:
+        # A worker that is in the middle of a task would be waited for.
+        for nanny in cluster.workers.values() if cluster is not None else ():
+            nanny.auto_restart = False
+        _kill()
+        raise
     finally:
         for each in (client, cluster):
             if each is not None:
                 with suppress(Exception):
                     each.close(timeout=2)
-        # Dask's own, where it was interrupted while it started or ended them.
-        for child in multiprocessing.active_children():
-            child.kill()
+        # Those that Dask was interrupted in starting or ending, on which it would wait once more at the very end.
+        _kill()
+        if cluster is not None:
+            cluster.shutdown_on_close = False
+
+
+def _kill() -> None:
+    """Kills the processes that Dask has started."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 @contextmanager
