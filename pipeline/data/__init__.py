@@ -17,6 +17,7 @@ from pipeline.data.mnist5k import mnist5k
 from pipeline.data.numpy_files import numpy
 from pipeline.data.synthetic import synthetic
 from pipeline.data.tables import csv
+from pipeline.data.tfds import tfds
 from pipeline.data.tfrecord import tfrecord
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "mnist5k",
     "numpy",
     "synthetic",
+    "tfds",
     "tfrecord",
 ]
