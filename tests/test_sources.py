@@ -16,6 +16,7 @@ from PIL import Image
 
 from pipeline.data import DataError, csv, images, numpy, pictures, tfds
 from pipeline.data.examples import Broken, Examples
+from pipeline.data.records import frames
 
 Array = np.ndarray[Any, Any]
 
@@ -683,17 +684,17 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
     assert validation is not None
     file = Path(train.raw[0].path)
     whole = file.read_bytes()
-    size = len(whole) // 20
+    starts = [frame.start for frame in frames(io.BytesIO(whole))]
     flipped = bytearray(whole)
-    flipped[3 * size + size // 2] ^= 1
+    flipped[starts[3] + 20] ^= 1
     file.write_bytes(bytes(flipped))
     (found,) = broken(train)
     assert (found.first, found.examples, found.name) == (3, 1, f"{file} record 3")
     assert sum(each.records for each in train.without([found]).raw) == 14
-    file.write_bytes(whole[: 5 * size + 20])
+    file.write_bytes(whole[: starts[5] + 20])
     (found,) = broken(train)
     assert (found.first, found.examples, found.why) == (5, 10, "is cut off")
-    file.write_bytes(whole[: 5 * size])
+    file.write_bytes(whole[: starts[5]])
     (found,) = broken(train)
     assert (found.first, found.examples) == (5, 10)
     file.unlink()
@@ -730,7 +731,7 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
         (
             "grey_squares",
             {"keys": ["image"]},
-            "to be two features of grey_squares/1.2.0 (image, label, amount), receiv",
+            "to be two features of grey_squares/1.2.0 (amount, image, label), receiv",
         ),
         (
             "grey_squares",
@@ -744,7 +745,7 @@ def test_broken_records_of_a_prepared_data_set_are_named(catalogue: Path, tmp_pa
         ),
         (
             "mixed",
-            {"keys": ["image", "label"]},
+            {"keys": ["image", "label"], "image_size": [2, 2]},
             "Expected a split validation or test in mixed/1.2.0, received train. Try",
         ),
     ],

@@ -172,11 +172,19 @@ def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
         or not all(isinstance(each, str) and each in info.features for each in chosen)
     ):
         raise DataError(
-            f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(info.features)}), received "
+            f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(names)}), received "
             f"{'none, and it names none itself' if chosen is None else list(chosen)}. "
-            f"Try 'data.build.keys=[{','.join(list(info.features)[:2])}]'."
+            f"Try 'data.build.keys=[{_likely(info)}]'."
         )
     return chosen[0], chosen[1]
+
+
+def _likely(info: Any) -> str:
+    """Two features that might be x and y: the first that is no class, and the first that is one."""
+    names = sorted(info.features, key=lambda name: (hasattr(info.features[name], "num_classes"), name))
+    classes = [name for name in names if hasattr(info.features[name], "num_classes")]
+    images = [name for name in names if len(info.features[name].shape or ()) == 3]
+    return ",".join(((images or names)[0], (classes or names[::-1])[0]))
 
 
 def _decoder(info: Any, keys: tuple[str, str], image_size: Sequence[int] | None) -> Any:
