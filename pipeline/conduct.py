@@ -76,6 +76,8 @@ class Measured:
     workers: int | None = None
     timed_workers: int | None = None
     size: Event | None = None
+    # What the input and the model can do alone, where that was timed.
+    profile: dict[str, Any] | None = None
 
     def note(self, event: Event) -> None:
         """Takes in what the processes of the point tell."""
@@ -309,6 +311,9 @@ def _attempt(
             built = _build(group, resume if group is point else None)
             measured.built = built if group is point else measured.built
         measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
+        if plan.profile and resume is None and measured.profile is None:
+            measured.profile = _profile(point)
+            tell({"time": time.time(), "event": "profiled", "values": measured.profile})
         started = point.seconds
         point.begin()
         try:
@@ -387,6 +392,19 @@ def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
     built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
     lost = {part: [each for found in broken.values() for each in found[part]] for part in ("train", "validation")}
     return built | {"lost": lost}
+
+
+def _profile(point: Group) -> dict[str, Any]:
+    """Has the processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
+
+    def ask(what: str, **how: Any) -> dict[int, Event]:
+        return point.ask("profiling", {"do": "profile", "what": what, **how})
+
+    paces, rates = ask("paces"), {}
+    for what in ("input", "model"):
+        steps = measure.steps_of_piece(max(each[f"{what}_seconds"] for each in paces.values()))
+        rates[what] = measure.slowest_rates(list(ask(what, steps=steps).values()))
+    return measure.verdict(rates["input"], rates["model"], ask("stages")[0]["stages"])
 
 
 def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
@@ -27,14 +27,16 @@ from omegaconf.errors import (
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
 from pipeline.plan import PlanError, check_uri
-from pipeline.schema import Config
+from pipeline.schema import Config, PrepareConfig
 
-SCHEMA = "schema"
+SCHEMA, PREPARE_SCHEMA = "schema", "prepare_schema"
 LISTS = (list[int], list[str])
 # What Hydra may make by itself: its own parts, and what its logging is made of.
 HYDRA_S_OWN = ("hydra.", "hydra_plugins.")
 LOGGING = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "colorlog.ColoredFormatter")
 HELP = "Try `python -m pipeline --help` for the choices and keys."
+PREPARE_HELP = "Try `python -m pipeline.prepare --help` for the choices and keys."
+Typed = TypeVar("Typed", Config, PrepareConfig)
 
 
 class ConfigError(ValueError):
@@ -49,8 +51,9 @@ def folder() -> Path:
 
 
 def register() -> None:
-    """Makes the schema known to Hydra, which then checks every key and type while composing."""
+    """Makes the schemas known to Hydra, which then checks every key and type while composing."""
     ConfigStore.instance().store(name=SCHEMA, node=Config)
+    ConfigStore.instance().store(name=PREPARE_SCHEMA, node=PrepareConfig)
 
 
 @contextmanager
@@ -107,6 +110,11 @@ Try without it.
 
 
 def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
+    """The composed config of a run, see `typed_as`. Raises `ConfigError`."""
+    return typed_as(Config, composed, overrides)
+
+
+def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str] = ()) -> Typed:
     """The composed config as plain objects, checked once more: `+key=value` gets past Hydra. Raises `ConfigError`.
 
     Where `overrides` name another function for a choice, as in `model.build._target_=my_package.my_model`, the
@@ -117,11 +125,12 @@ def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
         for group in ("strategy", "model", "data"):
-            _leave_behind(plain[group], _typed_in(group, overrides))
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+            if group in plain:
+                _leave_behind(plain[group], _typed_in(group, overrides))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
     except OmegaConfBaseException as error:
-        raise ConfigError(explain(error)) from error
-    assert isinstance(config, Config)
+        raise ConfigError(explain(error, schema)) from error
+    assert isinstance(config, schema)
     _check_items(config)
     return config
 
@@ -187,8 +196,13 @@ def _leave_behind(choice: dict[str, Any], kept: set[str]) -> None:
         choice["name"] = str(target).rpartition(".")[2]
 
 
-def explain(error: Exception) -> str:
-    """What is wrong with a config, in words for the person who typed it."""
+def explain(error: Exception, schema: type = Config) -> str:
+    """What is wrong with a config of a schema, in words for the person who typed it."""
+    words = _explained(error, schema)
+    return words if schema is Config else words.replace(HELP, PREPARE_HELP)
+
+
+def _explained(error: Exception, schema: type) -> str:
     text = str(error)
     if isinstance(error, ConfigError):
         return text
@@ -204,9 +218,9 @@ def explain(error: Exception) -> str:
         full = getattr(cause, "full_key", None) or missing
         return _missing_value(full if full.endswith(missing) else missing)
     if isinstance(cause, ConfigKeyError) or "Could not override" in text:
-        return _unknown_key(text if cause is error else f"{text}\n{cause}")
+        return _unknown_key(text if cause is error else f"{text}\n{cause}", schema)
     if isinstance(cause, ValidationError | ConfigTypeError):
-        return _wrong_type(cause, text)
+        return _wrong_type(cause, text, schema)
     if isinstance(cause, InterpolationKeyError | InterpolationResolutionError):
         return _dangling(str(cause.full_key), _line(cause))
     why = "" if cause is error else f": {_line(cause)}"
@@ -310,28 +324,28 @@ def _composition(text: str) -> str | None:
     return None
 
 
-def _unknown_key(text: str) -> str:
+def _unknown_key(text: str, schema: type) -> str:
     key = (
         _first(r"full_key: (\S+)", text)
         or _first(r"Could not override '([^']+)'", text)
         or _first(r"Key '([^']+)'", text)
         or "a key"
     )
-    near = difflib.get_close_matches(key, list(keys()), 1, 0.5)
+    near = difflib.get_close_matches(key, list(keys(schema)), 1, 0.5)
     group = key.rpartition(".")[0]
-    known = [each.rpartition(".")[2] for each in keys() if each.rpartition(".")[0] == group]
+    known = [each.rpartition(".")[2] for each in keys(schema) if each.rpartition(".")[0] == group]
     there = f"a key of {group or 'the config'} ({', '.join(known)})" if known else "a key of the config"
     # What is not there yet is added with +: a group that only a person's own folder has, a function's argument.
     added = _first(r"append to your (?:default list|config) use (.+)", text)
-    if added and (".build." in key or "default list" in text):
+    if added and (".build." in key or ("default list" in text and schema is Config)):
         return f"Expected {there} that is there already, received {key}. Try {added}."
     tail = f"Try {near[0]}." if near else HELP
     return f"Expected {there}, received {key}. {tail}"
 
 
-def _wrong_type(error: OmegaConfBaseException, text: str) -> str:
+def _wrong_type(error: OmegaConfBaseException, text: str, schema: type) -> str:
     key = (error.full_key or _first(r"In '(\w+)/", text) or "the value").partition("[")[0]
-    kind, default = _schema_at(key)
+    kind, default = _schema_at(key, schema)
     usual = _typeable(default)
     instead = HELP if usual is None else f"Try {key}={usual}."
     typed = _first(rf"Error merging override \+*{re.escape(key)}=(.*)", text)
@@ -346,13 +360,13 @@ def _received(line: str, typed: str | None) -> str:
     return "nothing" if found == "" else found or _first(r"(\w+) (?:is not a|to Dict)", line) or "something else"
 
 
-def _schema_at(key: str) -> tuple[Any, Any]:
+def _schema_at(key: str, schema: type = Config) -> tuple[Any, Any]:
     """(type, default) of a key of the schema.
 
     >>> _schema_at("train.seed")
     (<class 'int'>, 0)
     """
-    node: Any = Config
+    node: Any = schema
     found: tuple[Any, Any] = (None, "???")
     for name in key.split("."):
         fields = {each.name: each for each in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}

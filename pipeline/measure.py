@@ -14,6 +14,10 @@ RACING_CALL_SECONDS = 0.1
 MOST_STEPS_PER_CALL = 200
 # The share of the step time spent waiting for input from which a run is called input-bound.
 INPUT_BOUND = 0.1
+# The input and the model are timed alone in pieces of about this length, of not more steps.
+PIECE_SECONDS, MOST_STEPS_OF_PIECE = 0.5, 20_000
+# Within this of each other, neither of the two is called the slower one.
+NEAR = 0.05
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,58 @@ def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
         return None, []
     workers = zip(*shares, strict=False)
     return float(np.median([max(each) for each in shares])), [float(np.median(each)) for each in workers]
+
+
+def steps_of_piece(step_seconds: float) -> int:
+    """Steps of one of the pieces in which the input or the model is timed alone.
+
+    >>> steps_of_piece(0.05)
+    10
+    """
+    return int(np.clip(round(PIECE_SECONDS / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
+
+
+def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Examples per second of each piece that all processes timed at the same time: the slowest decides.
+
+    >>> slowest_rates([{"examples": [64, 64], "seconds": [1.0, 2.0]}, {"examples": [64, 64], "seconds": [2.0, 1.0]}])
+    [32.0, 32.0]
+    """
+    seconds = [max(each) for each in zip(*(each["seconds"] for each in told), strict=True)]
+    return [throughput(examples, each) for examples, each in zip(told[0]["examples"], seconds, strict=True)]
+
+
+def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
+
+    One is slower where all its pieces are, and by a twentieth at least. Without the bound training could be as fast as
+    what comes next: the model, or the input without its costliest stage; or the input, where the model is the bound.
+
+    >>> stages = [{"name": "range", "seconds_per_example": 2e-3, "seconds_per_step": 0.02},
+    ...           {"name": "map(slow)", "seconds_per_example": 8e-3, "seconds_per_step": 0.06}]
+    >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0], stages)
+    >>> found["bound"], found["ceiling_examples_per_second"], found["stages"][1]["share"]
+    ('input', 400.0, 0.75)
+    """
+    read, made = float(np.median(fed)), float(np.median(trained))
+    total = sum(each["seconds_per_step"] for each in stages)
+    shares = [each["seconds_per_step"] / total if total else 0.0 for each in stages]
+    bound, ceiling = "neither", None
+    if max(fed) < min(trained) and read < (1 - NEAR) * made:
+        left = 1 - max(shares, default=0.0)
+        bound, ceiling = "input", min(made, read / left) if left > 0 else made
+    elif max(trained) < min(fed) and made < (1 - NEAR) * read:
+        bound, ceiling = "model", read
+    return {
+        "input_examples_per_second": read,
+        "model_examples_per_second": made,
+        "bound": bound,
+        "ceiling_examples_per_second": ceiling,
+        "stages": [
+            {"name": each["name"], "microseconds_per_example": 1e6 * each["seconds_per_example"], "share": share}
+            for each, share in zip(stages, shares, strict=True)
+        ],
+    }
 
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:

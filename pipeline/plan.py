@@ -161,6 +161,8 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
     rate_scale: float = 1.0
+    # Are the input and the model timed alone before training?
+    profile: bool = False
 
     @property
     def lanes(self) -> int:
@@ -360,6 +362,7 @@ def make(
         oversubscribed=oversubscribed,
         machine=_machine_name(machine),
         notes=tuple(notes),
+        profile=config.data.profile,
     )
 
 
@@ -607,7 +610,7 @@ def identity(plan: dict[str, Any]) -> dict[str, Any]:
     of_no_matter = (
         "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
         "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
-        "prefetch", "service", "output_dir", "divided",
+        "prefetch", "service", "output_dir", "divided", "profile",
     )  # fmt: skip
     return {name: value for name, value in plan.items() if name not in of_no_matter}
 

@@ -85,6 +85,8 @@ class Earlier:
             return made
         made.point = _repeats(self.events, "point", planned.leaders)
         made.baseline = _repeats(self.events, "baseline", baseline.leaders if baseline else (0,))
+        profiled = [event for event in self.events if event["event"] == "profiled"]
+        made.profile = profiled[-1]["values"] if profiled else None
         return made
 
 

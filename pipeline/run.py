@@ -486,6 +486,7 @@ class Point:
             "speedup_high": faster[2],
             "efficiency": None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
             **waits,
+            "profile": measured.profile,
             "interval_confidence": measure.confidence(len(points)) if points else None,
             "repeats": len(points),
             "steps_per_call": measured.steps_per_call,

@@ -276,3 +276,19 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+
+
+@dataclass
+class PrepareConfig:
+    """Everything that a folder of prepared data is made from."""
+
+    out: str | None = None
+    processes: int | None = None
+    scheduler: str | None = None
+    shard_mib: float = 64.0
+    shards: int | None = None
+    workers: int | None = None
+    seed: int = 0
+    validation_fraction: float = 0.0
+    allowed_targets: list[str] | None = None
+    data: DataConfig = field(default_factory=DataConfig)

@@ -9,6 +9,8 @@ Commands, each a dictionary with `do`:
     build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
                last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
     size       {}                     tell how large the model is; `sized`
+    profile    {"what", "steps"}      time the input and the model alone, before `begin`: "paces" roughly, then so many
+               steps of the "input" or of the "model", then "stages" in the first process; each answered by `profiling`
     begin      {}                     begin training: from here on, steps are those of the training while it lasts
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
@@ -50,6 +52,7 @@ from pipeline.train import batches, build, cache, looked, service, static, table
 from pipeline.train import size as of_model
 from pipeline.train.checkpoint import Keeper
 from pipeline.train.loop import Call, Data, Loop, Tell, TrainingError, waited
+from pipeline.train.profile import Profile
 from pipeline.train.reading import Reading
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.state import on_all
@@ -208,6 +211,7 @@ class Work:
         self._folder = Path()
         self._parts: dict[str, Any] = {}
         self._loop: Loop | None = None
+        self._profile: Profile | None = None
         self._training: Training | None = None
         self._survival: Survival | None = None
         # Makes the same model again, without a strategy.
@@ -373,6 +377,33 @@ class Work:
             self._tell("sized", error=explain(error))
         else:
             self._tell("sized", **sizes.to_plain(made))
+
+    def profile(self, what: str, steps: int = 0) -> None:
+        """Times the input or the model alone, on data that training does not read."""
+        if self._profile is None:
+            self._profile = Profile(self._ready(), *self._data_anew())
+        profile = self._profile
+        told: dict[str, Any] = {}
+        if what == "paces":
+            told = dict(zip(("input_seconds", "model_seconds"), profile.paces(), strict=True))
+        elif what == "stages":
+            told = {"stages": profile.costs() if self._process.rank == 0 else []}
+            self._profile = None
+        else:
+            examples, seconds = profile.input(steps) if what == "input" else profile.model(steps)
+            told = {"examples": examples, "seconds": seconds}
+        self._tell("profiling", what=what, **told)
+
+    def _data_anew(self) -> tuple[Any, list[Any]]:
+        """The training data, and what workers that race read of it: what may be read without a trace, or made again.
+
+        A data set draws the orders of its shuffles from a state that each iterator changes.
+        """
+        plan, train = self._plan, self._parts["train"]
+        shares = plan.workers if plan.asynchronous and plan.workers > 1 and self._has_shards() else 1
+        if isinstance(train, tf.data.Dataset):
+            train = self._shard(self._process.rank, len(plan.leaders))[0]
+        return train, [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
 
     def begin(self) -> None:
         """Begins training."""

@@ -77,6 +77,11 @@ class Examples:
         return not (self.in_files or self.parse or self.decode or self.augment)
 
     @property
+    def image_files(self) -> bool:
+        """Are they files of encoded images, `raw["path"]`, with a label each, `raw["label"]`?"""
+        return isinstance(self.raw, Mapping) and set(self.raw) == {"path", "label"}
+
+    @property
     def count(self) -> int:
         """How many examples there are."""
         if self.in_files:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.show.profile import profile_lines
 from pipeline.show.words import (
     clean,
     duration,
@@ -67,6 +68,7 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("batch", _batch(result)),
         ("step time", _step_times(result)),
         ("input wait", _input_wait(result)),
+        *_labelled("profile", profile_lines(result.get("profile"))),
         ("staleness", _staleness(result)),
         ("steps", _steps_of_workers(result)),
         ("training", trained),
@@ -80,6 +82,10 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tracking", clean(result.get("tracking_note"))),
     ]
     return [(status, _what(result)), *((label, text) for label, text in rows if text)]
+
+
+def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    return [("" if place else label, line) for place, line in enumerate(lines)]
 
 
 def _what(result: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.events import Event
 from pipeline.plan import Plan
+from pipeline.show.profile import profile_lines
 from pipeline.show.words import clean, duration, items, listed, named, number, pairs, plural, rate, whole
 
 WINDOW_SECONDS = 5.0  # of training, over which throughput and the time left are taken
@@ -135,6 +136,8 @@ class Seen:
             case "checkpoint":
                 self._training.saved = whole(event.get("step"))
                 return []
+            case "profiled":
+                return [Line(text, lasting=True) for text in profile_lines(event.get("values"))]
             case "warning":
                 return self._once(f"warning: {clean(event.get('text')) or '(without words)'}", lasting=True)
             case "failed":

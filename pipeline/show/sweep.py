@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.show.estimate import planned_rows
+from pipeline.show.profile import profile_line
 from pipeline.show.result import STATUS_COLOURS
 from pipeline.show.words import (
     bare_times,
@@ -78,7 +79,8 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
         doubts = listed(doubts, "input-bound" * (result.get("input_bound") is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
         overrides = left + " ".join(clean(each) for each in items(result.get("overrides")))
-        rows += [text for text in (below, overrides) if text.strip()]
+        profile = f"{left}{said}" if (said := profile_line(result.get("profile"))) else ""
+        rows += [text for text in (below, profile, overrides) if text.strip()]
     return rows
 
 

@@ -247,6 +247,14 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
             yield Tag(name, text(values[name], TAG_CHARACTERS))
 
 
+def _profiled(event: Event, seen: Seen) -> Iterator[Change]:
+    values = event.get("values") or {}
+    if values.get("bound"):
+        yield Tag("profile.bound", text(values["bound"], TAG_CHARACTERS))
+    for name in ("input_examples_per_second", "model_examples_per_second", "ceiling_examples_per_second"):
+        yield from _point(f"profile/{name}", values.get(name), event, 0)
+
+
 def _ended(event: Event, seen: Seen) -> Iterator[Change]:
     preempted = event.get("status") == "PREEMPTED"
     status = "KILLED" if preempted else event.get("status") if event.get("status") in STATUSES else "FAILED"
@@ -262,8 +270,8 @@ def _ended(event: Event, seen: Seen) -> Iterator[Change]:
 
 _CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
     "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
-    "warning": _warning, "resumed": _resumed, "restarted": _warning, "saved": _saved, "result": _result,
-    "ended": _ended,
+    "warning": _warning, "resumed": _resumed, "restarted": _warning, "profiled": _profiled, "saved": _saved,
+    "result": _result, "ended": _ended,
 }  # fmt: skip
 
 

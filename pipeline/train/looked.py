@@ -11,8 +11,13 @@ from pipeline.train.loop import TrainingError
 
 # How many of those that are broken an error names.
 NAMED = 5
-# What an operation raises that meets a file or an example that it cannot read.
-UNREADABLE = (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError)
+# What an operation raises that meets a file or an example that it cannot read; the last where its message quotes that.
+UNREADABLE = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.DataLossError,
+    tf.errors.NotFoundError,
+    UnicodeDecodeError,
+)
 
 
 def broken(part: Any, classes: int | None, number: int, of: int, thorough: bool) -> list[Broken]:

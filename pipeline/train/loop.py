@@ -156,8 +156,12 @@ class Loop:
         """
         if self._training is None:
             self._training = self.train_data.iterator(self._position)
+        return self.on(self._training, count)
+
+    def on(self, batches: Iterator[Any], count: int) -> Call:
+        """Trains `count` steps on the next of these batches."""
         started = time.perf_counter()
-        losses, sizes, waits = self._train(self._training, tf.constant(count))
+        losses, sizes, waits = self._train(batches, tf.constant(count))
         return Call(losses.numpy(), sizes.numpy(), time.perf_counter() - started, waits.numpy())
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:

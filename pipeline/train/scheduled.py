@@ -301,7 +301,7 @@ class ScheduledLoop(Racing):
         super().__init__(model, strategy, train, validation, outputs)
         made = source(train, shards, workers, position)
         self._race = Race(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
-        self.lanes = workers
+        self.lanes, self.gradient_bits = workers, gradient_bits
 
     @property
     def race(self) -> Race:

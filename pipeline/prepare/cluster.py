@@ -1,0 +1,169 @@
+"""Dask workers, here or where a scheduler runs already, and the answers to what they are given to do.
+
+Dask is imported when workers are started, since that takes half a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.prepare import folder as folders
+from pipeline.prepare import preload
+
+CONNECT_SECONDS = 15.0
+# Times that a task is given to another worker when its own has died.
+RETRIES = 3
+
+
+class ClusterError(RuntimeError):
+    """Workers that are not there or died: the message says what was expected, received and what to type instead."""
+
+
+class Workers(Protocol):
+    """Something that calls functions elsewhere."""
+
+    count: int
+
+    def on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returns on each worker."""
+
+    def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """(number of a task, what it returned), as they come. A task is a function and its arguments."""
+
+
+@contextmanager
+def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Workers]:
+    """Dask workers: so many on this machine, or those of a scheduler. Raises `ClusterError`."""
+    import dask
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    settings = {
+        "distributed.scheduler.allowed-failures": RETRIES,
+        "distributed.comm.timeouts.connect": f"{CONNECT_SECONDS}s",
+        "distributed.admin.log-format": "%(message)s",
+        "distributed.logging.distributed": "critical",
+        "distributed.worker.memory.target": False,
+        "distributed.worker.memory.spill": False,
+        "distributed.worker.memory.pause": False,
+    }
+    with dask.config.set(settings), warnings.catch_warnings():
+        # Of a port that is taken, and of versions that differ a little.
+        warnings.simplefilter("ignore")
+        with _there(scheduler) if scheduler else _here(processes, folder) as client:
+            yield _Dask(client, scheduler)
+
+
+class _Dask:
+    """The workers of a Dask client."""
+
+    def __init__(self, client: Any, scheduler: str | None) -> None:
+        self._client, self._scheduler = client, scheduler
+        self.count = len(client.scheduler_info(n_workers=-1)["workers"])
+
+    def on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returns on each worker."""
+        # Idle workers get one each. A task that is bound to a worker would wait for ever for one that has died.
+        return [answer for _, answer in self.answers([(function, *arguments)] * self.count)]
+
+    def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """(number of a task, what it returned), as they come."""
+        from distributed import as_completed
+
+        futures = [self._client.submit(*task, pure=False) for task in tasks]
+        numbers = {future.key: number for number, future in enumerate(futures)}
+        try:
+            for future in as_completed(futures, loop=self._client.loop):
+                yield numbers[future.key], self._result(future)
+        finally:
+            with suppress(Exception):
+                self._client.cancel(futures, force=True)
+
+    def _result(self, future: Any) -> Any:
+        from distributed import KilledWorker
+
+        try:
+            return future.result()
+        except KilledWorker as error:
+            raise ClusterError(
+                f"Expected Dask workers that live, received {RETRIES + 1} that died one after the other in the same "
+                f"task: out of memory, most likely. Try fewer processes, or a smaller shard_mib."
+            ) from error
+        except Exception as error:
+            where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
+            raise ClusterError(
+                f"Expected Dask workers that can do this work, received from {where}: {type(error).__name__}: "
+                f"{_line(error)}. Try the same Python packages on all of them, or scheduler=null."
+            ) from error
+
+
+@contextmanager
+def _here(processes: int, folder: Path) -> Iterator[Any]:
+    from distributed import Client, LocalCluster
+
+    environment = {
+        preload.CONDUCTOR: str(os.getpid()),
+        preload.LOG: str(folders.log(str(folder.absolute()))),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    cluster = client = None
+    try:
+        cluster = LocalCluster(
+            n_workers=processes,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            # A worker's data are not Dask's, which could not free any of them.
+            memory_limit=0,
+            local_directory=str(folder.absolute() / folders.HIDDEN / "dask"),
+            silence_logs=logging.CRITICAL,
+            preload=["pipeline.prepare.preload"],
+            env=environment,
+        )
+        client = Client(cluster, set_as_default=False)
+        client.wait_for_workers(processes)
+        yield client
+    finally:
+        for each in (client, cluster):
+            if each is not None:
+                with suppress(Exception):
+                    each.close(timeout=2)
+        # Dask's own, where it was interrupted while it started or ended them.
+        for child in multiprocessing.active_children():
+            child.kill()
+
+
+@contextmanager
+def _there(scheduler: str) -> Iterator[Any]:
+    from distributed import Client
+
+    try:
+        client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
+    except Exception as error:
+        raise ClusterError(
+            f"Expected a Dask scheduler at {scheduler}, received no answer ({_line(error)}). "
+            f"Try `dask scheduler` there, or scheduler=null."
+        ) from error
+    try:
+        try:
+            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        except Exception as error:
+            raise ClusterError(
+                f"Expected a Dask scheduler with workers at {scheduler}, received one without. "
+                f"Try `dask worker {scheduler}` on the machines that are to work."
+            ) from error
+        yield client
+    finally:
+        with suppress(Exception):
+            client.close(timeout=2)
+
+
+def _line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

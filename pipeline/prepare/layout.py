@@ -1,0 +1,118 @@
+"""How many shards there are, and which example is in which: decided before any is written, by arithmetic and a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIB = 2**20
+
+
+class LayoutError(ValueError):
+    """Examples that cannot be laid out as asked: the message says what was expected, received and what to type."""
+
+
+def file_name(split: str, number: int, shards: int) -> str:
+    """What a shard is called.
+
+    >>> file_name("train", 3, 12)
+    'train-00003-of-00012.tfrecord'
+    """
+    return f"{split}-{number:05d}-of-{shards:05d}.tfrecord"
+
+
+def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: int | None) -> int:
+    """How many shards of about `shard_bytes` there are; as many as workers, or a multiple, if there are such examples.
+
+    >>> shard_count(1_000, total_bytes=250, shard_bytes=100, workers=None)
+    3
+    >>> shard_count(1_000, total_bytes=250, shard_bytes=100, workers=2)
+    4
+    >>> shard_count(5, total_bytes=250, shard_bytes=1, workers=2)
+    4
+    >>> shard_count(1, total_bytes=250, shard_bytes=1, workers=2)
+    1
+    """
+    wanted = max(1, min(examples, int(-(-total_bytes // shard_bytes))))
+    if not workers or examples < workers:
+        return wanted if not workers else max(1, examples)
+    return min(-(-wanted // workers), examples // workers) * workers
+
+
+def check(examples: int, shards: int | None, workers: int | None) -> None:
+    """Refuses more shards or workers than there are training examples. Raises `LayoutError`.
+
+    >>> check(examples=10, shards=5, workers=5)
+    """
+    if workers and examples < workers:
+        raise LayoutError(
+            f"Expected at least one training example for each of {workers} workers, received {examples}. "
+            f"Try workers={examples}."
+        )
+    if shards and examples < shards:
+        near = examples // (workers or 1) * (workers or 1)
+        raise LayoutError(
+            f"Expected at least one training example in each of {shards} shards, received {examples}. "
+            f"Try shards={near}."
+        )
+
+
+def held_out(groups: NDArray[np.int64] | None, count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which of `count` examples are held out: the same fraction of every group, of which some stay on either side.
+
+    >>> held_out(np.arange(10) % 2, 10, 0.2, seed=0).sum(), held_out(None, 10, 0.5, seed=0).sum()
+    (np.int64(2), np.int64(5))
+    """
+    held = np.zeros(count, bool)
+    if not fraction:
+        return held
+    rng = np.random.default_rng([seed, 2])
+    groups = np.zeros(count, np.int64) if groups is None else groups
+    # Sorted once: a search through all examples for each of many groups would take minutes.
+    order = np.argsort(groups, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        most = len(members) - 1
+        held[rng.permutation(members)[: min(max(round(len(members) * fraction), 1), most)]] = True
+    return held
+
+
+def orders(
+    whole: NDArray[np.int64], groups: NDArray[np.int64] | None, fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows that train and those that are held out, each in the order in which they fill shards.
+
+    `whole` are the rows that can be used, `groups` the class of each of these, where there are classes.
+
+    >>> train, validation = orders(np.arange(10), None, fraction=0.2, seed=0)
+    >>> len(train), len(validation), len({*train, *validation})
+    (8, 2, 10)
+    """
+    held = held_out(groups, len(whole), fraction, seed)
+    return shuffled(whole[~held], seed, 0), shuffled(whole[held], seed, 1)
+
+
+def shuffled(rows: NDArray[np.int64], seed: int, use: int) -> NDArray[np.int64]:
+    """The rows in an order that the seed decides, and what they are used for."""
+    return np.random.default_rng([seed, use]).permutation(rows)
+
+
+def share(order: NDArray[np.int64], number: int, shards: int) -> NDArray[np.int64]:
+    """The rows of one shard: each has as many as the others, or one more.
+
+    >>> [share(np.arange(5), number, 2).tolist() for number in range(2)]
+    [[0, 1], [2, 3, 4]]
+    """
+    return order[number * len(order) // shards : (number + 1) * len(order) // shards]
+
+
+def told(counts: Sequence[int], wanted: int, workers: int | None) -> str | None:
+    """Why there are more or fewer shards than their size alone would make; None where there are not.
+
+    >>> told([4], wanted=3, workers=2)
+    '4 shards instead of 3, so that 2 workers have equally many'
+    """
+    if not workers or counts[0] == wanted:
+        return None
+    return f"{counts[0]} shards instead of {wanted}, so that {workers} workers have equally many"

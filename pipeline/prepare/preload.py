@@ -1,0 +1,24 @@
+"""What a Dask worker of this machine does first: it ends with its conductor, prints to a log, and has no GPU."""
+
+import ctypes
+import os
+import signal
+
+# linux/prctl.h
+PR_SET_PDEATHSIG = 1
+CONDUCTOR, LOG = "PIPELINE_PREPARE_CONDUCTOR", "PIPELINE_PREPARE_LOG"
+
+
+def dask_setup(worker: object) -> None:
+    """Called by Dask in each of its workers."""
+    # Dask has a thread end the process with its parent, which has to wait while TensorFlow holds Python's lock.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[CONDUCTOR]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    # A Ctrl-C at the terminal is the conductor's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,125 @@
+"""Turns the command line into a typed config, and refuses one that makes no sense before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from pipeline import config as configs
+from pipeline import targets
+from pipeline.config import ConfigError
+from pipeline.schema import PrepareConfig
+
+NAME = "prepare"
+
+
+def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareConfig:
+    """The config that the command line asks for, of our choices and those in `config_dir`. Raises `ConfigError`."""
+    configs.register()
+    search = create_config_search_path(str(configs.folder()))
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(
+                f"Expected --config-dir to be a folder, received {config_dir}. "
+                f"Try its path from here, or an absolute one."
+            )
+        search.append("command-line", f"file://{Path(config_dir).absolute()}")
+    try:
+        GlobalHydra.instance().clear()
+        hydra = Hydra.create_main_hydra2(task_name=NAME, config_search_path=search)
+        with configs.refused_unread():
+            composed = hydra.compose_config(NAME, list(overrides), run_mode=RunMode.RUN, with_log_configuration=False)
+        # Hydra's own part, which has been checked, is nothing to prepare.
+        OmegaConf.set_struct(composed, False)
+        composed.pop("hydra")
+        return configs.typed_as(PrepareConfig, composed, overrides)
+    except Exception as error:
+        if isinstance(error, ConfigError) or not configs.is_ours(error):
+            raise
+        raise ConfigError(configs.explain(error, PrepareConfig)) from error
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def check(config: PrepareConfig, search: Sequence[str]) -> None:
+    """Refuses values that make no sense, and functions that are not there or that no config may call.
+
+    Raises `ConfigError`, and `TargetError` for functions, none of which has been imported by then.
+    """
+    if not config.out:
+        raise ConfigError("Expected out to be the folder to fill, received none. Try out=prepared.")
+    if "://" in config.out:
+        raise ConfigError(
+            f"Expected out to be a folder that this machine can write to, received {config.out}. "
+            f"Try out=prepared, and copying it there afterwards."
+        )
+    if config.data.service is not None or config.data.profile:
+        raise ConfigError(
+            "Expected keys of data that say what is prepared, received data.service or data.profile. "
+            "Try them when training."
+        )
+    least: tuple[tuple[str, int | None, int], ...] = (
+        ("processes", config.processes, os.cpu_count() or 1),
+        ("shards", config.shards, 8),
+        ("workers", config.workers, 2),
+    )
+    for name, number, usual in least:
+        if number is not None and number < 1:
+            raise ConfigError(f"Expected {name} to be 1 or more, received {number}. Try {name}={usual}.")
+    if config.seed < 0:
+        raise ConfigError(f"Expected seed to be 0 or more, received {config.seed}. Try seed=0.")
+    if not 0 < config.shard_mib <= 1 << 20:
+        raise ConfigError(
+            f"Expected shard_mib to be a size in MiB, above 0, received {config.shard_mib:g}. Try shard_mib=64."
+        )
+    if not 0 <= config.validation_fraction < 1:
+        raise ConfigError(
+            f"Expected validation_fraction to be 0 or more and below 1, received {config.validation_fraction:g}. "
+            f"Try validation_fraction=0.2."
+        )
+    if config.scheduler is not None and config.processes is not None:
+        raise ConfigError(
+            f"Expected processes to be null where a scheduler has its own, received processes={config.processes} with "
+            f"scheduler={config.scheduler}. Try processes=null."
+        )
+    if config.workers and config.shards and config.shards % config.workers:
+        near = max(config.workers, round(config.shards / config.workers) * config.workers)
+        raise ConfigError(
+            f"Expected shards that divide evenly over {config.workers} workers, received {config.shards}. "
+            f"Try shards={near}."
+        )
+    _check_targets(config, search)
+
+
+def help_text() -> str:
+    """What `--help` prints: how it is used, the sources that there are, and the keys with what they mean."""
+    choices = ", ".join(sorted(path.stem for path in (configs.folder() / "data").glob("*.yaml")))
+    text = (configs.folder() / f"{NAME}.yaml").read_text()
+    keys = text[text.index("\nout:") :].strip()
+    return (
+        "Turns a source of data into TFRecord shards beside a manifest, which data=tfrecord trains on.\n\n"
+        "    python -m pipeline.prepare data=SOURCE out=FOLDER [key=value ...]\n"
+        "    python -m pipeline data=tfrecord data.path=FOLDER\n\n"
+        "The same command goes on where one was ended. 0: done. 1: failed. 2: refused, and nothing was started.\n"
+        "128 + n: ended by signal n.\n\n"
+        f"== data=SOURCE ==\n{choices},\n"
+        "your own function with data.build._target_=package.function, or your own choice with --config-dir FOLDER\n\n"
+        f"== Keys and their values: key=value ==\n{keys}\n\n"
+        "Keys of data: conf/data/ and conf/config.yaml.\n"
+    )
+
+
+def _check_targets(config: PrepareConfig, search: Sequence[str]) -> None:
+    targets.check_allowed(config.allowed_targets)
+    if targets.KEY not in config.data.build:
+        raise ConfigError(
+            "Expected data.build._target_ to name a function, received none. Try data.build._target_=package.function."
+        )
+    targets.check(config.data.build, "data.build", ("shard", "shards"), search, config.allowed_targets)

@@ -1,0 +1,478 @@
+"""What a data set's function returned: rows of which each can be made a record, in any order, or a stream of examples.
+
+Called in a Dask worker. TensorFlow is imported where a person's function has done so, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data import files, manifest, pictures, records
+from pipeline.data.errors import DataError
+from pipeline.data.examples import Examples, Segment, leaves, rows
+from pipeline.data.manifest import Feature
+from pipeline.prepare.folder import Piece
+
+# Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
+# as bytes, which are read faster.
+SHORT = 64
+MOST_OPEN = 64
+# Rows that are taken out of arrays at a time.
+BLOCK = 256
+# Rows of arrays that are looked at together, so that little is copied.
+LOOKED_AT = 4096
+MOST = np.iinfo(np.int64).max
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Made:
+    """One example made a record: its bytes, framed, and its label, None where it is no class. Or why it is broken.
+
+    `size` is the height and width of its image, where it has an encoded one.
+    """
+
+    record: bytes | None
+    label: int | None
+    why: str | None = None
+    size: tuple[int, int] | None = None
+
+
+class Rows(Protocol):
+    """One part of a source: so many examples, of which any can be made a record.
+
+    `labels` are int64 [examples] where each example has one whole number for a label, and None otherwise. `broken` has
+    the rows that are known to be broken, and why; others may turn out to be when their record is made. `nbytes` is
+    about what all records come to, and `digest` names the content.
+    """
+
+    count: int
+    nbytes: int
+    features: tuple[Feature, ...]
+    labels: Labels | None
+    broken: Mapping[int, str]
+    digest: str
+
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+        """The chosen rows as records, in this order."""
+
+
+def feature(name: str, array: NDArray[Any], shape: Sequence[int]) -> Feature:
+    """How values of such an array are stored. Raises `DataError` for what no record can hold.
+
+    >>> feature("x", np.zeros((1, 28, 28), np.float32), (28, 28)).stored
+    'floats'
+    >>> [feature("x", np.zeros(1, kind), shape).stored for kind, shape in (("u1", ()), ("u1", (3,)), ("i4", (65,)))]
+    ['ints', 'bytes', 'bytes']
+    """
+    kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
+    if kind.kind not in "fiub" or kind.itemsize > 8:
+        raise DataError(
+            f"Expected {name} to be numbers of at most 8 bytes, or true and false, received {kind}. "
+            f"Try numbers in its place, such as the places of words in a vocabulary."
+        )
+    if kind == np.float32:
+        stored = "floats"
+    elif kind.kind == "f":
+        stored = "bytes"
+    elif not shape or kind in (np.uint32, np.uint64):
+        # TensorFlow reads no unsigned numbers of 4 or 8 bytes out of bytes.
+        stored = "ints"
+    else:
+        stored = "ints" if values <= SHORT and kind != np.uint8 else "bytes"
+    return Feature(name, tuple(shape), kind.newbyteorder("=").name, stored)
+
+
+def stored(value: NDArray[Any], kind: str) -> bytes | NDArray[Any]:
+    """An array as `records.example` takes it."""
+    if kind != "bytes":
+        return value
+    return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+class Arrays:
+    """Arrays with the examples along the first axis, in nested structures: `(x, y)` or `(x, y, weight)`."""
+
+    def __init__(self, part: Any, split: str, classes: int | None) -> None:
+        self._split = split
+        self._arrays = {name: np.asarray(leaf) for name, leaf in flat(part, split).items()}
+        lengths = {name: len(array) if array.ndim else -1 for name, array in self._arrays.items()}
+        if len(set(lengths.values())) != 1 or -1 in lengths.values():
+            shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in self._arrays.items())
+            raise DataError(
+                f"Expected arrays with as many examples along their first axis, received for {split}: {shapes}. "
+                f"Try numpy.asarray around lists of numbers."
+            )
+        self.count: int = next(iter(lengths.values()))
+        self.features: tuple[Feature, ...] = tuple(
+            feature(name, array, array.shape[1:]) for name, array in self._arrays.items()
+        )
+        self.labels: Labels | None = labels_of(self._arrays.get("y"))
+        self.broken: Mapping[int, str] = self._broken(classes)
+        self.nbytes: int = self._nbytes()
+        self.digest: str = self._digest()
+
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+        """The chosen rows as records, in this order."""
+        for start in range(0, len(chosen), BLOCK):
+            block = chosen[start : start + BLOCK]
+            taken = {each.name: (self._arrays[each.name][block], each.stored) for each in self.features}
+            for place, row in enumerate(block.tolist()):
+                data = records.example(
+                    {name: stored(np.asarray(array[place]), kind) for name, (array, kind) in taken.items()}
+                )
+                yield Made(records.framed(data), None if self.labels is None else int(self.labels[row]))
+
+    def _nbytes(self) -> int:
+        # A whole number takes a byte or two, whatever its array has for it.
+        values = sum(
+            2 * array.size if each.stored == "ints" else array.nbytes
+            for each, array in zip(self.features, self._arrays.values(), strict=True)
+        )
+        return int(values) + self.count * (records.HEADER + records.FOOTER + 16 * len(self._arrays))
+
+    def _digest(self) -> str:
+        made = hashlib.sha256()
+        for name, array in self._arrays.items():
+            made.update(repr((name, array.dtype.str, array.shape)).encode())
+            for start in range(0, self.count, LOOKED_AT):
+                made.update(np.ascontiguousarray(array[start : start + LOOKED_AT]).data)
+        return made.hexdigest()[:16]
+
+    def _broken(self, classes: int | None) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for name, array in self._arrays.items():
+            for start in range(0, self.count, LOOKED_AT):
+                block = array[start : start + LOOKED_AT]
+                if array.dtype.kind == "f":
+                    bad, why = ~np.isfinite(block), f"has NaN or infinity in {name}"
+                elif array.dtype == np.uint64:
+                    bad, why = block > MOST, f"has a number in {name} that int64 does not hold"
+                else:
+                    break
+                if bad.any():
+                    lost = np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))
+                    found |= {int(start + row): why for row in lost}
+        if self.labels is not None:
+            wrong = (self.labels < 0) | (self.labels >= (MOST if classes is None else classes))
+            found |= {int(row): str(wrong_label(int(self.labels[row]), classes)) for row in np.flatnonzero(wrong)}
+        return {row: f"example {row} of {self._split} {found[row]}" for row in sorted(found)}
+
+
+class Images:
+    """Files of images with a label each, which are stored as they are."""
+
+    def __init__(self, part: Examples, classes: int | None) -> None:
+        self._paths = [str(path) for path in part.raw["path"]]
+        self._classes = labels = np.asarray(part.raw["label"]).astype(np.int64)
+        sizes = [_size(path) for path in self._paths]
+        self.count: int = len(self._paths)
+        self.nbytes: int = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
+        self.features: tuple[Feature, ...] = (
+            Feature("x", (None, None, _channels(part.spec)), "float32", "image"),
+            Feature("y", (), "int32", "ints"),
+        )
+        self.labels: Labels | None = labels
+        whys = (
+            wrong_label(label, classes) or (None if size is not None else "cannot be read (no such file)")
+            for label, size in zip(labels.tolist(), sizes, strict=True)
+        )
+        self.broken: Mapping[int, str] = {row: f"{self._paths[row]} {why}" for row, why in enumerate(whys) if why}
+        told = json.dumps([self._paths, sizes, labels.tolist()])
+        self.digest: str = hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+        """The chosen rows as records, in this order."""
+        for row in chosen.tolist():
+            path, label = self._paths[row], int(self._classes[row])
+            try:
+                data = Path(path).read_bytes()
+            except OSError as error:
+                yield Made(None, label, f"{path} cannot be read ({error.strerror or error})")
+                continue
+            why = pictures.fault(data)
+            if why:
+                yield Made(None, label, f"{path} {why}")
+                continue
+            made = records.example({"x": data, "y": np.asarray(label)})
+            yield Made(records.framed(made), label, size=_height_and_width(data))
+
+
+class Records:
+    """Records that are in files already, one piece after the other, and are copied."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = [piece for piece in pieces if len(piece.index)]
+        self._starts = np.cumsum([0, *(len(piece.index) for piece in self._pieces)])
+        self._index = np.concatenate([np.zeros((0, 3), np.int64), *(piece.index for piece in self._pieces)])
+        self.count: int = len(self._index)
+        self.nbytes: int = int(self._index[:, 1].sum())
+        self.features: tuple[Feature, ...] = self._pieces[0].features if self._pieces else ()
+        for piece in self._pieces:
+            if piece.features != self.features:
+                raise DataError(
+                    f"Expected examples that are all alike, received {in_words(self.features)} and "
+                    f"{in_words(piece.features)}. Try the same shapes and types in every example."
+                )
+        labelled = bool(self._pieces) and all(piece.labelled for piece in self._pieces)
+        self.labels: Labels | None = self._index[:, 2] if labelled else None
+        self.broken: Mapping[int, str] = {
+            int(start) + row: why
+            for start, piece in zip(self._starts, self._pieces, strict=False)
+            for row, why in piece.broken.items()
+        }
+        told = "".join(piece.digest for piece in self._pieces)
+        self.digest: str = hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
+        """The chosen rows as records, in this order."""
+        opened: dict[int, BinaryIO] = {}
+        try:
+            for row in chosen.tolist():
+                place = int(np.searchsorted(self._starts, row, "right")) - 1
+                if place not in opened:
+                    if len(opened) >= MOST_OPEN:
+                        opened.pop(next(iter(opened))).close()
+                    opened[place] = files.opened(self._pieces[place].path)
+                offset, length, label = self._index[row].tolist()
+                opened[place].seek(offset)
+                data = opened[place].read(length)
+                known = label if self.labels is not None else None
+                if records.unframed(data) is None:
+                    name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
+                    yield Made(None, known, f"{name} has a wrong checksum")
+                    continue
+                yield Made(data, known)
+        finally:
+            for file in opened.values():
+                file.close()
+
+
+def parts_of(made: Any) -> tuple[Any, Any]:
+    """`(train, validation)` of what a function returned; an iterator is all for training. Raises `DataError`.
+
+    >>> parts_of(((1, 2), None))
+    ((1, 2), None)
+    """
+    if isinstance(made, tuple | list) and len(made) == 2:
+        return made[0], made[1]
+    if hasattr(made, "__next__") or _is_dataset(made):
+        return made, None
+    raise DataError(
+        f"Expected data.build to return (train, validation), or an iterator of (x, y), "
+        f"received {_kind(made)}. Try returning (train, None)."
+    )
+
+
+def is_in_files(part: Any) -> bool:
+    """Is it records that are in files already?"""
+    return isinstance(part, Examples) and part.in_files
+
+
+def is_stream(part: Any) -> bool:
+    """Is it examples that come one after another?"""
+    if isinstance(part, Examples):
+        return not part.in_files and not part.image_files and _is_made(part)
+    arrays = isinstance(part, tuple | list | Mapping) or hasattr(part, "__array__")
+    return not arrays and (hasattr(part, "__iter__") or callable(part))
+
+
+def rows_of(part: Any, split: str, classes: int | None) -> Rows:
+    """A part that is neither a stream nor in files, as rows. Raises `DataError`."""
+    if isinstance(part, Examples):
+        return Images(part, classes) if part.image_files else Arrays(part.raw, split, classes)
+    if not isinstance(part, tuple | list) or len(part) not in (2, 3):
+        raise DataError(
+            f"Expected data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these, "
+            f"received {_kind(part)}. Try (x, y), (x_validation, y_validation)."
+        )
+    return Arrays(tuple(part), split, classes)
+
+
+def examples_of(part: Any) -> Iterator[Any]:
+    """The examples of a stream, in nested structures of arrays."""
+    if isinstance(part, Examples):
+        part = _dataset_of(part)
+    if _is_dataset(part):
+        if int(part.cardinality()) == -1:
+            raise DataError(
+                "Expected a data set of single examples that ends, received one without end. "
+                "Try dataset.take(examples)."
+            )
+        return iter(part.as_numpy_iterator())
+    return iter(part() if callable(part) and not hasattr(part, "__iter__") else part)
+
+
+class Encoder:
+    """Makes records of a stream's examples, which must all be as the first."""
+
+    def __init__(self, split: str, classes: int | None) -> None:
+        self._split, self._classes = split, classes
+        self.features: tuple[Feature, ...] = ()
+        self.labelled = False
+
+    def make(self, example: Any, name: str) -> Made:
+        """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
+        if not isinstance(example, tuple | list) or len(example) not in (2, 3):
+            raise DataError(
+                f"Expected examples (x, y) or (x, y, weight), received {name} as {_kind(example)}. "
+                f"Try yielding (x, y) of one example at a time."
+            )
+        arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
+        found = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
+        if not self.features:
+            self.features = found
+            self.labelled = any(each.name == "y" and is_label(each) for each in found)
+        why = None
+        if found != self.features:
+            why = f"has {in_words(found)}, {in_words(self.features)} as in the first was expected"
+        for leaf, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                why = why or f"has NaN or infinity in {leaf}"
+            if array.dtype == np.uint64 and array.size and array.max() > MOST:
+                why = why or f"has a number in {leaf} that int64 does not hold"
+        label = int(arrays["y"]) if self.labelled and not why else None
+        why = why or (None if label is None else wrong_label(label, self._classes))
+        if why:
+            return Made(None, label, f"{name} {why}")
+        data = records.example({each.name: stored(arrays[each.name], each.stored) for each in found})
+        return Made(records.framed(data), label)
+
+
+def flat(part: Any, split: str) -> dict[str, Any]:
+    """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
+    _check_names(part, split)
+    found = manifest.flat(part)
+    if not any(name == "x" or name.startswith("x/") for name in found):
+        raise DataError(f"Expected examples with an x for {split}, received none. Try (x, y).")
+    return {name: leaf for name, leaf in found.items() if leaf is not None}
+
+
+def labels_of(y: NDArray[Any] | None) -> Labels | None:
+    """Labels as int64 where each is one whole number; None where they are something else.
+
+    >>> labels_of(np.array([2, 0], np.uint8)), labels_of(np.array([0.5]))
+    (array([2, 0]), None)
+    """
+    return None if y is None or y.dtype.kind not in "iu" or y.ndim != 1 else y.astype(np.int64)
+
+
+def wrong_label(label: int, classes: int | None) -> str | None:
+    """What is wrong with a label; None where nothing is.
+
+    >>> wrong_label(-1, None), wrong_label(3, 3), wrong_label(2, 3)
+    ('has label -1, 0 or more was expected', 'has label 3, 0 to 2 was expected', None)
+    """
+    if label >= 0 and (classes is None or label < classes):
+        return None
+    return f"has label {label}, {'0 or more' if classes is None else f'0 to {classes - 1}'} was expected"
+
+
+def in_words(features: Sequence[Feature]) -> str:
+    """Features as a person reads them."""
+    return ", ".join(f"{each.name} of {each.dtype} {list(each.shape)}" for each in features)
+
+
+def _check_names(node: Any, split: str) -> None:
+    if isinstance(node, Mapping):
+        for key, inner in node.items():
+            if not isinstance(key, str) or not key or "/" in key or key.isdigit():
+                raise DataError(
+                    f"Expected names of inputs and outputs that are text without /, and no numbers, for {split}, "
+                    f"received {key!r}. Try another name."
+                )
+            _check_names(inner, split)
+    elif isinstance(node, tuple | list):
+        for inner in node:
+            _check_names(inner, split)
+
+
+def _is_dataset(part: Any) -> bool:
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is not None and isinstance(part, tensorflow.data.Dataset)
+
+
+def _is_made(part: Examples) -> bool:
+    """Does TensorFlow make the examples of what is cheap to read?"""
+    return part.parse is not None or part.decode is not None
+
+
+def _dataset_of(part: Examples) -> Any:
+    """The finished examples of a part, as a data set."""
+    import tensorflow as tf
+
+    made = tf.data.Dataset.from_tensor_slices(rows(part.raw, slice(None)))
+    if part.parse is not None:
+        made = made.batch(BLOCK).map(part.parse).unbatch()
+    return made if part.decode is None else made.map(lambda *each: part.decode(each if len(each) > 1 else each[0]))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def _channels(spec: Any) -> int | None:
+    """The channels that images are made with, where the finished example says so."""
+    shape = getattr(leaves(spec)[0], "shape", None) if spec is not None else None
+    return int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
+
+
+def piece_of_file(part: Examples, segment: Segment) -> Piece:
+    """The records of a file that is prepared already: where each is, its label, and which are broken."""
+    folder, _, file_name = segment.path.rpartition("/")
+    made = manifest.load(folder, files.text_of)
+    classed = [each for each in made.features if each.name == "y" and is_label(each)]
+    found = part.look(dataclasses.replace(part, raw=(segment,)), 0, 1, True) if part.look else []
+    whys = {each.first + more: f"{each.name} {each.why}" for each in found for more in range(each.examples)}
+    index = []
+    with files.opened(segment.path) as file:
+        for frame in records.frames(file):
+            label = 0
+            if frame.data is None:
+                whys.setdefault(frame.number, f"{segment.path} record {frame.number} {frame.broken}")
+            elif classed and frame.number not in whys:
+                label = int(records.parsed(frame.data)["y"][0])
+            index.append((frame.start, (frame.stop or frame.start) - frame.start, label))
+    shards = {shard.file: shard.sha256 for split in made.splits.values() for shard in split}
+    return Piece(
+        segment.path,
+        np.array(index, np.int64).reshape(-1, 3),
+        made.features,
+        bool(classed),
+        shards.get(file_name, ""),
+        {row: why for row, why in whys.items() if row < len(index)},
+        tuple(why for row, why in whys.items() if row >= len(index)),
+    )
+
+
+def is_label(feature: Feature) -> bool:
+    """Is it one whole number for each example?"""
+    return feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
+
+
+def _height_and_width(data: bytes) -> tuple[int, int]:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return image.height, image.width

@@ -1,0 +1,135 @@
+"""Sources of data of a person's own, for the tests of preparing. Nothing slow is imported here."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.data.examples import Examples
+
+
+def arrays(examples=200, validation=40, seed=5, classes=4):
+    """Images of floats with a class each."""
+    random = np.random.default_rng(seed)
+    x = random.random((examples + validation, 4, 4, 1)).astype("float32")
+    y = (np.arange(examples + validation) % classes).astype("int32")
+    held = (x[examples:], y[examples:]) if validation else None
+    return (x[:examples], y[:examples]), held
+
+
+def slow_arrays(examples=60_000, seed=0):
+    """So many that making shards of them takes a while, of about 12 KB each."""
+    random = np.random.default_rng(seed)
+    return (random.random((examples, 3072), "float32"), (np.arange(examples) % 10).astype("int32")), None
+
+
+def nested(examples=50):
+    """Several inputs of every kind that is stored in a way of its own, two outputs, and a weight."""
+    random = np.random.default_rng(0)
+    x = {
+        "ids": random.integers(-3, 9, (examples, 3)).astype("int32"),
+        "deep": {
+            "double": random.random((examples, 2)),
+            "half": random.random((examples, 70)).astype("float16"),
+            "scalar": random.random(examples),
+        },
+        "places": (
+            random.integers(0, 255, (examples, 4, 4, 3)).astype("uint8"),
+            random.integers(0, 2, (examples, 80)).astype(bool),
+            random.integers(0, 2**40, (examples, 100)),
+            random.integers(0, 2**31, (examples, 70)).astype("uint32"),
+        ),
+    }
+    y = (random.random((examples, 2)).astype("float32"), random.integers(0, 2, examples).astype(bool))
+    return (x, y, random.random(examples).astype("float32")), None
+
+
+def stream(examples=300, broken=()):
+    """One example after another."""
+    random = np.random.default_rng(1)
+    for number in range(examples):
+        x = random.random(5).astype("float32")
+        if number in broken:
+            x[2] = np.nan
+        yield {"a": x}, np.int32(number % 3)
+
+
+def two_streams():
+    """A training and a validation part, each one after another."""
+    return stream(60), stream(12)
+
+
+def unlike():
+    """Examples whose shapes differ."""
+    yield np.zeros(3, "float32"), 0
+    yield np.zeros(4, "float32"), 0
+
+
+def data_set(examples=100, shard=0, shards=1):
+    """A tf.data.Dataset that can be had in shards."""
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(examples).shard(shards, shard)
+    return numbers.map(lambda n: (tf.cast(n, tf.float32)[None], tf.cast(n % 4, tf.int32))), None
+
+
+def endless():
+    """A tf.data.Dataset without end."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(([1.0], 0)).repeat(), None
+
+
+def photos(path, classes=None):
+    """The files of images in folders by class."""
+    names = sorted(each.name for each in Path(path).iterdir())
+    found = [(str(file), names.index(name)) for name in names for file in sorted(Path(path, name).iterdir())]
+    raw = {"path": np.array([file for file, _ in found]), "label": np.array([label for _, label in found], np.int32)}
+    return Examples(raw=raw, spec=None, num_classes=len(names), class_names=tuple(names)), None
+
+
+def with_values(values=(1.0, 2.0), labels=(0, 1)):
+    """Arrays with these values."""
+    return (np.array(values, "float32")[:, None], np.array(labels)), None
+
+
+def words():
+    """Arrays of text."""
+    return (np.array(["a", "b"]), np.array([0, 1])), None
+
+
+def uneven():
+    """Arrays of different lengths."""
+    return (np.zeros((3, 2)), np.zeros(2)), None
+
+
+def named_oddly():
+    """An input whose name no record can have."""
+    return ({"a/b": np.zeros((3, 2))}, np.zeros(3)), None
+
+
+def nothing():
+    """No examples."""
+    return (np.zeros((0, 2), "float32"), np.zeros(0, "int32")), None
+
+
+def moody():
+    """Something else on each call."""
+    return (np.frombuffer(os.urandom(80), np.uint8).reshape(10, 8), np.arange(10) % 2), None
+
+
+def deadly(once=None):
+    """Kills its process: each time, or only where there is no such file yet."""
+    if once is None or not Path(once).exists():
+        if once is not None:
+            Path(once).touch()
+        os.kill(os.getpid(), 9)
+    return arrays()
+
+
+def sleeping(seconds=60):
+    """Takes long to read."""
+    Path("asleep").touch()
+    time.sleep(seconds)
+    return arrays()

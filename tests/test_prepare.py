@@ -1,0 +1,652 @@
+"""Preparing data: what comes to be in the folder, what is refused, and what survives a kill, by the command itself."""
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import OWN, ROOT, left_behind
+
+from pipeline.data import examples, manifest, records
+from pipeline.prepare import command, conduct, layout, settings, work
+from pipeline.prepare.folder import Folder, FolderError
+from pipeline.prepare.layout import LayoutError
+from pipeline.show.prepared import summary_lines
+
+OWN_SOURCE = "data.build._target_=sources."
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Starts the command in a folder, from where the tests' own sources can be imported."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.prepare", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, *arguments: str, code: int = 0, timeout: float = 120.0) -> tuple[str, str]:
+    """(stdout, stderr) of the command, which ends with `code` and leaves no process."""
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == code, (out, err)
+    assert "Traceback" not in out + err
+    assert not left_behind(folder)
+    return out, err
+
+
+class Here:
+    """Workers that are this process; each that it stands for begins with nothing kept."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+
+    def on_each(self, function: Any, *arguments: Any) -> list[Any]:
+        return [(work._KEPT.clear(), function(*arguments))[1] for _ in range(self.count)]
+
+    def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        yield from ((number, task[0](*task[1:])) for number, task in enumerate(tasks))
+
+
+class Silent:
+    """Shows nothing."""
+
+    said: list[str]
+
+    def __init__(self) -> None:
+        self.said = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def begin(self, label: str, total: int, examples: int | None) -> None: ...
+
+    def done(self, number: int, examples: int) -> None: ...
+
+
+def prepared(folder: Path, *overrides: str, processes: int = 1, said: Silent | None = None) -> conduct.Prepared:
+    """What comes of a command, made in this process, which need not start others."""
+    search = (str(OWN), *sys.path)
+    config = settings.compose([f"out={folder}", *overrides])
+    settings.check(config, search)
+
+    @contextmanager
+    def workers() -> Iterator[Here]:
+        yield Here(processes)
+
+    return conduct.prepare(config, search, workers, said or Silent())
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every shard."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tfrecord"))}
+
+
+def stored(folder: Path, split: str = "train") -> list[dict[str, list[Any]]]:
+    """The features of every record of a split, in order."""
+    found = []
+    for path in sorted(folder.glob(f"{split}-*.tfrecord")):
+        with path.open("rb") as file:
+            found += [records.parsed(frame.data or b"") for frame in records.frames(file)]
+    return found
+
+
+def read_back(folder: Path, split: str = "train") -> list[Any]:
+    """Every example of a split, in nested structures of arrays, as TensorFlow reads it for training."""
+    import tensorflow as tf
+
+    from pipeline.data import tfrecord
+
+    part = tfrecord(path=str(folder))[("train", "validation").index(split)]
+    assert part is not None
+    read = tf.data.TFRecordDataset([segment.path for segment in part.raw]).batch(7).map(part.parse).unbatch()
+    if part.decode is not None:
+        read = read.map(lambda *example: part.decode(example))
+    return list(read.as_numpy_iterator())
+
+
+# ---- what comes to be in the folder
+
+
+def test_arrays_become_shards_and_a_manifest_that_says_what_they_are(tmp_path):
+    out, err = run(tmp_path, f"{OWN_SOURCE}arrays", "out=d", "shards=4", "processes=2")
+    assert err == ""
+    made = manifest.load(str(tmp_path / "d"), lambda path: Path(path).read_text())
+    assert [(each.name, each.shape, each.dtype, each.stored) for each in made.features] == [
+        ("x", (4, 4, 1), "float32", "floats"),
+        ("y", (), "int32", "ints"),
+    ]
+    assert (made.examples("train"), made.examples("validation"), made.num_classes) == (200, 40, 4)
+    assert made.classes("train") == {"0": 50, "1": 50, "2": 50, "3": 50}
+    assert {each.file: each.sha256 for split in made.splits.values() for each in split} == checksums(tmp_path / "d")
+    assert all((tmp_path / "d" / each.file).stat().st_size == each.bytes for each in made.splits["train"])
+    assert [each.examples for each in made.splits["train"]] == [50] * 4
+    assert "200 examples, 4 shards" in out
+    assert "4 classes: 0 50, 1 50, 2 50, 3 50" in out
+    assert "python -m pipeline data=tfrecord data.path=d" in out
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
+        ".prepare",
+        "manifest.json",
+        *checksums(tmp_path / "d"),
+    ]
+    assert [path.name for path in (tmp_path / "d/.prepare").iterdir()] == ["lock"]
+
+
+def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(tmp_path):
+    for name, more in (("one", ["processes=1"]), ("two", ["processes=2"]), ("other", ["processes=2", "seed=1"])):
+        run(tmp_path, "data=digits", f"out={name}", "shards=6", *more)
+    assert checksums(tmp_path / "one") == checksums(tmp_path / "two")
+    assert checksums(tmp_path / "one") != checksums(tmp_path / "other")
+
+
+def test_workers_import_no_tensorflow_for_arrays_and_images(tmp_path):
+    code = (
+        "import sys; from pipeline.prepare import work\n"
+        "job = work.Job(folder='d', build={'_target_': 'pipeline.data.digits'}, num_classes=10, seed=0, "
+        "validation_fraction=0.0, skip=False)\n"
+        "found = work.describe(job); work.shard(job, 'train', 0, 1, found.digest)\n"
+        "assert not {'tensorflow', 'keras', 'hydra', 'dask'} & set(sys.modules), 'slow'"
+    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True)
+
+
+def test_every_example_is_in_one_shard_in_an_order_of_its_own(tmp_path):
+    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=3")
+    from sources import arrays
+
+    (x, y), (held, _) = arrays()
+    found = [(tuple(each["x"]), each["y"][0]) for each in stored(tmp_path / "d")]
+    there = [(tuple(row), int(label)) for row, label in zip(x.reshape(200, 16).tolist(), y, strict=True)]
+    assert sorted(found) == sorted(there)
+    assert found != there
+    assert sorted(tuple(each["x"]) for each in stored(tmp_path / "d", "validation")) == sorted(
+        map(tuple, held.reshape(40, 16).tolist())
+    )
+
+
+def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
+    prepared(tmp_path / "d", f"{OWN_SOURCE}nested")
+    from sources import nested
+
+    wanted, _ = nested()
+    found = read_back(tmp_path / "d")
+    order = {float(weight): row for row, weight in enumerate(wanted[2])}
+    assert len(found) == 50
+    leaves = manifest.flat(wanted)
+    for example in found:
+        row = order[float(example[2])]
+        for name, value in manifest.flat(example).items():
+            np.testing.assert_array_equal(value, leaves[name][row], name)
+            assert np.asarray(value).dtype == leaves[name].dtype, name
+    kinds = {
+        each.name: each.stored
+        for each in manifest.load(str(tmp_path / "d"), lambda path: Path(path).read_text()).features
+    }
+    assert kinds == {
+        "x/ids": "ints", "x/deep/double": "bytes", "x/deep/half": "bytes", "x/deep/scalar": "bytes",
+        "x/places/0": "bytes", "x/places/1": "bytes", "x/places/2": "bytes", "x/places/3": "ints",
+        "y/0": "floats", "y/1": "ints", "weight": "floats",
+    }  # fmt: skip
+
+
+def test_records_are_what_tensorflow_would_write():
+    import tensorflow as tf
+
+    features = {
+        "f": np.array([1.5, -2.0], np.float32), "i": np.array([-1, 0, 127, 128, 2**40]), "b": b"\0\1", "e": b"",
+        "many": [b"one", b"two"], "true": np.array(True), "none": np.zeros(0, np.float32),
+    }  # fmt: skip
+    kinds = tf.train
+    theirs = kinds.Example(features=kinds.Features(feature={
+        "f": kinds.Feature(float_list=kinds.FloatList(value=[1.5, -2.0])),
+        "i": kinds.Feature(int64_list=kinds.Int64List(value=[-1, 0, 127, 128, 2**40])),
+        "b": kinds.Feature(bytes_list=kinds.BytesList(value=[b"\0\1"])),
+        "e": kinds.Feature(bytes_list=kinds.BytesList(value=[b""])),
+        "many": kinds.Feature(bytes_list=kinds.BytesList(value=[b"one", b"two"])),
+        "true": kinds.Feature(int64_list=kinds.Int64List(value=[1])),
+        "none": kinds.Feature(float_list=kinds.FloatList(value=[])),
+    }))  # fmt: skip
+    assert records.example(features) == theirs.SerializeToString(deterministic=True)
+
+
+def test_a_stream_is_gathered_once_and_shuffled_over_all_shards(tmp_path):
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "shards=4", "validation_fraction=0.2")
+    from sources import stream
+
+    found = stored(tmp_path / "d") + stored(tmp_path / "d", "validation")
+    assert sorted((*each["x/a"], each["y"][0]) for each in found) == sorted(
+        (*x["a"].tolist(), int(y)) for x, y in stream()
+    )
+    assert (made.made.examples("train"), made.made.classes("validation")) == (240, {"0": 20, "1": 20, "2": 20})
+    assert all(len(each.classes) == 3 for each in made.made.splits["train"])
+
+
+def test_two_streams_become_two_splits(tmp_path):
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}two_streams").made
+    assert (made.examples("train"), made.examples("validation")) == (60, 12)
+
+
+@pytest.mark.slow
+def test_a_tf_data_set_in_shards_is_the_same_with_one_and_two_processes(tmp_path):
+    for processes in (1, 2):
+        run(tmp_path, f"{OWN_SOURCE}data_set", f"out=d{processes}", "shards=2", f"processes={processes}")
+    assert checksums(tmp_path / "d1") == checksums(tmp_path / "d2")
+    assert sorted(each["x"][0] for each in stored(tmp_path / "d1")) == list(range(100))
+
+
+def test_prepared_data_are_sharded_anew_by_copying_their_records(tmp_path):
+    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4")
+    made = prepared(tmp_path / "e", "data=tfrecord", f"data.path={tmp_path / 'd'}", "shards=7", "seed=3").made
+    assert made.num_classes == 4
+    assert len(made.splits["train"]) == 7
+    for split in ("train", "validation"):
+        ours, theirs = (sorted(map(repr, stored(tmp_path / name, split))) for name in "de")
+        assert ours == theirs
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Images of two classes, PNG and JPEG."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            image = Image.fromarray(random.integers(0, 255, (6, 5, 3)).astype("uint8"))
+            image.save(tmp_path / "photos" / name / f"{number}.{'png' if number % 2 else 'jpg'}")
+    return tmp_path / "photos"
+
+
+def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=2").made
+    assert [(each.name, each.shape, each.dtype, each.stored) for each in made.features] == [
+        ("x", (6, 5, None), "float32", "image"),
+        ("y", (), "int32", "ints"),
+    ]
+    assert made.class_names == ("cat", "dog")
+    assert any("2 classes: cat 10, dog 10" in line for line in summary_lines(made, "d", 0, 1.0, 1.0))
+    wanted = {path.read_bytes(): int(path.parent.name == "dog") for path in photos.glob("*/*")}
+    found = {bytes(each["x"][0]): each["y"][0] for each in stored(tmp_path / "d")}
+    assert found == wanted
+    assert all(x.shape == (6, 5, 3) and 0 <= x.min() <= x.max() <= 1 for x, _ in read_back(tmp_path / "d"))
+
+
+def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide(tmp_path):
+    said = Silent()
+    made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", said=said).made
+    assert len(made.splits["train"]) == 8
+    assert all(each.bytes < 0.1 * 2**20 for each in made.splits["train"])
+    assert "8 shards instead of 5, so that 4 workers have equally many." in said.said
+
+
+def test_prepared_data_train(pipeline, tmp_path):
+    prepared(tmp_path / "d", "data=digits", "shards=2")
+    ran = pipeline(
+        "data=tfrecord", f"data.path={tmp_path / 'd'}", "model=mlp", "strategy=one_device", "train.steps=5",
+        "tracking=none", "measure.steps=0", "measure.baseline=none",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+
+
+# ---- going on, and what keeps others out
+
+
+def shards_there(folder: Path, least: int, process: subprocess.Popen[str]) -> None:
+    """Waits until so many shards are there, while the command is still at work."""
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("*.tfrecord"))) < least:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+SLOW = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60", "processes=2")
+
+
+def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(tmp_path):
+    process = start(tmp_path, *SLOW, "out=d")
+    shards_there(tmp_path / "d", 5, process)
+    process.kill()
+    process.communicate()
+    assert not left_behind(tmp_path)
+    assert not (tmp_path / "d/manifest.json").exists()
+    there = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
+    assert 5 <= len(there) < 60
+    # What else a kill may leave: a shard that was being written, and one that was cut off.
+    (tmp_path / "d/.train-00059-of-00060.tfrecord.0.partial").write_bytes(b"part")
+    cut = min(there)
+    os.truncate(cut, cut.stat().st_size - 1)
+    del there[cut]
+    out, _ = run(tmp_path, *SLOW, "out=d")
+    assert f"{len(there)} shards of an earlier command kept" in out or len(there) == 1
+    assert {path: path.stat().st_mtime_ns for path in there} == there
+    assert not list((tmp_path / "d").glob(".*.partial"))
+    run(tmp_path, *SLOW, "out=whole")
+    assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
+    assert (tmp_path / "d/manifest.json").read_text() == (tmp_path / "whole/manifest.json").read_text()
+
+
+def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
+    folder = tmp_path / "d"
+    prepared(folder, f"{OWN_SOURCE}two_streams")
+    first = checksums(folder)
+    # As a kill leaves it between the gathering and the shards.
+    config = settings.compose([f"out={folder}", f"{OWN_SOURCE}two_streams"])
+    for path in folder.glob("[mt]*"):
+        path.unlink()
+    held = Folder(folder)
+    held.begin(conduct.State(conduct._asked(config, (str(OWN),))))
+    held.close()
+    prepared(folder, f"{OWN_SOURCE}two_streams")
+    assert checksums(folder) == first
+
+
+def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
+    process = start(tmp_path, *SLOW, "out=d")
+    shards_there(tmp_path / "d", 2, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "pipeline: Ended by SIGINT. The same command goes on.\n"), out
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_source_is_read_ends_at_once(tmp_path, number):
+    process = start(tmp_path, f"{OWN_SOURCE}sleeping", "out=d", "processes=2")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "asleep").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (
+        128 + number,
+        f"pipeline: Ended by {number.name}. The same command goes on.\n",
+    ), out
+    assert not left_behind(tmp_path)
+
+
+def test_the_work_of_a_killed_worker_is_done_by_another(tmp_path):
+    process = start(tmp_path, *SLOW, "out=d")
+    shards_there(tmp_path / "d", 2, process)
+    of_dask = [each for each in psutil.Process(process.pid).children() if "spawn_main" in " ".join(each.cmdline())]
+    of_dask[0].kill()
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, ""), out
+    run(tmp_path, *SLOW, "out=whole")
+    assert checksums(tmp_path / "d") == checksums(tmp_path / "whole")
+
+
+def test_workers_that_always_die_are_given_up(tmp_path):
+    _, err = run(tmp_path, f"{OWN_SOURCE}deadly", "out=d", "processes=1", code=1)
+    assert "Expected Dask workers that live, received 4 that died one after the other" in err
+
+
+def test_a_finished_folder_is_left_as_it_is(tmp_path):
+    first = prepared(tmp_path / "d", "data=digits")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")}
+    out, err = run(tmp_path, "data=digits", "out=d", "processes=1")
+    assert (first.there, err) == (0, "")
+    assert "nothing to do: all 2 shards were there" in out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "d").glob("*.tfrecord")} == before
+
+
+def test_a_shard_that_a_finished_folder_lacks_is_made_again(tmp_path):
+    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4")
+    before = checksums(tmp_path / "d")
+    (tmp_path / "d/train-00002-of-00004.tfrecord").unlink()
+    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=4").there == 4
+    assert checksums(tmp_path / "d") == before
+
+
+def test_another_command_into_the_same_folder_is_refused(tmp_path):
+    prepared(tmp_path / "d", "data=digits")
+    with pytest.raises(FolderError, match=r"d was begun with, seed=0, received seed=1\. Try out=ANOTHER, or seed=0"):
+        prepared(tmp_path / "d", "data=digits", "seed=1")
+    with pytest.raises(FolderError, match=r"_target_=pipeline\.data\.digits, received data\.build\._target_=sources"):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}arrays")
+
+
+def test_a_source_that_has_changed_since_is_refused(tmp_path, photos):
+    arguments = (f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=3")
+    prepared(tmp_path / "d", *arguments)
+    (tmp_path / "d/train-00000-of-00003.tfrecord").unlink()
+    next(photos.glob("cat/*.png")).unlink()
+    with pytest.raises(
+        conduct.PrepareError, match=r"begun with, received one that has changed since\. Try out=ANOTHER"
+    ):
+        prepared(tmp_path / "d", *arguments)
+
+
+def test_a_refused_source_does_not_bind_the_folder(tmp_path):
+    with pytest.raises(conduct.PrepareError):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}nothing")
+    assert prepared(tmp_path / "d", f"{OWN_SOURCE}arrays").made.examples("train") == 200
+
+
+def test_two_commands_do_not_fill_one_folder(tmp_path):
+    held = Folder(tmp_path / "d")
+    try:
+        with pytest.raises(
+            FolderError, match=r"one command at a time, received one that another is filling\. Try again"
+        ):
+            prepared(tmp_path / "d", "data=digits")
+    finally:
+        held.close()
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FolderError, match=r"empty, or that this command began, received .* with other files"):
+        prepared(tmp_path, "data=digits")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(
+        FolderError, match=r"Expected out to be a folder that can be written to, received .*Not a directory"
+    ):
+        prepared(tmp_path / "notes.txt/d", "data=digits")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], r"Expected out to be the folder to fill, received none\. Try out=prepared\."),
+        (["out=gs://b/d"], r"Expected out to be a folder that this machine can write to, received gs://b/d"),
+        (["out=d", "data=digitz"], r"Expected data to be one of .*received digitz\. Try data=digits\."),
+        (["out=d", "sed=1"], r"Expected a key of the config \(out, .*received sed\. Try seed\."),
+        (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline\.prepare --help`"),
+        (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
+        (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
+        (["out=d", "data.shuffle=maybe"], r"Expected data\.shuffle to be true or false, received maybe"),
+        (["out=d", "processes=0"], r"Expected processes to be 1 or more, received 0\."),
+        (["out=d", "shard_mib=0"], r"Expected shard_mib to be a size in MiB, above 0, received 0\."),
+        (["out=d", "validation_fraction=1"], r"0 or more and below 1, received 1\. Try validation_fraction=0\.2"),
+        (["out=d", "shards=10", "workers=4"], r"divide evenly over 4 workers, received 10\. Try shards=8\."),
+        (["out=d", "processes=2", "scheduler=tcp://h:1"], r"Expected processes to be null where a scheduler"),
+        (["out=d", "data.build._target_=os.system"], r"received os\.system of Python itself"),
+        (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try data\.build\._target_=sources\.arrays"),
+        (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"Expected data\.build\._target_ to be in an allowed package"),
+        (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"received data\.build\.exampels\. Try data\.build\.examples"),
+        (["out=d", "+hydra.callbacks.x._target_=os.system"], r"Expected hydra\.callbacks\.x\._target_ to be one of Hydra's own"),
+        (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
+        (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
+        (["out"], r"Expected key=value or group=choice, received out\. Try out=\.\.\."),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)  # fmt: skip
+def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(OWN))
+    assert command.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert re.search(words, said.err), said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try data\.on_error=skip"),
+        (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more was expected"),
+        (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 was expected"),
+        (["with_values", "data.num_classes=3"], r"each of 3 classes, received none of class 2"),
+        (["stream", "data.build.broken=[7]"], r"example 7 of train has NaN or infinity in x/a"),
+        (["unlike"], r"example 1 of train has x of float32 \[4\].*, x of float32 \[3\].* as in the first was expected"),
+        (["words"], r"Expected x to be numbers of at most 8 bytes, .*received <U1"),
+        (["uneven"], r"as many examples along their first axis, received for train: x of shape \(3, 2\), y of shape \(2,\)"),
+        (["named_oddly"], r"text without /, and no numbers, for train, received 'a/b'"),
+        (["nothing"], r"Expected training data with examples, received none\."),
+        (["arrays", "validation_fraction=0.1"], r"Expected validation_fraction=0 for a source that has a validation part"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)  # fmt: skip
+def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, words, tmp_path):
+    name, *more = arguments
+    more = [f"+{each}" if each.startswith("data.build") else each for each in more]
+    with pytest.raises(conduct.PrepareError, match=words):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}{name}", *more)
+    assert not (tmp_path / "d/manifest.json").exists()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["shards=201"], r"one training example in each of 201 shards, received 200\. Try shards=200"),
+    (["workers=300"], r"one training example for each of 300 workers, received 200\. Try workers=200"),
+])  # fmt: skip
+def test_more_shards_or_workers_than_examples_are_refused(arguments, words, tmp_path):
+    with pytest.raises(LayoutError, match=words):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", *arguments)
+
+
+def test_a_broken_image_is_named_with_its_file_and_can_be_left_out(tmp_path, photos):
+    bad, cut = photos / "cat/3.png", photos / "dog/4.jpg"
+    bad.write_bytes(b"no image")
+    cut.write_bytes(cut.read_bytes()[:-200])
+    arguments = (f"{OWN_SOURCE}photos", f"+data.build.path={photos}", "shards=1")
+    with pytest.raises(
+        conduct.PrepareError, match=r"received some that cannot: .*3\.png is no PNG, JPEG, GIF or BMP"
+    ) as said:
+        prepared(tmp_path / "d", *arguments)
+    assert str(cut) in str(said.value)
+    made = prepared(tmp_path / "d", *arguments, "data.on_error=skip").made
+    assert (made.examples("train"), made.source["skipped"]) == (18, 2)
+    assert made.classes("train") == {"0": 9, "1": 9}
+    assert any("2 examples that are broken" in line for line in summary_lines(made, "d", 0, 1.0, 1.0))
+
+
+def test_a_class_folder_without_images_is_named(tmp_path, photos):
+    (photos / "eel").mkdir()
+    with pytest.raises(conduct.PrepareError, match=r"each of 3 classes, received none of class eel"):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}photos", f"+data.build.path={photos}")
+
+
+def test_broken_examples_of_a_stream_are_left_out_and_counted(tmp_path):
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}stream", "+data.build.broken=[1,7]", "data.on_error=skip").made
+    assert (made.examples("train"), made.source["skipped"]) == (298, 2)
+
+
+def test_a_broken_record_of_prepared_data_is_named_or_left_out(tmp_path):
+    prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", "shards=2")
+    path = tmp_path / "d/train-00001-of-00002.tfrecord"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    again = ("data=tfrecord", f"data.path={tmp_path / 'd'}")
+    with pytest.raises(conduct.PrepareError, match=r"00001-of-00002\.tfrecord record 0 has a wrong checksum"):
+        prepared(tmp_path / "e", *again)
+    made = prepared(tmp_path / "f", *again, "data.on_error=skip").made
+    assert (made.examples("train"), made.source["skipped"]) == (199, 1)
+
+
+def test_a_function_that_returns_something_else_each_time_is_refused(tmp_path):
+    with pytest.raises(conduct.PrepareError, match=r"Expected sources\.moody to return the same on every call"):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}moody", processes=2)
+
+
+def test_an_error_in_a_function_is_one_message_that_names_it(tmp_path):
+    _, err = run(tmp_path, "data.build._target_=faulty.raising_data", "out=d", "processes=1", code=1)
+    assert "Expected faulty.raising_data to make data, received FileNotFoundError: no shelf 7 in the archive." in err
+    assert err.count("\n") == 1
+    assert "in raising_data" in (tmp_path / "d/.prepare/workers.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_data_set_without_end_is_refused(tmp_path):
+    with pytest.raises(conduct.PrepareError, match=r"received one without end\. Try dataset\.take\(examples\)\."):
+        prepared(tmp_path / "d", f"{OWN_SOURCE}endless")
+
+
+def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.prepare.cluster.CONNECT_SECONDS", 0.5)
+    config = settings.compose(["out=d", "scheduler=tcp://127.0.0.1:1"])
+    from pipeline.prepare import cluster
+
+    with (
+        pytest.raises(
+            cluster.ClusterError, match=r"Expected a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"
+        ),
+        cluster.workers(1, config.scheduler, tmp_path),
+    ):
+        pass
+
+
+def test_a_scheduler_that_runs_already_gives_the_work_to_its_workers(tmp_path):
+    code = (
+        "from distributed import LocalCluster\n"
+        "if __name__ == '__main__':\n"
+        "    cluster = LocalCluster(n_workers=2, threads_per_worker=1, host='127.0.0.1', dashboard_address=None)\n"
+        "    print(cluster.scheduler_address, flush=True); input()\n"
+    )
+    (tmp_path / "serve.py").write_text(code)
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}"}
+    with subprocess.Popen(
+        [sys.executable, "serve.py"], cwd=tmp_path, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as served:  # fmt: skip
+        try:
+            address = str(served.stdout and served.stdout.readline()).strip()
+            process = start(tmp_path, f"{OWN_SOURCE}arrays", "out=d", "shards=4", f"scheduler={address}")
+            out, err = process.communicate(timeout=60)
+            assert (process.returncode, err) == (0, ""), out
+        finally:
+            served.communicate("\n", timeout=20)
+    prepared(tmp_path / "e", f"{OWN_SOURCE}arrays", "shards=4")
+    assert checksums(tmp_path / "d") == checksums(tmp_path / "e")
+
+
+def test_help_names_the_sources_and_says_what_each_key_is(capsys):
+    assert command.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "digits" in said
+    for key in settings.PrepareConfig.__dataclass_fields__:
+        assert key == "data" or f"\n{key}: " in said
+
+
+def test_layouts_have_every_example_once_whatever_the_number_of_shards():
+    order = layout.shuffled(np.arange(1_001), seed=3, use=0)
+    for shards in (1, 2, 7, 1_001):
+        parts = [layout.share(order, number, shards) for number in range(shards)]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(1_001))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_examples_say_whether_they_are_files_of_images():
+    assert examples.Examples({"path": [], "label": []}, None).image_files
+    assert not examples.Examples(([], []), None).image_files

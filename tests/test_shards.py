@@ -1,0 +1,264 @@
+"""Whole runs on TFRecord shards: each example once an epoch under every strategy, and nothing broken trained on."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shards
+import tensorflow as tf
+from conftest import QUICK, Ran, finish, start
+from test_failure import wait_for
+
+from pipeline import data as sources
+from pipeline.data.errors import DataError
+from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.train.batches import Layout, stream
+
+COUNT = ("model.build._target_=own.counting", "train.epochs=2", "train.steps_per_call=1", "train.save=false")
+LABELS = 83
+
+
+def prepared(folder: Path, *arguments: str, data: str = "data") -> tuple[str, ...]:
+    return (*QUICK, *COUNT, "data=tfrecord", f"data.path={folder / data}", *arguments)
+
+
+def seen(folder: Path) -> list[list[float]]:
+    """What the metric counted, added and squared in each epoch: of training, and of validation."""
+    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    # One that was ended after its last checkpoint is told again by who goes on.
+    epochs = {event["epoch"]: event for event in told if event["event"] == "epoch"}
+    return [[each[group][f"labels_{place}"] for place in range(3)]
+            for each in epochs.values() for group in ("metrics", "val_metrics")]  # fmt: skip
+
+
+def sums(labels) -> list[float]:
+    labels = np.asarray(list(labels))
+    return [len(labels), labels.sum(), np.square(labels).sum()]
+
+
+def expect_once_an_epoch(ran: Ran, points: int, lost=(), epochs: int = 2) -> None:
+    assert ran.code == 0, ran.err
+    trained = sums(set(range(LABELS)) - set(lost))
+    validated = sums(range(LABELS, LABELS + 13))
+    assert len(ran.run_folders) == points
+    for folder in ran.run_folders:
+        assert seen(folder) == pytest.approx(np.array([trained, validated] * epochs), rel=1e-6), folder
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((40, 43), "2 files; each of 2 processes reads all of them, since they cannot be divided evenly"),
+        ((20, 20, 20, 23), "each of 2 processes reads all of them"),
+        ((21, 21, 21, 20), "4 files; each of 2 processes reads its own"),
+    ],
+)
+def test_two_processes_read_each_record_once_an_epoch(pipeline, tmp_path, files, said):
+    shards.write(tmp_path / "data", files, [13])
+    ran = pipeline(*prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=8"))
+    expect_once_an_epoch(ran, 1)
+    assert said in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [(83,), (40, 43), (28, 28, 27), (3, 80), (10, 11, 12, 13, 14, 15, 8)])
+def test_every_record_is_read_once_an_epoch_whatever_the_strategy_the_workers_and_the_files(pipeline, tmp_path, files):
+    shards.write(tmp_path / "data", files, [13])
+    several = "strategy=mirrored,multi_worker,central_storage,parameter_server"
+    given = prepared(tmp_path, "train.replica_batch=4", "launch.max_restarts=0", "-m")
+    ran = pipeline(*given, several, "workers=1,2,3,4", timeout=600)
+    expect_once_an_epoch(ran, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [("data.shard=file",), ("data.service=2",), ("data.cache=memory",), ("data.cache=file",)]
+)
+def test_every_record_is_read_once_an_epoch_however_it_is_read(pipeline, tmp_path, arguments):
+    shards.write(tmp_path / "data", [10, 40, 20, 13], [13])
+    given = prepared(
+        tmp_path, "train.replica_batch=4", "-m", "strategy=mirrored,multi_worker", "workers=1,3", *arguments
+    )
+    expect_once_an_epoch(pipeline(*given, timeout=300), 4)
+
+
+def test_too_few_files_to_be_divided_are_refused_in_words(pipeline, tmp_path):
+    shards.write(tmp_path / "data", [40, 43])
+    ran = pipeline(*prepared(tmp_path, "strategy=multi_worker", "workers=3", "data.shard=file"))
+    assert ran.code == 2
+    assert "Expected data.shard=file with a file for each of 3 processes, received 2. Try data.shard=element" in ran.err
+
+
+def test_a_folder_without_a_manifest_is_refused_before_anything_is_started(pipeline, tmp_path):
+    for path, words in (
+        ("nothing", "nothing/manifest.json, received no such file (No such file or directory)"),
+        ("null", "Expected data.path to be a folder"),
+    ):
+        ran = pipeline(*QUICK, "data=tfrecord", f"data.path={path}")
+        assert ran.code in (1, 2)
+        assert words in ran.err
+        assert "Traceback" not in ran.err
+
+
+def gone(folder: Path) -> None:
+    shards.file_of(folder, 1).unlink()
+
+
+BROKEN = {
+    "bit flipped": (
+        lambda folder: shards.flip(folder, 1, (7, 20)),
+        "00001-of-00003.tfrecord record 7 has a wrong checksum",
+        [37],
+    ),
+    "length flipped": (
+        lambda folder: shards.flip(folder, 1, (7, 2)),
+        "00001-of-00003.tfrecord record 7 has a length with a wrong checksum",
+        [37],
+    ),
+    "several": (
+        lambda folder: shards.flip(folder, 0, (0, 20), (1, 20), (29, 13)),
+        "00000-of-00003.tfrecord record 0 has a wrong checksum; ",
+        [0, 1, 29],
+    ),
+    "cut": (lambda folder: shards.cut(folder, 2, 4), "00002-of-00003.tfrecord record 4 is cut off", range(74, 83)),
+    "cut between two": (
+        lambda folder: shards.cut(folder, 2, 4, byte=0),
+        "00002-of-00003.tfrecord record 4 is not there: 13 were expected",
+        range(74, 83),
+    ),
+    "missing": (gone, "00001-of-00003.tfrecord cannot be read (No such file or directory)", range(30, 70)),
+    "another shape": (
+        lambda folder: shards.put(folder, 1, 5, shards.record(35, np.ones(5, np.float32))),
+        "00001-of-00003.tfrecord record 5 has 5 values of x, 4 of shape (4,) were expected",
+        [35],
+    ),
+    "NaN": (
+        lambda folder: shards.put(folder, 1, 5, shards.record(35, np.array([1, np.nan, 1, 1], np.float32))),
+        "00001-of-00003.tfrecord record 5 has NaN or infinity in x",
+        [35],
+    ),
+    "label": (
+        lambda folder: shards.put(folder, 1, 5, shards.record(96)),
+        "00001-of-00003.tfrecord record 5 has label 96, 0 to 95 were expected",
+        [35],
+    ),
+    "no example": (
+        lambda folder: shards.put(folder, 1, 5, shards.records.framed(b"\xff" * 9)),
+        "00001-of-00003.tfrecord record 5 is no tf.train.Example",
+        [35],
+    ),
+}
+
+
+def broken_data(tmp_path: Path, kind: str) -> tuple[str, list[int]]:
+    harm, words, lost = BROKEN[kind]
+    shards.write(tmp_path / "data", [30, 40, 13], [13], num_classes=96)
+    # Labels count up to there, so that no class is without examples.
+    manifest = tmp_path / "data" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    values["splits"]["train"][0]["classes"] = {str(label): 1 for label in range(96)}
+    manifest.write_text(json.dumps(values))
+    harm(tmp_path / "data")
+    return words, list(lost)
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_broken_is_named_with_its_file_and_record_and_not_trained_on(pipeline, tmp_path, kind):
+    words, lost = broken_data(tmp_path, kind)
+    ran = pipeline(*prepared(tmp_path, "strategy=one_device", "train.replica_batch=8"))
+    assert ran.code == 1
+    assert f"Expected examples that can be trained on, received {len(lost)} that cannot: " in ran.err
+    assert words in ran.err
+    assert "Try data.on_error=skip" in ran.err
+    assert "Traceback" not in ran.err
+    assert not ran.events("epoch")
+
+
+@pytest.mark.parametrize("kind", ["several", "cut"])
+def test_with_skip_what_is_broken_is_left_out_and_counted(pipeline, tmp_path, kind):
+    skipped(pipeline, tmp_path, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in BROKEN if kind not in ("several", "cut")])
+def test_with_skip_whatever_is_broken_is_left_out_and_counted(pipeline, tmp_path, kind):
+    skipped(pipeline, tmp_path, kind)
+
+
+def skipped(pipeline, tmp_path: Path, kind: str) -> None:
+    words, lost = broken_data(tmp_path, kind)
+    ran = pipeline(
+        *prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=4", "data.on_error=skip")
+    )
+    expect_once_an_epoch(ran, 1, lost)
+    assert ran.result["train_examples_skipped"] == len(lost)
+    assert ran.result["validation_examples_skipped"] == 0
+    assert f"{len(lost)} training example{'s were' if len(lost) > 1 else ' was'} left out: " in ran.out
+    assert words in ran.out
+
+
+def test_another_process_on_a_broken_file_names_it_while_training(pipeline, tmp_path):
+    # What changes once training has begun is met by whoever reads it.
+    shards.write(tmp_path / "data", [1_500, 1_500])
+    given = prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=1", "data.shuffle_window=2")
+    process = start(tmp_path, *given)
+    try:
+        wait_for(tmp_path, "steps", count=3)
+        for number in range(2):
+            shards.flip(tmp_path / "data", number, *((place, 20) for place in range(1_000, 1_490)))
+        ran = finish(process, tmp_path, time.monotonic(), timeout=120)
+    finally:
+        process.kill()
+    assert ran.code == 1
+    assert "received 490 that cannot" in ran.err
+    assert "of-00002.tfrecord record 1000 has a wrong checksum" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("data.shard=element",), ("data.shard=file",), ("data.service=2",)])
+def test_a_run_on_shards_that_is_killed_goes_on_where_it_was(pipeline, tmp_path, arguments):
+    shards.write(tmp_path / "data", [45, 38], [13])
+    given = prepared(
+        tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=4", "train.epochs=60",
+        "checkpoint.every_steps=7", "launch.max_restarts=0", *arguments,
+    )  # fmt: skip
+    process = start(tmp_path, *given)
+    try:
+        wait_for(tmp_path, "checkpoint", count=3)
+        os.kill(process.pid, signal.SIGKILL)
+        finish(process, tmp_path, time.monotonic(), timeout=60)
+    finally:
+        process.kill()
+    ran = pipeline(*given)
+    expect_once_an_epoch(ran, 1, epochs=60)
+    assert ran.result["resumed"] == 1
+
+
+def test_images_of_the_manifest_are_decoded_varied_and_brought_to_a_size(tmp_path):
+    pngs = [tf.io.encode_png(tf.fill([6, 4, 3], tf.constant(shade, tf.uint8))).numpy() for shade in (0, 51, 255)]
+    made = b"".join(
+        shards.records.framed(shards.records.example({"x": png, "y": np.array(label)}))
+        for label, png in enumerate(pngs)
+    )
+    (tmp_path / "a.tfrecord").write_bytes(made)
+    features = (Feature("x", (6, 4, 3), "float32", "image"), Feature("y", (), "int32", "ints"))
+    shard = Shard("a.tfrecord", 3, len(made), "", {"0": 1, "1": 1, "2": 1})
+    (tmp_path / "manifest.json").write_text(Manifest(features, {"train": (shard,)}, 3).to_json())
+
+    def images(**options):
+        part, held_out = sources.tfrecord(path=str(tmp_path), **options)
+        assert held_out is None
+        ((_, ((x, y),)),) = stream(part, Layout(3, 1, 0, 1, (3,)), False, 0).take(1)
+        assert y.numpy().tolist() == [0, 1, 2]
+        assert part.spec[0].shape == x.shape[1:]
+        return x.numpy()
+
+    np.testing.assert_allclose(images()[:, 0, 0, 0], [0, 0.2, 1], atol=1e-6)
+    assert images(image_size=[3, 2], channels=1).shape == (3, 3, 2, 1)
+    assert images(augment={"brightness": 0.3})[1].mean() != pytest.approx(0.2)
+    with pytest.raises(DataError, match=r"Expected data\.build\.augment to have flip"):
+        images(augment={"zoom": 1})
