@@ -172,8 +172,8 @@ def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
         or not all(isinstance(each, str) and each in info.features for each in chosen)
     ):
         raise DataError(
-            f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(names)}), received "
-            f"{'none, and it names none itself' if chosen is None else list(chosen)}. "
+            f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))}), "
+            f"received {'none, and it names none itself' if chosen is None else list(chosen)}. "
             f"Try 'data.build.keys=[{_likely(info)}]'."
         )
     return chosen[0], chosen[1]
