@@ -120,6 +120,7 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
     Where `overrides` name another function for a choice, as in `model.build._target_=my_package.my_model`, the
     choice's own arguments, facts and name do not hold for it and are left behind.
     """
+    _check_names(composed)
     try:
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         assert isinstance(plain, dict)
@@ -132,6 +133,17 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
     assert isinstance(config, schema)
     _check_items(config)
     return config
+
+
+def _check_names(composed: DictConfig) -> None:
+    """Refuses a choice that leaves its name to whoever picks it, where it was not given."""
+    for group in ("strategy", "model", "data"):
+        choice = OmegaConf.to_container(composed, resolve=False).get(group)  # type: ignore[union-attr]
+        if isinstance(choice, dict) and choice.get("name") == "???" and choice.get("build"):
+            raise ConfigError(
+                f"Expected {group}.name, which this choice of {group} leaves open, received none. "
+                f"Try {group}.name=NAME."
+            )
 
 
 def _check_items(node: Any, prefix: str = "") -> None:

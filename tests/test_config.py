@@ -47,6 +47,7 @@ def refusal(ran: Ran) -> str:
         (["+strategy=mirrored"], "Expected one choice of strategy, received a second one with +strategy."),
         (["~strategy"], "Expected a choice of strategy that has a name, received none. Try strategy="),
         (["experiment=mine"], "received experiment."),
+        (["data=tfds"], "Expected data.name, which this choice of data leaves open, received none. Try data.name="),
         # Keys.
         (["workerz=2"], "received workerz. Try workers."),
         (["train.epoch=3"], "received train.epoch. Try train.epochs."),

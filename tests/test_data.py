@@ -22,7 +22,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic
-from pipeline.data.keras_datasets import _lock, cache_folder
+from pipeline.data.keras_datasets import cache_folder, one_at_a_time
 from pipeline.data.packaged import hold_out, packaged_file, read_table
 
 ROOT = Path(__file__).parent.parent
@@ -368,7 +368,7 @@ def test_one_loader_at_a_time_is_let_in(tmp_path: Path) -> None:
     inside: list[str] = []
 
     def load() -> None:
-        with _lock(tmp_path / "new/.lock"):
+        with one_at_a_time(tmp_path / "new/.lock"):
             inside.append("in")
             time.sleep(0.02)
             inside.append("out")
@@ -525,13 +525,17 @@ def test_every_data_set_has_its_file() -> None:
         "mnist5k",
         "numpy",
         "synthetic",
+        "tfds",
         "tfrecord",
     ]
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
 def test_a_file_names_a_function_and_all_its_arguments_each_with_a_comment(path: Path) -> None:
-    config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    read = OmegaConf.load(path)
+    if OmegaConf.is_missing(read, "name"):
+        read["name"] = path.stem
+    config = OmegaConf.to_container(read, resolve=True)
     assert isinstance(config, dict)
     has_path = ["path"] if "path" in config else []
     assert list(config) == [

@@ -76,7 +76,7 @@ def cache_folder() -> Path:
 def _load(name: str, sources: dict[str, str], load: Callable[[], Loaded]) -> Loaded:
     """Keras's arrays, or a DataError that names the file at fault; `sources` is {cached file: address}."""
     folder = cache_folder()
-    with _lock(folder / f".{name}.lock"):
+    with one_at_a_time(folder / f".{name}.lock"):
         absent = [file for file in sources if not (folder / file).exists()]
         try:
             return load()
@@ -110,7 +110,7 @@ def _first_unreadable(folder: Path, files: list[str]) -> str:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def one_at_a_time(path: Path) -> Iterator[None]:
     """Lets one process in at a time: workers that start together would write into each other's files."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -80,10 +80,7 @@ def _typed(where: Path, part: Part, keep_dtype: bool) -> Part:
             raise DataError(
                 f"Expected numbers in {where}, received {name} of type {array.dtype}. Try {name}.astype('float32')."
             )
-    if y.dtype.kind == "f":
-        y = y.astype(np.float32)
-    else:
-        y = y.astype(np.int32)
+    y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
     if keep_dtype:
         return x, y
     if x.dtype != np.uint8:

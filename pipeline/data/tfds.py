@@ -1,0 +1,250 @@
+"""Turns what TensorFlow Datasets has prepared on this machine into examples that are read from its TFRecord files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.data import pictures, records
+from pipeline.data.errors import DataError
+from pipeline.data.examples import Broken, Examples, Segment
+from pipeline.data.keras_datasets import one_at_a_time
+
+AUTO, VALIDATION = "auto", ("validation", "test")
+# What the library writes into the folder of a version that is whole.
+PREPARED = "features.json"
+
+
+def tfds(
+    name: str,
+    *,
+    path: str | None = None,
+    data_dir: str | None = None,
+    train_split: str = "train",
+    validation_split: str | None = AUTO,
+    keys: Sequence[str] | None = None,
+    image_size: Sequence[int] | None = None,
+    download: bool = False,
+) -> tuple[Examples, Examples | None]:
+    """A data set as `(x, y)`: images float32 [height, width, channels] in [0, 1], classes int32, the rest as it is.
+
+    `name` is the library's, with a configuration and a version where that is wanted (`mnist:3.*.*`); `path` is the
+    folder of a version instead, with `features.json` in it. Splits may be parts, `train[:80%]`; without a
+    `validation_split`, None, there is no validation, and "auto" is validation or test. `keys` are the features that
+    are x and y; None: those that the data set says. Images of several sizes are brought to `image_size`. Nothing is
+    downloaded unless `download` says so. Raises `DataError`.
+    """
+    pictures.check("tfds", 3, image_size)
+    builder = _builder(name, path, data_dir, download)
+    if builder.info.file_format.value != "tfrecord":
+        raise DataError(
+            f"Expected {builder.data_dir} to have TFRecord files, received {builder.info.file_format.value}. "
+            f"Try preparing it with file_format='tfrecord'."
+        )
+    train = _part(builder, train_split, "train_split", keys, image_size)
+    validation = _validation(builder) if validation_split == AUTO else validation_split
+    if validation is None:
+        return train, None
+    return train, _part(builder, validation, "validation_split", keys, image_size)
+
+
+def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Any:
+    """The library's reader of a data set that is prepared."""
+    try:
+        import tensorflow_datasets
+        from tensorflow_datasets.core import read_only_builder
+        from tensorflow_datasets.core.utils import file_utils
+    except ImportError as error:
+        raise DataError(
+            f"Expected the package tensorflow-datasets for data=tfds, received none that can be imported ({error}). "
+            f"Try pip install 'distributed-keras-pipeline[tfds]'."
+        ) from error
+    if path is not None:
+        if not Path(path, PREPARED).is_file():
+            raise DataError(
+                f"Expected data.path to be the folder of a version that TensorFlow Datasets prepared, received "
+                f"{path} without {PREPARED}. Try the folder that has it, as data.path=FOLDER/mnist/3.0.1."
+            )
+        return _understood(path, lambda: tensorflow_datasets.builder_from_directory(path))
+    found = data_dir and os.path.expanduser(data_dir)
+    if download:
+        return _downloaded(name, found)
+    try:
+        # The same function that others load by name with asks the network first.
+        return read_only_builder.builder_from_files(name, data_dir=found)
+    except tensorflow_datasets.core.DatasetNotFoundError as error:
+        folders = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=found)))
+        raise DataError(
+            f"Expected data.name={name} to be prepared in {folders}, received none there. "
+            f"Try data.build.download=true, or data.build.data_dir=FOLDER."
+        ) from error
+    except Exception as error:
+        raise _refused(name, error) from error
+
+
+def _downloaded(name: str, data_dir: str | None) -> Any:
+    """The library's reader of a data set that it downloads and prepares first, where it is not prepared."""
+    import tensorflow_datasets
+
+    try:
+        builder = tensorflow_datasets.builder(name, data_dir=data_dir)
+        # All processes of a host are here at once.
+        with one_at_a_time(Path(f"{builder.data_dir}.lock")):
+            builder.download_and_prepare()
+        return builder
+    except Exception as error:
+        raise _refused(name, error) from error
+
+
+def _understood(name: str, build: Any) -> Any:
+    try:
+        return build()
+    except Exception as error:
+        raise _refused(name, error) from error
+
+
+def _refused(name: str, error: Exception) -> DataError:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return DataError(
+        f"Expected {name} to be a data set of TensorFlow Datasets that can be had, received: {reason.rstrip('.')}. "
+        f"Try data.name=mnist, or whatever its catalogue calls it, or data.path=FOLDER of one that is prepared."
+    )
+
+
+def _validation(builder: Any) -> str:
+    """The split that validates where none is named."""
+    found = next((split for split in VALIDATION if split in builder.info.splits), None)
+    if found is None:
+        raise DataError(
+            f"Expected a split {' or '.join(VALIDATION)} in {builder.info.full_name}, received "
+            f"{', '.join(builder.info.splits)}. Try \"data.build.train_split='train[:80%]'\" "
+            f"\"data.build.validation_split='train[80%:]'\", or data.build.validation_split=null."
+        )
+    return found
+
+
+def _part(builder: Any, split: str, key: str, keys: Sequence[str] | None, image_size: Sequence[int] | None) -> Examples:
+    """The examples of a split."""
+    import tensorflow as tf
+
+    info = builder.info
+    try:
+        instructions = info.splits[split].file_instructions
+    except (KeyError, ValueError, AssertionError) as error:
+        raise DataError(
+            f"Expected data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one, "
+            f"received {split}. Try data.build.{key}={next(iter(info.splits), 'train')}."
+        ) from error
+    segments = tuple(Segment(str(each.filename), each.take, each.skip) for each in instructions if each.take)
+    if not segments:
+        raise DataError(
+            f"Expected examples in data.build.{key}={split} of {info.full_name}, received none. Try another."
+        )
+    chosen = _keys(info, keys)
+    decode = _decoder(info, chosen, image_size)
+    spec = tf.data.Dataset.from_tensors("").map(tf.autograph.experimental.do_not_convert(decode)).element_spec
+    if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
+        raise DataError(
+            f"Expected examples of one shape in {info.full_name}, received {_shapes(spec)}. "
+            f"Try 'data.build.image_size=[32,32]', which images are brought to."
+        )
+    label = info.features[chosen[1]]
+    return Examples(
+        raw=segments,
+        spec=spec,
+        decode=decode,
+        num_classes=getattr(label, "num_classes", None),
+        class_names=tuple(label.names) if getattr(label, "names", None) else None,
+        look=_look,
+        digest=_digest(info.full_name, segments),
+    )
+
+
+def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
+    """The features that are x and y."""
+    chosen = info.supervised_keys if keys is None else keys
+    if (
+        chosen is None
+        or len(chosen) != 2
+        or not all(isinstance(each, str) and each in info.features for each in chosen)
+    ):
+        raise DataError(
+            f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))}), "
+            f"received {'none, and it names none itself' if chosen is None else list(chosen)}. "
+            f"Try 'data.build.keys=[{_likely(info)}]'."
+        )
+    return chosen[0], chosen[1]
+
+
+def _likely(info: Any) -> str:
+    """Two features that might be x and y: the first that is no class, and the first that is one."""
+    names = sorted(info.features, key=lambda name: (hasattr(info.features[name], "num_classes"), name))
+    classes = [name for name in names if hasattr(info.features[name], "num_classes")]
+    images = [name for name in names if len(info.features[name].shape or ()) == 3]
+    return ",".join(((images or names)[0], (classes or names[::-1])[0]))
+
+
+def _decoder(info: Any, keys: tuple[str, str], image_size: Sequence[int] | None) -> Any:
+    """What makes a record, a scalar string tensor, an example (x, y)."""
+    import tensorflow as tf
+
+    size = (image_size[0], image_size[1]) if image_size else None
+
+    def inputs(x: Any) -> Any:
+        if x.dtype != tf.uint8 or x.shape.rank != 3:
+            return x
+        return pictures.sized(tf.cast(x, tf.float32) / 255, size, resize=True)
+
+    def targets(y: Any) -> Any:
+        return tf.cast(y, tf.int32) if y.dtype.is_integer else y
+
+    def decode(record: Any) -> Any:
+        found = info.features.deserialize_example(record)
+        return tf.nest.map_structure(inputs, found[keys[0]]), tf.nest.map_structure(targets, found[keys[1]])
+
+    return decode
+
+
+def _shapes(spec: Any) -> str:
+    import tensorflow as tf
+
+    return " and ".join(str([size or "any" for size in leaf.shape]) for leaf in tf.nest.flatten(spec))
+
+
+def _digest(name: str, segments: Sequence[Segment]) -> str:
+    """Names the examples: the data set, and which records of its files. A version is never changed."""
+    which = [(os.path.basename(each.path), each.first, each.records) for each in segments]
+    return hashlib.sha256(repr((name, which)).encode()).hexdigest()[:16]
+
+
+def _look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+    """What is broken in a share of the files: one that is not there is seen at once."""
+    return [each for segment in examples.raw[number::of] for each in _broken(segment, thorough)]
+
+
+def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:
+    """What is broken in a segment; after a record whose length is wrong, all that follow are lost."""
+    path, last, done = segment.path, segment.first + segment.records, 0
+    try:
+        with open(path, "rb") as file:
+            for frame in records.frames(file) if thorough else ():
+                if frame.number >= last:
+                    return
+                lost_rest = frame.broken in (records.WRONG_LENGTH, records.CUT_OFF)
+                stop = None if lost_rest else frame.stop
+                if frame.broken and (lost_rest or frame.number >= segment.first):
+                    first = max(frame.number, segment.first)
+                    count = last - first if lost_rest else 1
+                    yield Broken(path, first, count, f"{path} record {frame.number}", frame.broken, stop)
+                if lost_rest:
+                    return
+                done = frame.number + 1
+    except OSError as error:
+        yield Broken(path, segment.first, segment.records, path, f"cannot be read ({error.strerror or error})")
+        return
+    if thorough and done < last:
+        first = max(done, segment.first)
+        yield Broken(path, first, last - first, f"{path} record {first}", f"is not there: {last} were expected")
