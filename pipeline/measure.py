@@ -105,7 +105,8 @@ def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:
 def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
 
-    One is slower where all its pieces are, and by a twentieth at least. Without the bound training could be as fast as
+    One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
+    twentieth apart. Without the bound training could be as fast as
     what comes next: the model, or the input without its costliest stage; or the input, where the model is the bound.
 
     >>> stages = [{"name": "range", "seconds_per_example": 2e-3, "seconds_per_step": 0.02},
@@ -118,10 +119,10 @@ def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Map
     total = sum(each["seconds_per_step"] for each in stages)
     shares = [each["seconds_per_step"] / total if total else 0.0 for each in stages]
     bound, ceiling = "neither", None
-    if max(fed) < min(trained) and read < (1 - NEAR) * made:
+    if _upper(fed) < _lower(trained) and read < (1 - NEAR) * made:
         left = 1 - max(shares, default=0.0)
         bound, ceiling = "input", min(made, read / left) if left > 0 else made
-    elif max(trained) < min(fed) and made < (1 - NEAR) * read:
+    elif _upper(trained) < _lower(fed) and made < (1 - NEAR) * read:
         bound, ceiling = "model", read
     return {
         "input_examples_per_second": read,
@@ -224,3 +225,11 @@ def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
             useful += event["seconds"] * new / count
     wall += 0.0 if began is None or last is None else last - began
     return repeated, useful / wall if wall > 0 else None
+
+
+def _lower(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 25))
+
+
+def _upper(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 75))

@@ -450,6 +450,7 @@ class Work:
         with self._told_afterwards():
             self._advance(warmup_steps, steps_per_call)
             timed = self._advance(steps, steps_per_call)
+        waits = [sum(waited(call.waits) for call in timed if call.worker == lane) for lane in range(loop.lanes)]
         self._tell(
             "measured",
             repeat=repeat,
@@ -457,9 +458,7 @@ class Work:
             examples=float(sum(call.sizes.sum() for call in timed)),
             seconds=sum(call.seconds for call in timed),
             calls=[[call.steps, call.seconds] for call in timed],
-            input_seconds=[
-                float(sum(waited(call.waits) for call in timed if call.worker == lane)) for lane in range(loop.lanes)
-            ],
+            input_seconds=[] if self._plan.deterministic else waits,
         )
 
     def train(self, steps_per_call: int, folder: str) -> None:

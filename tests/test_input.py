@@ -1,7 +1,11 @@
 """How long steps wait for their input, and what the input and the model could do alone."""
 
+import json
+from pathlib import Path
+
 import pytest
-from conftest import Ran
+import tensorflow as tf
+from conftest import QUICK, Ran
 
 from pipeline import measure
 from pipeline.measure import Repeat
@@ -46,3 +50,73 @@ def test_an_input_in_memory_is_not_waited_for(pipeline):
     assert ran.result["input_bound"] is False
     assert "input wait" in ran.out
     assert "input-bound" not in ran.out
+
+
+THROUGH = ("data.build._target_=own.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[512,512]",
+           "train.replica_batch=32", "train.steps=24", "resume=never")  # fmt: skip
+
+
+def losses(ran: Ran, folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [loss for event in lines if event["event"] == "steps" and event["rank"] == 0 for loss in event["losses"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["asleep", "busy"])
+def test_a_slow_map_is_found_and_named_and_what_there_is_to_gain_is_nearly_gained(pipeline, function):
+    slow: Ran = pipeline(
+        *TIMED, *THROUGH, "strategy=one_device", f"+data.build.function={function}", "data.profile=true"
+    )
+    assert slow.code == 0, slow.err
+    found = slow.result["profile"]
+    assert found["bound"] == "input"
+    costliest = max(found["stages"], key=lambda stage: stage["share"])
+    assert costliest["name"] == f"map({function})"
+    assert costliest["share"] > 0.5
+    assert found["input_examples_per_second"] < found["model_examples_per_second"]
+    assert slow.result["examples_per_second"] < found["ceiling_examples_per_second"]
+    (told,) = slow.events("profiled")
+    assert told["values"] == found
+    assert slow.out.count(f"without map({function})") == 2
+    fast: Ran = pipeline(*TIMED, *THROUGH, "strategy=one_device")
+    made = [result for result in fast.results if result["profile"] is None]
+    assert made[0]["examples_per_second"] == pytest.approx(found["ceiling_examples_per_second"], rel=0.4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored", "multi_worker"])
+def test_a_profile_changes_nothing_that_is_trained(pipeline, strategy):
+    workers = 1 if strategy == "one_device" else 2
+    common = (*QUICK, *THROUGH, f"strategy={strategy}", f"workers={workers}", "train.deterministic=true")
+    ran: Ran = pipeline(*common)
+    assert ran.code == 0, ran.err
+    again: Ran = pipeline(*common, "data.profile=true")
+    assert again.code == 0, again.err
+    without, with_one = [losses(ran, folder) for folder in sorted(ran.run_folders, key=lambda each: each.name)]
+    assert len(without) == 24
+    assert without == with_one
+
+
+@pytest.mark.slow
+def test_workers_that_race_are_profiled_too(pipeline):
+    ran: Ran = pipeline(
+        *TIMED, *SLEEPY, "strategy=parameter_server", "workers=2", "train.steps=20", "data.profile=true"
+    )
+    assert ran.code == 0, ran.err
+    assert ran.result["profile"]["bound"] == "input"
+    assert max(ran.result["profile"]["stages"], key=lambda stage: stage["share"])["name"] == "sleep"
+
+
+def test_shuffles_and_files_of_a_data_set_are_left_out_of_its_stages_where_that_is_possible(tmp_path):
+    from pipeline.train import profile
+
+    def double(x):
+        return x * 2
+
+    made = tf.data.Dataset.range(6).shuffle(6).cache(str(tmp_path / "kept")).map(double).prefetch(1)
+    plain = profile.plain(made)
+    assert [name for name, _ in profile._chain(plain)] == ["range", "map(double)", "prefetch"]
+    assert [int(each) for each in plain] == [0, 2, 4, 6, 8, 10]
+    assert list(tmp_path.iterdir()) == []
+    filtered = tf.data.Dataset.range(6).shuffle(6).filter(lambda x: x > 2)
+    assert profile.plain(filtered) is filtered

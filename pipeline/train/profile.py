@@ -220,7 +220,7 @@ def _again(node: Any, given: tf.data.Dataset) -> tf.data.Dataset | None:
     if isinstance(node, PASSING_ON):
         return given
     if isinstance(node, prefetch_op._PrefetchDataset):
-        return given.prefetch(node._buffer_size)
+        return given.prefetch(int(node._buffer_size))
     if not isinstance(node, MAPS):
         return None
     taken, returned, function = node._input_dataset.element_spec, node.element_spec, node._map_func.function

@@ -5,6 +5,7 @@ of the optimizer means what it means on one device.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from pipeline.train import loss as losses
 
@@ -237,13 +239,20 @@ def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
     """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`.
 
     An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
+    Where TensorFlow's operations are to be deterministic it has no time, and the seconds are NaN.
     """
+    if is_op_determinism_enabled():
+        return batch(), tf.constant(math.nan)
     with tf.control_dependencies([after.flow]), tf.device("CPU:0"):
         asked = tf.timestamp()
     with tf.control_dependencies([asked]):
         made = batch()
     with tf.control_dependencies(tf.nest.flatten(made, expand_composites=True)), tf.device("CPU:0"):
-        return made, tf.cast(tf.timestamp() - asked, tf.float32)
+        there = tf.timestamp()
+    # What computes on the batch would otherwise take the threads before the time is noted.
+    with tf.control_dependencies([there]), tf.device("CPU:0"):
+        made = tf.nest.map_structure(tf.identity, made, expand_composites=True)
+    return made, tf.cast(there - asked, tf.float32)
 
 
 def _sum(gradients: list[Any], values: Any, gradient_bits: int) -> tuple[list[Any], Any]:

@@ -426,3 +426,34 @@ def sleepy(examples=128, milliseconds=2.0):
         return made.apply(testing.sleep(int(1000 * milliseconds))).map(waiting)
 
     return part(examples), part(8)
+
+
+def busy(x, y, rounds=400):
+    """Burns a core for some time for each example, with TensorFlow's operations."""
+    size = tf.ones((64, 64)) * (tf.reduce_sum(x) * 0.0 + 0.01)
+    burnt = tf.foldl(lambda so_far, _: tf.tanh(tf.matmul(so_far, size)), tf.range(rounds), size, back_prop=False)
+    return x + tf.reduce_sum(burnt) * 0.0, y
+
+
+def asleep(x, y):
+    """Sleeps for each example; named so that it is known in a profile."""
+
+    def wait(given):
+        time.sleep(0.002)
+        return given
+
+    made = tf.numpy_function(wait, [x], tf.float32)
+    made.set_shape(x.shape)
+    return made, y
+
+
+def through(function=None, examples=512):
+    """A data set of a person's own, shuffled by itself, with one of the functions above as its last `map`."""
+    random = np.random.default_rng(1)
+
+    def part(count):
+        x, y = random.normal(size=(count, 16)).astype("float32"), random.integers(0, 4, count).astype("int32")
+        made = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(count, seed=7).map(lambda x, y: (x * 0.5, y))
+        return made if function is None else made.map({"busy": busy, "asleep": asleep}[function])
+
+    return part(examples), part(16)
