@@ -561,6 +561,7 @@ def check_ranges(config: Config) -> None:
             f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
         )
     _check_survival(config)
+    _check_path(config)
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
@@ -626,6 +627,18 @@ DECIDES = (
 
 # Those of them that follow from the strategy.
 OF_STRATEGY = ("asynchronous", "static_batches")
+
+
+def _check_path(config: Config) -> None:
+    """Refuses a path that is none, and one that nothing reads."""
+    path = config.data.path
+    if path is not None and not path.strip():
+        raise PlanError("Expected data.path to be a folder or a file, received nothing. Try data.path=FOLDER.")
+    if path is not None and "path" not in config.data.build:
+        raise PlanError(
+            f"Expected data.path=null with data={config.data.name}, which reads none, received {path}. "
+            f"Try data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do."
+        )
 
 
 def _check_survival(config: Config) -> None:

@@ -154,11 +154,11 @@ class DataConfig:
     """A data set's name, its facts where known, the function that makes it, and how it is read."""
 
     name: str = "???"
-    path: str | None = None
     num_classes: int | None = None
     input_shape: list[int] | None = None
     train_examples: int | None = None
     validation_examples: int | None = None
+    path: str | None = None
     shuffle: bool = True
     shuffle_window: int = 10_000
     cache: Cache = Cache.none

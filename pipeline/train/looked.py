@@ -178,7 +178,7 @@ def _broken_rows(part: Any, classes: int | None, start: int, stop: int) -> Itera
     for leaf in tf.nest.flatten(part):
         values = np.asarray(leaf)[start:stop]
         if values.dtype.kind == "f":
-            whole &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
+            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     inside = np.ones(stop - start, bool)
     if classes is not None and _are_labels(part[1]):
         labels = np.asarray(part[1])[start:stop]
