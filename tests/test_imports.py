@@ -50,6 +50,13 @@ def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, argu
     assert not found & set(SLOW)
 
 
+def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):
+    code = "from pipeline.prepare import command\nassert command.main(['data=digits', 'seed=-1', 'out=d']) == 2"
+    found = imported_by(code, tmp_path)
+    assert "hydra" in found
+    assert not found & {*SLOW, "dask", "distributed"}
+
+
 def test_importing_the_command_imports_nothing_slow(tmp_path):
     assert not imported_by("import pipeline.__main__", tmp_path) & set(SLOW)
 

@@ -152,12 +152,20 @@ def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(tmp_p
     assert checksums(tmp_path / "one") != checksums(tmp_path / "other")
 
 
-def test_workers_import_no_tensorflow_for_arrays_and_images(tmp_path):
+def test_workers_import_no_tensorflow_for_arrays_tables_and_images(tmp_path, photos):
+    (tmp_path / "table.csv").write_text("a,b\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))
+    builds = [
+        {"_target_": "pipeline.data.digits"},
+        {"_target_": "pipeline.data.csv", "path": "table.csv"},
+        {"_target_": "pipeline.data.images", "path": str(photos)},
+    ]
     code = (
         "import sys; from pipeline.prepare import work\n"
-        "job = work.Job(folder='d', build={'_target_': 'pipeline.data.digits'}, num_classes=10, seed=0, "
-        "validation_fraction=0.0, skip=False)\n"
-        "found = work.describe(job); work.shard(job, 'train', 0, 1, found.digest)\n"
+        f"for build in {builds}:\n"
+        "    job = work.Job(folder='d', build=build, num_classes=None, seed=0, validation_fraction=0.0, skip=False)\n"
+        "    found = work.describe(job)\n"
+        "    made = work.shard(job, 'train', 0, 1, found.digest)\n"
+        "    assert made.shard.examples == found.parts['train'].examples, made\n"
         "assert not {'tensorflow', 'keras', 'hydra', 'dask'} & set(sys.modules), 'slow'"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -179,7 +187,7 @@ def test_every_example_is_in_one_shard_in_an_order_of_its_own(tmp_path):
 
 
 def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
-    prepared(tmp_path / "d", f"{OWN_SOURCE}nested")
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}nested").made
     from sources import nested
 
     wanted, _ = nested()
@@ -192,11 +200,7 @@ def test_nested_arrays_of_every_kind_read_back_as_they_were(tmp_path):
         for name, value in manifest.flat(example).items():
             np.testing.assert_array_equal(value, leaves[name][row], name)
             assert np.asarray(value).dtype == leaves[name].dtype, name
-    kinds = {
-        each.name: each.stored
-        for each in manifest.load(str(tmp_path / "d"), lambda path: Path(path).read_text()).features
-    }
-    assert kinds == {
+    assert {each.name: each.stored for each in made.features} == {
         "x/ids": "ints", "x/deep/double": "bytes", "x/deep/half": "bytes", "x/deep/scalar": "bytes",
         "x/places/0": "bytes", "x/places/1": "bytes", "x/places/2": "bytes", "x/places/3": "ints",
         "y/0": "floats", "y/1": "ints", "weight": "floats",
@@ -284,6 +288,32 @@ def test_images_are_stored_as_the_bytes_of_their_files(tmp_path, photos):
     found = {bytes(each["x"][0]): each["y"][0] for each in stored(tmp_path / "d")}
     assert found == wanted
     assert all(x.shape == (6, 5, 3) and 0 <= x.min() <= x.max() <= 1 for x, _ in read_back(tmp_path / "d"))
+
+
+def test_folders_of_images_and_tables_train_once_they_are_prepared(tmp_path, photos):
+    made = prepared(tmp_path / "d", "data=images", f"data.path={photos}", "shards=2").made
+    assert (made.examples("train"), made.examples("validation")) == (16, 4)
+    assert [(each.name, each.shape) for each in made.features] == [("x", (6, 5, 3)), ("y", ())]
+    assert read_back(tmp_path / "d", "validation")[0][0].shape == (6, 5, 3)
+    (tmp_path / "t.csv").write_text(
+        "a,b,kind\n" + "".join(f"{n},{n / 3},{'no yes'.split()[n % 2]}\n" for n in range(20))
+    )
+    made = prepared(tmp_path / "e", "data=csv", f"data.path={tmp_path / 't.csv'}").made
+    assert (made.class_names, made.examples("train")) == (("no", "yes"), 16)
+    assert all(x.shape == (2,) and x.dtype == np.float32 for x, _ in read_back(tmp_path / "e"))
+
+
+def test_a_broken_row_of_a_table_is_named_by_its_line(tmp_path):
+    (tmp_path / "t.csv").write_text("a,kind\n" + "".join(f"{'' if n == 7 else n},{n % 2}\n" for n in range(20)))
+    with pytest.raises(conduct.PrepareError, match=r"t\.csv line 9 has no number in a"):
+        prepared(tmp_path / "d", "data=csv", f"data.path={tmp_path / 't.csv'}")
+
+
+@pytest.mark.slow
+def test_what_tensorflow_datasets_has_prepared_is_read_file_by_file(tmp_path):
+    made = prepared(tmp_path / "d", f"{OWN_SOURCE}foreign_records", f"+data.build.folder={tmp_path}", "shards=2").made
+    assert sorted(each["x"][0] for each in stored(tmp_path / "d")) == [float(number) for number in range(2, 20)]
+    assert made.examples("train") == 18
 
 
 def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide(tmp_path):
@@ -427,9 +457,7 @@ def test_a_source_that_has_changed_since_is_refused(tmp_path, photos):
     prepared(tmp_path / "d", *arguments)
     (tmp_path / "d/train-00000-of-00003.tfrecord").unlink()
     next(photos.glob("cat/*.png")).unlink()
-    with pytest.raises(
-        conduct.PrepareError, match=r"begun with, received one that has changed since\. Try out=ANOTHER"
-    ):
+    with pytest.raises(conduct.PrepareError, match=r"received one that has changed since\. Try out=ANOTHER"):
         prepared(tmp_path / "d", *arguments)
 
 
@@ -442,9 +470,7 @@ def test_a_refused_source_does_not_bind_the_folder(tmp_path):
 def test_two_commands_do_not_fill_one_folder(tmp_path):
     held = Folder(tmp_path / "d")
     try:
-        with pytest.raises(
-            FolderError, match=r"one command at a time, received one that another is filling\. Try again"
-        ):
+        with pytest.raises(FolderError, match=r"received one that another is filling\. Try again"):
             prepared(tmp_path / "d", "data=digits")
     finally:
         held.close()
@@ -455,9 +481,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     with pytest.raises(FolderError, match=r"empty, or that this command began, received .* with other files"):
         prepared(tmp_path, "data=digits")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(
-        FolderError, match=r"Expected out to be a folder that can be written to, received .*Not a directory"
-    ):
+    with pytest.raises(FolderError, match=r"a folder that can be written to, received .*Not a directory"):
         prepared(tmp_path / "notes.txt/d", "data=digits")
 
 
@@ -481,10 +505,10 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         (["out=d", "shards=10", "workers=4"], r"divide evenly over 4 workers, received 10\. Try shards=8\."),
         (["out=d", "processes=2", "scheduler=tcp://h:1"], r"Expected processes to be null where a scheduler"),
         (["out=d", "data.build._target_=os.system"], r"received os\.system of Python itself"),
-        (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try data\.build\._target_=sources\.arrays"),
-        (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"Expected data\.build\._target_ to be in an allowed package"),
-        (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"received data\.build\.exampels\. Try data\.build\.examples"),
-        (["out=d", "+hydra.callbacks.x._target_=os.system"], r"Expected hydra\.callbacks\.x\._target_ to be one of Hydra's own"),
+        (["out=d", "data.build._target_=sources.arays"], r"no arays in sources\. Try .*=sources\.arrays"),
+        (["out=d", f"{OWN_SOURCE}arrays", "allowed_targets=[]"], r"to be in an allowed package"),
+        (["out=d", f"{OWN_SOURCE}arrays", "+data.build.exampels=3"], r"data\.build\.exampels\. Try .*\.examples"),
+        (["out=d", "+hydra.callbacks.x._target_=os.system"], r"_target_ to be one of Hydra's own"),
         (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
         (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
         (["out"], r"Expected key=value or group=choice, received out\. Try out=\.\.\."),
@@ -505,17 +529,17 @@ def test_a_command_that_makes_no_sense_is_refused_and_nothing_written(arguments,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try data\.on_error=skip"),
+        (["with_values", "data.build.values=[1.0,nan]"], r"example 1 of train has NaN or infinity in x\. Try"),
         (["with_values", "data.build.labels=[0,-1]"], r"example 1 of train has label -1, 0 or more was expected"),
         (["with_values", "data.num_classes=1"], r"example 1 of train has label 1, 0 to 0 was expected"),
         (["with_values", "data.num_classes=3"], r"each of 3 classes, received none of class 2"),
         (["stream", "data.build.broken=[7]"], r"example 7 of train has NaN or infinity in x/a"),
         (["unlike"], r"example 1 of train has x of float32 \[4\].*, x of float32 \[3\].* as in the first was expected"),
         (["words"], r"Expected x to be numbers of at most 8 bytes, .*received <U1"),
-        (["uneven"], r"as many examples along their first axis, received for train: x of shape \(3, 2\), y of shape \(2,\)"),
+        (["uneven"], r"received for train: x of shape \(3, 2\), y of shape \(2,\)"),
         (["named_oddly"], r"text without /, and no numbers, for train, received 'a/b'"),
         (["nothing"], r"Expected training data with examples, received none\."),
-        (["arrays", "validation_fraction=0.1"], r"Expected validation_fraction=0 for a source that has a validation part"),
+        (["arrays", "validation_fraction=0.1"], r"validation_fraction=0 for a source that has a validation part"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )  # fmt: skip
@@ -600,9 +624,7 @@ def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
     from pipeline.prepare import cluster
 
     with (
-        pytest.raises(
-            cluster.ClusterError, match=r"Expected a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"
-        ),
+        pytest.raises(cluster.ClusterError, match=r"a Dask scheduler at tcp://127\.0\.0\.1:1, received no answer"),
         cluster.workers(1, config.scheduler, tmp_path),
     ):
         pass
@@ -617,9 +639,8 @@ def test_a_scheduler_that_runs_already_gives_the_work_to_its_workers(tmp_path):
     )
     (tmp_path / "serve.py").write_text(code)
     environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}"}
-    with subprocess.Popen(
-        [sys.executable, "serve.py"], cwd=tmp_path, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as served:  # fmt: skip
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "serve.py"], cwd=tmp_path, env=environ, text=True, **pipes) as served:
         try:
             address = str(served.stdout and served.stdout.readline()).strip()
             process = start(tmp_path, f"{OWN_SOURCE}arrays", "out=d", "shards=4", f"scheduler={address}")
@@ -629,6 +650,25 @@ def test_a_scheduler_that_runs_already_gives_the_work_to_its_workers(tmp_path):
             served.communicate("\n", timeout=20)
     prepared(tmp_path / "e", f"{OWN_SOURCE}arrays", "shards=4")
     assert checksums(tmp_path / "d") == checksums(tmp_path / "e")
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
+    import pty
+
+    ours, theirs = pty.openpty()
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "TERM": "xterm", "COLUMNS": "120"}
+    arguments = [sys.executable, "-m", "pipeline.prepare", *SLOW[:2], "shards=20", "processes=1", "out=d"]
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environ, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    told = b""
+    try:
+        while data := os.read(ours, 4096):
+            told += data
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    assert process.wait(timeout=60) == 0
+    assert re.search(r"shards .*/20.* examples/s", told.decode())
+    assert told.decode().rpartition("\x1b[?25h")[2].count("next") == 1
 
 
 def test_help_names_the_sources_and_says_what_each_key_is(capsys):

@@ -41,6 +41,14 @@ class Broken:
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """One array of an example, without TensorFlow what `tf.TensorSpec` says of it; None for sizes that differ."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Examples:
     """A part of the data whose examples are made while they are read.
 
@@ -48,7 +56,7 @@ class Examples:
     of TFRecord files, whose elements are scalar strings. `parse` makes a batch of raw elements a batch of examples
     `(x, y)` or `(x, y, weight)`; then `decode` makes each of these what is trained, and `augment`, which is given an
     example and a seed, int32 [2], varies it anew in each epoch. The functions are TensorFlow's: they are traced once.
-    `spec` is the structure of a finished example, `tf.TensorSpec`s without a batch axis.
+    `spec` is the structure of a finished example, a `Leaf` or a `tf.TensorSpec` for each array, without a batch axis.
 
     `look` is given these examples, the number of a share of them, how many shares there are, and whether to look
     through all of them or only at what is seen at once; it returns what is broken in the share. `flaws` are complaints
@@ -75,6 +83,15 @@ class Examples:
     def is_made(self) -> bool:
         """Is nothing left to be made: are the raw elements the examples?"""
         return not (self.in_files or self.parse or self.decode or self.augment)
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of a finished example in TensorFlow's words, as a `tf.data.Dataset` has it."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Leaf) else leaf, self.spec
+        )
 
     @property
     def image_files(self) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.data import pictures
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples
+from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
 
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
@@ -67,11 +67,11 @@ def _maker(
     classes: Mapping[str, int], size: pictures.Size, channels: int, resize: bool
 ) -> Callable[[Listed, Callable[[Any, Any], Any] | None, tuple[str, ...]], Examples]:
     """A function that makes examples of files, with what varies them and what they lack."""
-    import tensorflow as tf
-
     to_image = pictures.decoder(channels, size, resize)
 
     def decode(row: Any) -> tuple[Any, Any]:
+        import tensorflow as tf
+
         return to_image(tf.io.read_file(row["path"])), row["label"]
 
     def make(listed: Listed, vary: Callable[[Any, Any], Any] | None, flaws: tuple[str, ...]) -> Examples:
@@ -89,7 +89,7 @@ def _maker(
 
         return Examples(
             raw={"path": files, "label": labels},
-            spec=(tf.TensorSpec([*size, channels], tf.float32), tf.TensorSpec([], tf.int32)),
+            spec=(Leaf((*size, channels), "float32"), Leaf((), "int32")),
             decode=decode,
             augment=None if vary is None else augment,
             num_classes=len(classes),

@@ -41,9 +41,10 @@ def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[
     >>> (decoder(channels=1, size=(1, 2))(png) * 255).numpy().ravel().round().tolist()
     [51.0, 102.0]
     """
-    import tensorflow as tf
 
     def decode(data: Any) -> Any:
+        import tensorflow as tf
+
         # With three channels alone it reads every format.
         image = tf.io.decode_image(data, channels=3, expand_animations=False)
         image = tf.cast(tf.ensure_shape(image, [None, None, 3]), tf.float32) / 255
@@ -85,11 +86,12 @@ zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast
     chosen = _chosen(options)
     if not any(chosen.values()):
         return None
-    import tensorflow as tf
 
     shift, brightness, contrast = (float(chosen.get(name, 0)) for name in ("shift", "brightness", "contrast"))
 
     def vary(image: Any, seed: Any) -> Any:
+        import tensorflow as tf
+
         seeds = tf.unstack(tf.random.split(seed, 4))
         if chosen.get("flip"):
             image = tf.image.stateless_random_flip_left_right(image, seeds[0])

@@ -131,8 +131,8 @@ def parsed(data: bytes) -> dict[str, list[Any]]:
     return found
 
 
-# The tags of the kinds of features, of which each has its values in field 1 (protobuf's encoding of messages, written by
-# hand: that of lists of numbers is many times faster than a message's `extend`).
+# The tags of the kinds of features, of which each has its values in field 1. That is protobuf's encoding of messages,
+# written by hand: with lists of numbers it is many times faster than a message's `extend`.
 _BYTES, _FLOATS, _INTS = b"\x0a", b"\x12", b"\x1a"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.errors import DataError, expect_path
-from pipeline.data.examples import Broken, Examples
+from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
 
 Array: TypeAlias = NDArray[Any]
@@ -56,7 +56,6 @@ def _maker(
     table: _Table, columns: Sequence[str], num_classes: int | None, names: tuple[str, ...] | None
 ) -> Callable[[Array, Array, Array], Examples]:
     """A function that makes examples of some rows of a table; `columns` are the features, and last the label."""
-    import tensorflow as tf
 
     def make(x: Array, y: Array, chosen: Array) -> Examples:
         def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
@@ -68,7 +67,7 @@ def _maker(
 
         return Examples(
             raw=(x[chosen], y[chosen]),
-            spec=(tf.TensorSpec([x.shape[1]], tf.float32), tf.TensorSpec([], y.dtype)),
+            spec=(Leaf((x.shape[1],), "float32"), Leaf((), y.dtype.name)),
             num_classes=num_classes,
             class_names=names,
             look=look,

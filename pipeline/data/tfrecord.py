@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.data import files, manifest, pictures, records
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Broken, Examples, Segment
+from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
 
 # How many classes without examples are named.
@@ -115,9 +115,7 @@ def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
 
 
 def _spec(made: Manifest) -> Any:
-    import tensorflow as tf
-
-    return manifest.nested({each.name: tf.TensorSpec(each.shape, each.dtype) for each in made.features})
+    return manifest.nested({each.name: Leaf(each.shape, each.dtype) for each in made.features})
 
 
 def _parser(made: Manifest) -> Any:

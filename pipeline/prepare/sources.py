@@ -6,6 +6,7 @@ Called in a Dask worker. TensorFlow is imported where a person's function has do
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from pipeline.data import files, manifest, pictures, records
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Examples, Segment, leaves, rows
+from pipeline.data.examples import Examples, Segment, leaves
 from pipeline.data.manifest import Feature
 from pipeline.prepare.folder import Piece
 
@@ -171,6 +172,16 @@ class Arrays:
         return {row: f"example {row} of {self._split} {found[row]}" for row in sorted(found)}
 
 
+class _ExamplesOfArrays(Arrays):
+    """Arrays whose source says by itself which rows are broken, and where these were."""
+
+    def __init__(self, part: Examples, split: str, classes: int | None) -> None:
+        super().__init__(part.raw, split, classes)
+        found = part.look(part, 0, 1, True) if part.look else []
+        named = {each.first + more: f"{each.name} {each.why}" for each in found for more in range(each.examples)}
+        self.broken = {**self.broken, **named}
+
+
 class Images:
     """Files of images with a label each, which are stored as they are."""
 
@@ -277,14 +288,25 @@ def parts_of(made: Any) -> tuple[Any, Any]:
 
 
 def is_in_files(part: Any) -> bool:
-    """Is it records that are in files already?"""
+    """Is it records that are in files already, prepared or of whatever kind?"""
     return isinstance(part, Examples) and part.in_files
+
+
+def is_prepared(path: str) -> bool:
+    """Is a file a shard of data that was prepared, which a manifest beside it tells of?"""
+    folder, _, name = path.rpartition("/")
+    try:
+        files.size_of(f"{folder}/{manifest.FILE}")
+    except OSError:
+        return False
+    made = manifest.load(folder, files.text_of)
+    return any(shard.file == name for shards in made.splits.values() for shard in shards)
 
 
 def is_stream(part: Any) -> bool:
     """Is it examples that come one after another?"""
     if isinstance(part, Examples):
-        return not part.in_files and not part.image_files and _is_made(part)
+        return part.in_files or (not part.image_files and _is_made(part))
     arrays = isinstance(part, tuple | list | Mapping) or hasattr(part, "__array__")
     return not arrays and (hasattr(part, "__iter__") or callable(part))
 
@@ -292,7 +314,7 @@ def is_stream(part: Any) -> bool:
 def rows_of(part: Any, split: str, classes: int | None) -> Rows:
     """A part that is neither a stream nor in files, as rows. Raises `DataError`."""
     if isinstance(part, Examples):
-        return Images(part, classes) if part.image_files else Arrays(part.raw, split, classes)
+        return Images(part, classes) if part.image_files else _ExamplesOfArrays(part, split, classes)
     if not isinstance(part, tuple | list) or len(part) not in (2, 3):
         raise DataError(
             f"Expected data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these, "
@@ -413,10 +435,18 @@ def _dataset_of(part: Examples) -> Any:
     """The finished examples of a part, as a data set."""
     import tensorflow as tf
 
-    made = tf.data.Dataset.from_tensor_slices(rows(part.raw, slice(None)))
+    as_it_is = tf.autograph.experimental.do_not_convert
+    if part.in_files:
+        each_file = [tf.data.TFRecordDataset(each.path).skip(each.first).take(each.records) for each in part.raw]
+        made = functools.reduce(lambda one, other: one.concatenate(other), each_file)
+    else:
+        made = tf.data.Dataset.from_tensor_slices(part.raw)
     if part.parse is not None:
-        made = made.batch(BLOCK).map(part.parse).unbatch()
-    return made if part.decode is None else made.map(lambda *each: part.decode(each if len(each) > 1 else each[0]))
+        made = made.batch(BLOCK).map(as_it_is(part.parse)).unbatch()
+    decode = part.decode
+    if decode is None:
+        return made
+    return made.map(as_it_is(lambda *each: decode(each if len(each) > 1 else each[0])))
 
 
 def _kind(value: Any) -> str:

@@ -114,7 +114,7 @@ def gather(job: Job, number: int, kind: str, which: Any) -> Failed | None:
     """
 
     def made() -> None:
-        pieces = _streamed(job, number, *which) if kind == "stream" else _indexed(job, *which)
+        pieces = _streamed(job, number, *which) if kind == "stream" else _indexed(job, number, *which)
         lost = [why for piece in pieces.values() for why in (*piece.broken.values(), *piece.lost)]
         if lost and not job.skip:
             raise _Broken(lost)
@@ -323,45 +323,53 @@ def _streamed(job: Job, number: int, shard: int, shards: int) -> dict[str, Piece
     if shards == 1:
         # An iterator can be gone through once.
         _KEPT.clear()
-    found = {}
-    for split, part in zip((TRAIN, VALIDATION), parts, strict=True):
-        if part is None:
-            continue
-        encoder = sources.Encoder(split, job.num_classes)
-        path = folders.piece_path(job.folder, number, split)
-        if sources.is_stream(part):
-            named = f" of shard {shard} of {shards}" if shards > 1 else ""
-            examples = enumerate(sources.examples_of(part))
-            made: Iterator[sources.Made] = (
-                encoder.make(each, f"example {place} of {split}{named}") for place, each in examples
-            )
-            rows = None
-        else:
-            rows = sources.rows_of(part, split, job.num_classes)
-            made = rows.make(_usable(rows))
-        lost: list[str] = [] if rows is None else list(rows.broken.values())
-        index: list[tuple[int, int, int]] = []
-        with folders.partial(path) as (file, facts):
-            for each in made:
-                if each.record is None:
-                    lost.append(str(each.why))
-                    if not job.skip and len(lost) > NAMED:
-                        break
-                    continue
-                index.append((facts.bytes, len(each.record), each.label or 0))
-                facts.write(file, each.record, None)
-        labelled = encoder.labelled if rows is None else rows.labels is not None
-        features = encoder.features if rows is None else rows.features
-        table = np.array(index, np.int64).reshape(-1, 3)
-        found[split] = Piece(str(path), table, features, labelled, facts.sha256, {}, tuple(lost))
-    return found
+    named = f" of shard {shard} of {shards}" if shards > 1 else ""
+    return {
+        split: _streamed_part(job, number, split, part, named)
+        for split, part in zip((TRAIN, VALIDATION), parts, strict=True)
+        if part is not None
+    }
 
 
-def _indexed(job: Job, split: str, place: int) -> dict[str, Piece]:
-    """One file of records of a source, with an index of them."""
+def _streamed_part(job: Job, number: int, split: str, part: Any, named: str) -> Piece:
+    """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
+    encoder = sources.Encoder(split, job.num_classes)
+    path = folders.piece_path(job.folder, number, split)
+    rows = None if sources.is_stream(part) else sources.rows_of(part, split, job.num_classes)
+    made: Iterator[sources.Made]
+    if rows is None:
+        examples = enumerate(sources.examples_of(part))
+        made = (encoder.make(each, f"example {place} of {split}{named}") for place, each in examples)
+    else:
+        made = rows.make(_usable(rows))
+    lost: list[str] = [] if rows is None else list(rows.broken.values())
+    index: list[tuple[int, int, int]] = []
+    with folders.partial(path) as (file, facts):
+        for each in made:
+            if each.record is None:
+                lost.append(str(each.why))
+                if not job.skip and len(lost) > NAMED:
+                    break
+                continue
+            index.append((facts.bytes, len(each.record), each.label or 0))
+            facts.write(file, each.record, None)
+    labelled = encoder.labelled if rows is None else rows.labels is not None
+    features = encoder.features if rows is None else rows.features
+    table = np.array(index, np.int64).reshape(-1, 3)
+    return Piece(str(path), table, features, labelled, facts.sha256, {}, tuple(lost))
+
+
+def _indexed(job: Job, number: int, split: str, place: int) -> dict[str, Piece]:
+    """One file of records of a source, with an index of them; those of another kind become records of ours."""
     part = _whole(job)[0 if split == TRAIN else 1]
     segment: Segment = part.raw[place]
-    return {split: sources.piece_of_file(part, segment)}
+    if sources.is_prepared(segment.path):
+        return {split: sources.piece_of_file(part, segment)}
+    one = dataclasses.replace(part, raw=(segment,))
+    broken = part.look(one, 0, 1, True) if part.look else []
+    made = _streamed_part(job, number, split, one.without(broken), f" of {segment.path}")
+    lost = (f"{each.name} {each.why}" for each in broken for _ in range(each.examples))
+    return {split: dataclasses.replace(made, lost=(*lost, *made.lost))}
 
 
 def _write(job: Job, name: str, rows: Rows, chosen: NDArray[np.int64]) -> folders.Facts:

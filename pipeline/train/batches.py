@@ -213,7 +213,7 @@ def _options(part: Any) -> tf.data.Options:
 def spec(part: Any) -> Any:
     """The structure of a batch of two examples: a tensor of zeros for each leaf of the part."""
     if isinstance(part, tf.data.Dataset | Examples):
-        of_one = part.spec if isinstance(part, Examples) else part.element_spec
+        of_one = part.element_spec
         return tf.nest.map_structure(lambda leaf: tf.zeros((2, *leaf.shape), leaf.dtype), of_one)
     return tf.nest.map_structure(lambda leaf: tf.zeros((2, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), part)
 

@@ -42,7 +42,7 @@ def in_file(part: Any, folder: Path, name: str) -> Examples:
     Several processes that want the same file wait for the first, and one that is killed leaves none.
     """
     _expect_one_size(part)
-    spec = part.spec if isinstance(part, Examples) else part.element_spec
+    spec = part.element_spec
     path = folder / f"{hashlib.sha256(f'{name} {spec}'.encode()).hexdigest()[:16]}.tfrecord"
     folder.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
@@ -107,7 +107,7 @@ def _made(part: Any) -> Iterator[Any]:
 
 
 def _expect_one_size(part: Any) -> None:
-    for leaf in tf.nest.flatten(part.spec if isinstance(part, Examples) else part.element_spec):
+    for leaf in tf.nest.flatten(part.element_spec):
         if (
             not isinstance(leaf, tf.TensorSpec)
             or not leaf.shape.is_fully_defined()

@@ -120,7 +120,7 @@ def maker(part: Any, seed: int, classes: int | None) -> Make | None:
             return part.augment(example, drawn)
 
         each = (made,) if key is None else (made, key)
-        return checked(tf.map_fn(one, each, fn_output_signature=part.spec), classes)
+        return checked(tf.map_fn(one, each, fn_output_signature=part.element_spec), classes)
 
     return make
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data.examples import Examples
+from pipeline.data import records
+from pipeline.data.examples import Examples, Leaf, Segment
 
 
 def arrays(examples=200, validation=40, seed=5, classes=4):
@@ -72,6 +73,22 @@ def data_set(examples=100, shard=0, shards=1):
 
     numbers = tf.data.Dataset.range(examples).shard(shards, shard)
     return numbers.map(lambda n: (tf.cast(n, tf.float32)[None], tf.cast(n % 4, tf.int32))), None
+
+
+def foreign_records(folder):
+    """Two files of records that are no tf.train.Example; of the first, two records are left out."""
+    import tensorflow as tf
+
+    for number in range(2):
+        with open(f"{folder}/{number}.tfrecord", "wb") as file:
+            file.writelines(records.framed(str(each + 10 * number).encode()) for each in range(10))
+
+    def decode(record):
+        value = tf.strings.to_number(record)
+        return value[None], tf.cast(value, tf.int32) % 2
+
+    segments = (Segment(f"{folder}/0.tfrecord", 8, 2), Segment(f"{folder}/1.tfrecord", 10))
+    return Examples(raw=segments, spec=(Leaf((1,), "float32"), Leaf((), "int32")), decode=decode), None
 
 
 def endless():
