@@ -157,11 +157,12 @@ class _Racing:
 
 
 def stages(data: Data) -> list[Stage]:
-    """The input, stage by stage: each one with all that comes before it."""
+    """The input, stage by stage: each one with all that comes before it, but for "batch", whose examples are there."""
     part = data.part
     if isinstance(part, tf.data.Dataset):
         chain = [(name, _in_chunks(node), CHUNK) for name, node in _chain(part)]
-        return [*chain, ("batch", _stream(data), data.layout._share)]
+        ready = tf.data.Dataset.from_tensors(next(iter(part))).repeat(data.layout.examples)
+        return [*chain, ("batch", _stream(dataclasses.replace(data, part=ready)), data.layout._share)]
     if not isinstance(part, Examples) or part.is_made:
         return [("gather", _stream(data), _local(data))]
     bare = dataclasses.replace(part, parse=None, decode=None, augment=None)
@@ -179,19 +180,15 @@ def stages(data: Data) -> list[Stage]:
 
 def costs(data: Data) -> list[dict[str, Any]]:
     """What each stage adds to the seconds of an example, and of a step in this process: never less than nothing."""
-    found, before, of_step = [], 0.0, 0.0
+    found, before = [], 0.0
     passing = _passing(data)
     for number, (name, made, examples) in enumerate(stages(data)):
         seconds = _seconds_per_element(made) / examples
-        if name == "batch":
-            # Maps that a process makes of its own examples alone are in both.
-            added = max(0.0, seconds - of_step / examples)
-            share = examples
-        else:
-            added, before = max(0.0, seconds - before), max(seconds, before)
-            share = passing[number] if number < len(passing) else examples
-        of_step += added * share
-        found.append({"name": name, "seconds_per_example": added, "seconds_per_step": added * share})
+        # What comes after a slow stage would otherwise get all that its time varies by.
+        added = seconds if name == "batch" else max(0.0, seconds - before)
+        before = max(seconds, before)
+        count = passing[number] if number < len(passing) else examples
+        found.append({"name": name, "seconds_per_example": added, "seconds_per_step": added * count})
     return found
 
 
