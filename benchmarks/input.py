@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 COMMON = (
     "data.build._target_=costly.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[1024,1024]",
@@ -50,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def _run(overrides: list[str]) -> dict[str, object]:
+def _run(overrides: list[str]) -> dict[str, Any]:
     """What result.json says of a run."""
     search = os.pathsep.join(filter(None, (str(Path(__file__).parent / "own"), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,8 @@ from pipeline.train.scheduled import Race, ScheduledLoop, Source
 PIECES = 4
 # Steps before anything is timed, and those that tell how long one takes.
 WARMUP_STEPS, PACE_STEPS = 2, 3
+# Steps whose batches may be made ahead of those that were taken.
+READ_AHEAD_STEPS = 5
 # How long a stage's prefix is timed; one that is cached is read to its end before, for so long at most.
 STAGE_SECONDS, FILL_SECONDS = 1.0, 10.0
 # Examples of a person's data set that are taken together while its stages are timed.
@@ -47,7 +49,7 @@ class Profile:
         # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
         ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
         self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
-        self._loop = loop
+        self._loop, self._input_seconds = loop, 0.0
         racing = isinstance(loop, ScheduledLoop)
         self._alone: _Racing | _Together = _Racing(loop, self._data, shards) if racing else _Together(loop, self._data)
 
@@ -60,6 +62,7 @@ class Profile:
                 make(WARMUP_STEPS)
                 _, seconds = make(PACE_STEPS)
                 found.append(seconds / PACE_STEPS)
+        self._input_seconds = found[0]
         return found[0], found[1]
 
     def input(self, steps: int) -> tuple[list[float], list[float]]:
@@ -68,6 +71,8 @@ class Profile:
 
     def model(self, steps: int) -> tuple[list[float], list[float]]:
         """(examples, seconds) of pieces of so many steps on one batch that is there."""
+        # Meanwhile what is read ahead of the last piece of input comes to its end.
+        time.sleep(min(READ_AHEAD_STEPS * self._input_seconds, FILL_SECONDS))
         with self._loop.put_back():
             return _pieces(self._alone.train, steps)
 
