@@ -228,8 +228,8 @@ def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
 
 
 def _lower(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 25))
+    return float(np.percentile(values, 25, method="higher"))
 
 
 def _upper(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 75))
+    return float(np.percentile(values, 75, method="lower"))

@@ -59,7 +59,7 @@ class Profile:
         found = []
         with self._loop.put_back():
             for make in (self._alone.read, self._alone.train):
-                make(WARMUP_STEPS)
+                make(WARMUP_STEPS if make == self._alone.train else READ_AHEAD_STEPS)
                 _, seconds = make(PACE_STEPS)
                 found.append(seconds / PACE_STEPS)
         self._input_seconds = found[0]
@@ -67,6 +67,8 @@ class Profile:
 
     def input(self, steps: int) -> tuple[list[float], list[float]]:
         """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
+        # What was read ahead while nothing was timed has come at once.
+        self._alone.read(READ_AHEAD_STEPS)
         return _pieces(self._alone.read, steps)
 
     def model(self, steps: int) -> tuple[list[float], list[float]]:
@@ -74,6 +76,7 @@ class Profile:
         # Meanwhile what is read ahead of the last piece of input comes to its end.
         time.sleep(min(READ_AHEAD_STEPS * self._input_seconds, FILL_SECONDS))
         with self._loop.put_back():
+            self._alone.train(1)
             return _pieces(self._alone.train, steps)
 
     def costs(self) -> list[dict[str, Any]]:
@@ -324,7 +327,6 @@ def _seconds_per_element(made: tf.data.Dataset) -> float:
 
 
 def _pieces(make: Callable[[int], tuple[float, float]], steps: int) -> tuple[list[float], list[float]]:
-    make(1)
     examples, seconds = zip(*(make(steps) for _ in range(PIECES)), strict=True)
     return list(examples), list(seconds)
 
