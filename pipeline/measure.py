@@ -106,8 +106,8 @@ def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Map
     """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
 
     One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
-    twentieth apart. Without the bound training could be as fast as
-    what comes next: the model, or the input without its costliest stage; or the input, where the model is the bound.
+    twentieth apart. Without the bound training could be as fast as what comes next: the model, or the input without its
+    costliest stage; or the input, where the model is the bound.
 
     >>> stages = [{"name": "range", "seconds_per_example": 2e-3, "seconds_per_step": 0.02},
     ...           {"name": "map(slow)", "seconds_per_example": 8e-3, "seconds_per_step": 0.06}]
@@ -228,8 +228,8 @@ def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
 
 
 def _lower(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 25))
+    return float(np.percentile(values, 25, method="higher"))
 
 
 def _upper(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 75))
+    return float(np.percentile(values, 75, method="lower"))

@@ -211,6 +211,7 @@ class Work:
         self._folder = Path()
         self._parts: dict[str, Any] = {}
         self._loop: Loop | None = None
+        # Kept for the process's life, as a loop's iterators are.
         self._profile: Profile | None = None
         self._training: Training | None = None
         self._survival: Survival | None = None
@@ -403,7 +404,6 @@ class Work:
             told = dict(zip(("input_seconds", "model_seconds"), profile.paces(), strict=True))
         elif what == "stages":
             told = {"stages": profile.costs() if self._process.rank == 0 else []}
-            self._profile = None
         else:
             examples, seconds = profile.input(steps) if what == "input" else profile.model(steps)
             told = {"examples": examples, "seconds": seconds}

@@ -52,7 +52,7 @@ def test_an_input_in_memory_is_not_waited_for(pipeline):
     assert "input-bound" not in ran.out
 
 
-THROUGH = ("data.build._target_=own.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[512,512]",
+THROUGH = ("data.build._target_=own.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[1024,1024]",
            "train.replica_batch=32", "train.steps=24", "resume=never")  # fmt: skip
 
 
@@ -64,23 +64,24 @@ def losses(ran: Ran, folder: Path) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["asleep", "busy"])
 def test_a_slow_map_is_found_and_named_and_what_there_is_to_gain_is_nearly_gained(pipeline, function):
-    slow: Ran = pipeline(
-        *TIMED, *THROUGH, "strategy=one_device", f"+data.build.function={function}", "data.profile=true"
-    )
+    fast = (*TIMED, *THROUGH, "strategy=one_device")
+    assert pipeline(*fast).code == 0
+    slow: Ran = pipeline(*fast, f"+data.build.function={function}", "data.profile=true")
     assert slow.code == 0, slow.err
-    found = slow.result["profile"]
+    (result,) = [each for each in slow.results if each["profile"]]
+    found = result["profile"]
     assert found["bound"] == "input"
     costliest = max(found["stages"], key=lambda stage: stage["share"])
     assert costliest["name"] == f"map({function})"
     assert costliest["share"] > 0.5
     assert found["input_examples_per_second"] < found["model_examples_per_second"]
-    assert slow.result["examples_per_second"] < found["ceiling_examples_per_second"]
-    (told,) = slow.events("profiled")
-    assert told["values"] == found
+    assert result["examples_per_second"] < found["ceiling_examples_per_second"]
     assert slow.out.count(f"without map({function})") == 2
-    fast: Ran = pipeline(*TIMED, *THROUGH, "strategy=one_device")
-    made = [result for result in fast.results if result["profile"] is None]
-    assert made[0]["examples_per_second"] == pytest.approx(found["ceiling_examples_per_second"], rel=0.4)
+    # Before and after, since other work on the machine may halve its speed.
+    made = [each for each in pipeline(*fast).results if each["profile"] is None]
+    low = min(each["examples_per_second_low"] for each in made)
+    high = max(each["examples_per_second_high"] for each in made)
+    assert 0.6 * low < found["ceiling_examples_per_second"] < 1.4 * high
 
 
 @pytest.mark.slow

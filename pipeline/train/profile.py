@@ -23,6 +23,8 @@ from pipeline.train.scheduled import Race, ScheduledLoop, Source
 PIECES = 4
 # Steps before anything is timed, and those that tell how long one takes.
 WARMUP_STEPS, PACE_STEPS = 2, 3
+# Steps whose batches may be made ahead of those that were taken.
+READ_AHEAD_STEPS = 5
 # How long a stage's prefix is timed; one that is cached is read to its end before, for so long at most.
 STAGE_SECONDS, FILL_SECONDS = 1.0, 10.0
 # Examples of a person's data set that are taken together while its stages are timed.
@@ -47,7 +49,7 @@ class Profile:
         # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
         ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
         self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
-        self._loop = loop
+        self._loop, self._input_seconds = loop, 0.0
         racing = isinstance(loop, ScheduledLoop)
         self._alone: _Racing | _Together = _Racing(loop, self._data, shards) if racing else _Together(loop, self._data)
 
@@ -57,18 +59,24 @@ class Profile:
         found = []
         with self._loop.put_back():
             for make in (self._alone.read, self._alone.train):
-                make(WARMUP_STEPS)
+                make(WARMUP_STEPS if make == self._alone.train else READ_AHEAD_STEPS)
                 _, seconds = make(PACE_STEPS)
                 found.append(seconds / PACE_STEPS)
+        self._input_seconds = found[0]
         return found[0], found[1]
 
     def input(self, steps: int) -> tuple[list[float], list[float]]:
         """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
+        # What was read ahead while nothing was timed has come at once.
+        self._alone.read(READ_AHEAD_STEPS)
         return _pieces(self._alone.read, steps)
 
     def model(self, steps: int) -> tuple[list[float], list[float]]:
         """(examples, seconds) of pieces of so many steps on one batch that is there."""
+        # Meanwhile what is read ahead of the last piece of input comes to its end.
+        time.sleep(min(READ_AHEAD_STEPS * self._input_seconds, FILL_SECONDS))
         with self._loop.put_back():
+            self._alone.train(1)
             return _pieces(self._alone.train, steps)
 
     def costs(self) -> list[dict[str, Any]]:
@@ -157,11 +165,12 @@ class _Racing:
 
 
 def stages(data: Data) -> list[Stage]:
-    """The input, stage by stage: each one with all that comes before it."""
+    """The input, stage by stage: each one with all that comes before it, but for "batch", whose examples are there."""
     part = data.part
     if isinstance(part, tf.data.Dataset):
         chain = [(name, _in_chunks(node), CHUNK) for name, node in _chain(part)]
-        return [*chain, ("batch", _stream(data), data.layout._share)]
+        ready = tf.data.Dataset.from_tensors(next(iter(part))).repeat(data.layout.examples)
+        return [*chain, ("batch", _stream(dataclasses.replace(data, part=ready)), data.layout._share)]
     if not isinstance(part, Examples) or part.is_made:
         return [("gather", _stream(data), _local(data))]
     bare = dataclasses.replace(part, parse=None, decode=None, augment=None)
@@ -179,19 +188,15 @@ def stages(data: Data) -> list[Stage]:
 
 def costs(data: Data) -> list[dict[str, Any]]:
     """What each stage adds to the seconds of an example, and of a step in this process: never less than nothing."""
-    found, before, of_step = [], 0.0, 0.0
+    found, before = [], 0.0
     passing = _passing(data)
     for number, (name, made, examples) in enumerate(stages(data)):
         seconds = _seconds_per_element(made) / examples
-        if name == "batch":
-            # Maps that a process makes of its own examples alone are in both.
-            added = max(0.0, seconds - of_step / examples)
-            share = examples
-        else:
-            added, before = max(0.0, seconds - before), max(seconds, before)
-            share = passing[number] if number < len(passing) else examples
-        of_step += added * share
-        found.append({"name": name, "seconds_per_example": added, "seconds_per_step": added * share})
+        # What comes after a slow stage would otherwise get all that its time varies by.
+        added = seconds if name == "batch" else max(0.0, seconds - before)
+        before = max(seconds, before)
+        count = passing[number] if number < len(passing) else examples
+        found.append({"name": name, "seconds_per_example": added, "seconds_per_step": added * count})
     return found
 
 
@@ -322,7 +327,6 @@ def _seconds_per_element(made: tf.data.Dataset) -> float:
 
 
 def _pieces(make: Callable[[int], tuple[float, float]], steps: int) -> tuple[list[float], list[float]]:
-    make(1)
     examples, seconds = zip(*(make(steps) for _ in range(PIECES)), strict=True)
     return list(examples), list(seconds)
 
