@@ -708,10 +708,13 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
             f"train.replica_batch={train.replica_batch}. Try train.global_batch={train.replica_batch * replicas} "
             f"train.replica_batch=null, or measure.scaling=weak."
         )
+    # Of little data, which an epoch's worth is known of, the batch that nobody named is smaller than usual.
+    there = config.data.train_examples or MOST
     if scaling is Scaling.weak:
-        replica_batch = train.replica_batch or DEFAULT_BATCH
+        replica_batch = train.replica_batch or max(1, min(DEFAULT_BATCH, there // replicas))
         return scaling.value, replica_batch, replica_batch * replicas
-    global_batch = train.global_batch or DEFAULT_BATCH
+    usual = DEFAULT_BATCH if there >= DEFAULT_BATCH else max(1, there // replicas) * replicas
+    global_batch = train.global_batch or usual
     if global_batch % replicas:
         nearest = max(replicas, round(global_batch / replicas) * replicas)
         raise PlanError(

@@ -606,7 +606,9 @@ def test_data_that_fill_no_batch_of_a_tpu_are_refused_and_a_batch_that_fits_is_o
     with pytest.raises(
         PlanError, match=r"one whole batch of 512, .* received 100 examples. Try train.replica_batch=12"
     ):
-        on_tpu(data__train_examples=100)
+        on_tpu(data__train_examples=100, train__replica_batch=64)
+    # One that nobody named fits by itself.
+    assert on_tpu(data__train_examples=100).replica_batch == 12
     assert on_tpu(data__train_examples=100, train__replica_batch=12).global_batch == 96
 
 
