@@ -16,7 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 COMMON = (
     "data.build._target_=costly.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[1024,1024]",
