@@ -1,0 +1,74 @@
+"""Throughput of the same training from memory, from TFRecord shards and from tf.data services, in turn.
+
+    python benchmarks/reading.py --rounds 4 strategy=mirrored workers=2
+
+First `model=cnn` on the same 4,000 digits: arrays in memory, the shards that `python -m pipeline.prepare` makes of them, and
+these kept as arrays. Then one device on examples that burn a core, made by itself and by two data servers. Ratios are of
+two runs that follow each other; which of them is first changes with the round.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+COMMON = ("measure.baseline=none", "tracking=none", "train.save=false", "resume=never")
+SHARDS = ("data=tfrecord", "data.path=prepared")
+COSTLY = (
+    "strategy=one_device", "data.build._target_=costly.through", "+data.build.slow=busy", "data.num_classes=4",
+    "model=mlp", "train.replica_batch=32",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Prints each round's throughputs and the median ratios; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("overrides", nargs="*", help="for the first part, such as strategy=multi_worker workers=2")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        _call(folder, "pipeline.prepare", "data=mnist5k", "out=prepared", "workers=2")
+        pairs = {
+            "shards / memory": (("data=mnist5k",), SHARDS),
+            "shards kept in memory / memory": (("data=mnist5k",), (*SHARDS, "data.cache=memory")),
+        }
+        for name, (one, other) in pairs.items():
+            _compare(folder, name, (*one, *arguments.overrides), (*other, *arguments.overrides), arguments.rounds)
+        _compare(folder, "two data servers / none", COSTLY, (*COSTLY, "data.service=2"), arguments.rounds)
+    return 0
+
+
+def _compare(folder: str, name: str, one: tuple[str, ...], other: tuple[str, ...], rounds: int) -> None:
+    ratios = []
+    for number in range(rounds):
+        order = (one, other) if number % 2 == 0 else (other, one)
+        made = {each: _throughput(folder, *each) for each in order}
+        ratios.append(made[other] / made[one])
+        print(f"{name}: {made[other]:,.0f} / {made[one]:,.0f} examples/s = {ratios[-1]:.3f}", flush=True)
+    print(f"{name}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds\n")
+
+
+def _throughput(folder: str, *overrides: str) -> float:
+    """Examples per second of a run, as its result.json has them."""
+    before = set(Path(folder).glob("outputs/runs/*"))
+    _call(folder, "pipeline", *COMMON, *overrides)
+    (made,) = set(Path(folder).glob("outputs/runs/*")) - before
+    return float(json.loads((made / "result.json").read_text())["examples_per_second"])
+
+
+def _call(folder: str, module: str, *arguments: str) -> None:
+    search = os.pathsep.join(filter(None, (str(Path(__file__).parent / "own"), os.environ.get("PYTHONPATH"))))
+    ran = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if ran.returncode:
+        sys.exit(f"{module} {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
