@@ -2,9 +2,9 @@
 
     python benchmarks/reading.py --rounds 4 strategy=mirrored workers=2
 
-First `model=cnn` on the same 4,000 digits: arrays in memory, the shards that `python -m pipeline.prepare` makes of them, and
-these kept as arrays. Then one device on examples that burn a core, made by itself and by two data servers. Ratios are of
-two runs that follow each other; which of them is first changes with the round.
+First `model=cnn` on the same 4,000 digits: arrays in memory, the shards that `python -m pipeline.prepare` makes of
+them, and these kept as arrays. Then one device on examples that burn a core, made by itself and by two data servers.
+Ratios are of two runs that follow each other; which of them is first changes with the round.
 """
 
 import argparse
