@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from pipeline import config as configs
 from pipeline import targets
 from pipeline.config import ConfigError
+from pipeline.plan import check_path
 from pipeline.schema import PrepareConfig
 
 NAME = "prepare"
@@ -51,7 +52,7 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
 def check(config: PrepareConfig, search: Sequence[str]) -> None:
     """Refuses values that make no sense, and functions that are not there or that no config may call.
 
-    Raises `ConfigError`, and `TargetError` for functions, none of which has been imported by then.
+    Raises `ConfigError`, `PlanError`, and `TargetError` for functions, none of which has been imported by then.
     """
     if not config.out:
         raise ConfigError("Expected out to be the folder to fill, received none. Try out=prepared.")
@@ -95,6 +96,7 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
             f"Expected shards that divide evenly over {config.workers} workers, received {config.shards}. "
             f"Try shards={near}."
         )
+    check_path(config.data)
     _check_targets(config, search)
 
 
