@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -31,7 +32,8 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
                 f"Expected --config-dir to be a folder, received {config_dir}. "
                 f"Try its path from here, or an absolute one."
             )
-        search.append("command-line", f"file://{Path(config_dir).absolute()}")
+        place = f"file://{Path(config_dir).absolute()}"
+        search.prepend("command-line", place, anchor=SearchPathQuery(provider="schema"))
     try:
         GlobalHydra.instance().clear()
         hydra = Hydra.create_main_hydra2(task_name=NAME, config_search_path=search)
