@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.machine import Machine
-from pipeline.schema import Baseline, Config, Kind, Precision, Scaling, Store
+from pipeline.schema import Baseline, Config, DataConfig, Kind, Precision, Scaling, Store
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
@@ -561,7 +561,7 @@ def check_ranges(config: Config) -> None:
             f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
         )
     _check_survival(config)
-    _check_path(config)
+    check_path(config.data)
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
@@ -629,14 +629,14 @@ DECIDES = (
 OF_STRATEGY = ("asynchronous", "static_batches")
 
 
-def _check_path(config: Config) -> None:
+def check_path(data: DataConfig) -> None:
     """Refuses a path that is none, and one that nothing reads."""
-    path = config.data.path
+    path = data.path
     if path is not None and not path.strip():
         raise PlanError("Expected data.path to be a folder or a file, received nothing. Try data.path=FOLDER.")
-    if path is not None and "path" not in config.data.build:
+    if path is not None and "path" not in data.build:
         raise PlanError(
-            f"Expected data.path=null with data={config.data.name}, which reads none, received {path}. "
+            f"Expected data.path=null with data={data.name}, which reads none, received {path}. "
             f"Try data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do."
         )
 

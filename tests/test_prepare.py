@@ -145,6 +145,7 @@ def test_arrays_become_shards_and_a_manifest_that_says_what_they_are(tmp_path):
     assert [path.name for path in (tmp_path / "d/.prepare").iterdir()] == ["lock"]
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_make_the_same_bytes_and_another_seed_others(tmp_path):
     for name, more in (("one", ["processes=1"]), ("two", ["processes=2"]), ("other", ["processes=2", "seed=1"])):
         run(tmp_path, "data=digits", f"out={name}", "shards=6", *more)
@@ -348,6 +349,7 @@ def shards_there(folder: Path, least: int, process: subprocess.Popen[str]) -> No
 SLOW = (f"{OWN_SOURCE}slow_arrays", "+data.build.examples=20000", "shards=60", "processes=2")
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_the_same_one_goes_on(tmp_path):
     process = start(tmp_path, *SLOW, "out=d")
     shards_there(tmp_path / "d", 5, process)
@@ -411,6 +413,7 @@ def test_a_signal_while_the_source_is_read_ends_at_once(tmp_path, number):
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_work_of_a_killed_worker_is_done_by_another(tmp_path):
     process = start(tmp_path, *SLOW, "out=d")
     shards_there(tmp_path / "d", 2, process)
@@ -499,6 +502,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
         (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
         (["out=d", "data.shuffle=maybe"], r"Expected data\.shuffle to be true or false, received maybe"),
+        (["out=d", "data.path=x"], r"Expected data\.path=null with data=mnist5k, which reads none, received x"),
         (["out=d", "processes=0"], r"Expected processes to be 1 or more, received 0\."),
         (["out=d", "shard_mib=0"], r"Expected shard_mib to be a size in MiB, above 0, received 0\."),
         (["out=d", "validation_fraction=1"], r"0 or more and below 1, received 1\. Try validation_fraction=0\.2"),
@@ -669,6 +673,13 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
     assert process.wait(timeout=60) == 0
     assert re.search(r"shards .*/20.* examples/s", told.decode())
     assert told.decode().rpartition("\x1b[?25h")[2].count("next") == 1
+
+
+def test_a_choice_of_ones_own_folder_is_prepared(tmp_path):
+    (tmp_path / "conf/data").mkdir(parents=True)
+    (tmp_path / "conf/data/mine.yaml").write_text("name: mine\nbuild: {_target_: sources.arrays, examples: 20}\n")
+    out, _ = run(tmp_path, "--config-dir", "conf", "data=mine", "out=d", "processes=1", "+data.build.classes=2")
+    assert "2 classes: 0 10, 1 10" in out
 
 
 def test_help_names_the_sources_and_says_what_each_key_is(capsys):

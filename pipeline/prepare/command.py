@@ -18,6 +18,7 @@ from types import FrameType
 from pipeline import machine, show, targets
 from pipeline.config import ConfigError
 from pipeline.data.errors import DataError
+from pipeline.plan import PlanError
 from pipeline.prepare import cluster, conduct, settings
 from pipeline.prepare.folder import FolderError
 from pipeline.prepare.layout import LayoutError
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = settings.compose(overrides, given.config_dir)
         settings.check(config, search)
-    except (ConfigError, targets.TargetError) as error:
+    except (ConfigError, PlanError, targets.TargetError) as error:
         return _tell(str(error), 2)
     console = show.console_on(sys.stdout)
     start = partial(

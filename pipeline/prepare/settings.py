@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from pipeline import config as configs
 from pipeline import targets
 from pipeline.config import ConfigError
+from pipeline.plan import check_path
 from pipeline.schema import PrepareConfig
 
 NAME = "prepare"
@@ -30,7 +32,8 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
                 f"Expected --config-dir to be a folder, received {config_dir}. "
                 f"Try its path from here, or an absolute one."
             )
-        search.append("command-line", f"file://{Path(config_dir).absolute()}")
+        place = f"file://{Path(config_dir).absolute()}"
+        search.prepend("command-line", place, anchor=SearchPathQuery(provider="schema"))
     try:
         GlobalHydra.instance().clear()
         hydra = Hydra.create_main_hydra2(task_name=NAME, config_search_path=search)
@@ -51,7 +54,7 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
 def check(config: PrepareConfig, search: Sequence[str]) -> None:
     """Refuses values that make no sense, and functions that are not there or that no config may call.
 
-    Raises `ConfigError`, and `TargetError` for functions, none of which has been imported by then.
+    Raises `ConfigError`, `PlanError`, and `TargetError` for functions, none of which has been imported by then.
     """
     if not config.out:
         raise ConfigError("Expected out to be the folder to fill, received none. Try out=prepared.")
@@ -95,6 +98,7 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
             f"Expected shards that divide evenly over {config.workers} workers, received {config.shards}. "
             f"Try shards={near}."
         )
+    check_path(config.data)
     _check_targets(config, search)
 
 
