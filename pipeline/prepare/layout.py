@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data.split import split
+
 MIB = 2**20
 
 
@@ -59,25 +61,6 @@ def check(examples: int, shards: int | None, workers: int | None) -> None:
         )
 
 
-def held_out(groups: NDArray[np.int64] | None, count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which of `count` examples are held out: the same fraction of every group, of which some stay on either side.
-
-    >>> held_out(np.arange(10) % 2, 10, 0.2, seed=0).sum(), held_out(None, 10, 0.5, seed=0).sum()
-    (np.int64(2), np.int64(5))
-    """
-    held = np.zeros(count, bool)
-    if not fraction:
-        return held
-    rng = np.random.default_rng([seed, 2])
-    groups = np.zeros(count, np.int64) if groups is None else groups
-    # Sorted once: a search through all examples for each of many groups would take minutes.
-    order = np.argsort(groups, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-        most = len(members) - 1
-        held[rng.permutation(members)[: min(max(round(len(members) * fraction), 1), most)]] = True
-    return held
-
-
 def orders(
     whole: NDArray[np.int64], groups: NDArray[np.int64] | None, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -89,8 +72,10 @@ def orders(
     >>> len(train), len(validation), len({*train, *validation})
     (8, 2, 10)
     """
-    held = held_out(groups, len(whole), fraction, seed)
-    return shuffled(whole[~held], seed, 0), shuffled(whole[held], seed, 1)
+    if not fraction:
+        return shuffled(whole, seed, 0), whole[:0]
+    train, held_out = split(np.zeros(len(whole), np.int64) if groups is None else groups, fraction, seed)
+    return whole[train], whole[held_out]
 
 
 def shuffled(rows: NDArray[np.int64], seed: int, use: int) -> NDArray[np.int64]:
