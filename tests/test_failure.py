@@ -143,10 +143,21 @@ def test_a_conductor_killed_leaves_not_even_a_stopped_process_or_one_that_waits_
 def test_a_loss_that_is_not_a_number_stops_the_run_with_the_step(pipeline):
     ran = pipeline(
         *QUICK, "strategy=mirrored", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
-        "data.build._target_=own.nan_data", "data.shuffle=false", "train.replica_batch=8",
+        "data.build._target_=own.nan_data", "+data.build.value=3e38", "data.shuffle=false", "train.replica_batch=8",
     )  # fmt: skip
     assert ran.code == 1
     assert "Expected a finite loss, received nan at step 3" in ran.err
+
+
+def test_arrays_with_what_is_not_a_number_are_not_trained_on(pipeline):
+    ran = pipeline(
+        *QUICK, f"--config-dir={own.CONF}", "model=tiny", "data=numbered", "data.build._target_=own.nan_data"
+    )
+    assert ran.code == 1
+    assert (
+        "Expected examples that can be trained on, received 1 that cannot: example 40 has NaN or infinity." in ran.err
+    )
+    assert not ran.events("steps")
 
 
 def test_a_point_that_fails_is_reported_and_the_sweep_goes_on(pipeline):

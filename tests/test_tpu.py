@@ -64,7 +64,7 @@ def grpc_server(answer: bytes | None) -> Iterator[str]:
         def service(self, call: Any) -> Any:
             if answer is None:
                 return None
-            asked = call.method == reach.CALL
+            asked = call.method == reach.GET_STATUS
             # Whatever else it is asked, it keeps its caller waiting.
             return grpc.unary_unary_rpc_method_handler(lambda *_: answer if asked or over.wait() else b"")
 
@@ -175,7 +175,10 @@ def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
         ([*TPU, "strategy.build.address=my-tpu"], "Try strategy.build.address=grpc://my-tpu:8470."),
         ([*REHEARSED, "train.precision=mixed_float16"], "Try train.precision=mixed_bfloat16."),
         ([*REHEARSED, "workers=5"], "Expected no more workers than devices, received workers=5"),
-        ([*REHEARSED, "model=mlp", "data=synthetic", "data.train_examples=100"], "Try train.replica_batch=25."),
+        (
+            [*REHEARSED, "model=mlp", "data=synthetic", "data.train_examples=100", "train.replica_batch=64"],
+            "Try train.replica_batch=25.",
+        ),
     ],
 )  # fmt: skip
 def test_what_no_tpu_could_run_is_refused_before_anything_starts(pipeline, arguments, words):

@@ -140,10 +140,10 @@ def not_a_model():
     return "a model"
 
 
-def nan_data():
-    """Data with a value that is not a number."""
+def nan_data(value=np.nan):
+    """Data with an example that is not a number, or too large for one to come of it."""
     (x, y), held_out = numbered(64, 8)
-    x[40] = np.nan
+    x[40] = value
     return (x, y), held_out
 
 
