@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import shards
 import tensorflow as tf
-from conftest import QUICK, Ran, finish, start
+from conftest import QUICK, Ran, finish, left_behind, start
 from test_failure import wait_for
 
 from pipeline import data as sources
@@ -223,14 +223,16 @@ def test_another_process_on_a_broken_file_names_it_while_training(pipeline, tmp_
     assert "of-00002.tfrecord record 1000 has a wrong checksum" in ran.err
 
 
+LONG = (
+    "strategy=multi_worker", "workers=2", "train.replica_batch=4", "train.epochs=40", "checkpoint.every_steps=7",
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("data.shard=element",), ("data.shard=file",), ("data.service=2",)])
+@pytest.mark.parametrize("arguments", [("data.shard=element",), ("data.shard=file", "data.service=1")])
 def test_a_run_on_shards_that_is_killed_goes_on_where_it_was(pipeline, tmp_path, arguments):
     shards.write(tmp_path / "data", [45, 38], [13])
-    given = prepared(
-        tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=4", "train.epochs=60",
-        "checkpoint.every_steps=7", "launch.max_restarts=0", *arguments,
-    )  # fmt: skip
+    given = prepared(tmp_path, *LONG, "launch.max_restarts=0", *arguments)
     process = start(tmp_path, *given)
     try:
         wait_for(tmp_path, "checkpoint", count=3)
@@ -239,8 +241,25 @@ def test_a_run_on_shards_that_is_killed_goes_on_where_it_was(pipeline, tmp_path,
     finally:
         process.kill()
     ran = pipeline(*given)
-    expect_once_an_epoch(ran, 1, epochs=60)
+    expect_once_an_epoch(ran, 1, epochs=40)
     assert ran.result["resumed"] == 1
+
+
+@pytest.mark.slow
+def test_a_data_server_that_is_killed_is_named_and_costs_no_example(tmp_path):
+    shards.write(tmp_path / "data", [45, 38], [13])
+    process = start(tmp_path, *prepared(tmp_path, *LONG, "data.service=1", "launch.max_restarts=1"))
+    try:
+        wait_for(tmp_path, "checkpoint", count=2)
+        (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=3) if event["role"] == "data server"]
+        os.kill(pid, signal.SIGKILL)
+        ran = finish(process, tmp_path, time.monotonic(), timeout=150)
+    finally:
+        process.kill()
+    expect_once_an_epoch(ran, 1, epochs=40)
+    assert "data server 2 was killed by SIGKILL. All processes are started again" in ran.out
+    assert ran.result["restarts"] == 1
+    assert not left_behind(tmp_path)
 
 
 def test_images_of_the_manifest_are_decoded_varied_and_brought_to_a_size(tmp_path):
