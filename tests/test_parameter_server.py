@@ -236,11 +236,12 @@ def test_a_server_or_coordinator_that_is_gone_is_named_within_a_minute(tmp_path,
 
 @pytest.mark.slow
 def test_what_a_worker_cannot_do_is_refused_in_words(pipeline):
-    generated = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.generated_set", "+data.num_classes=10")
+    generated = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.generated_set", "+data.num_classes=10",
+                         "train.replica_batch=4")  # fmt: skip
     assert generated.code == 1
     assert "Expected data that workers can read without this program's Python" in generated.err
     few = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.serial_set", "data.build.examples=1",
-                   "model.build._target_=own.counting")  # fmt: skip
+                   "model.build._target_=own.counting", "train.replica_batch=1")  # fmt: skip
     assert few.code == 1
     assert "Expected training examples for each of 2 workers" in few.err
 
