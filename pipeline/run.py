@@ -22,7 +22,7 @@ from pipeline import events, measure, plan, reach, resume, show, targets, weigh
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
 from pipeline.data import manifest
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, first_of
 from pipeline.estimate import estimate
 from pipeline.events import PASSING, PREEMPTING, Event, EventLog, write_whole
 from pipeline.launch import Cluster, LaunchError
@@ -566,8 +566,8 @@ def _skipped(measured: Measured) -> list[str]:
     for part, what in (("train", "training"), ("validation", "validation")):
         lost, count = measured.built.get("lost", {}).get(part, ()), _lost(measured, part)
         if count:
-            named = "; ".join(f"{each['name']} {each['why']}" for each in lost[:SKIPPED_NAMED])
-            more = f"; and {len(lost) - SKIPPED_NAMED} more, all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
+            named = first_of([f"{each['name']} {each['why']}" for each in lost], SKIPPED_NAMED)
+            more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
             notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
     return notes
 

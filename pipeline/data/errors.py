@@ -1,6 +1,6 @@
 """The one error of the data sets, for whatever their user can put right."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class DataError(ValueError):
@@ -28,3 +28,13 @@ def expect_path(data: str, path: str | None, what: str, example: str) -> str:
     if not path:
         raise DataError(f"Expected data.path to be {what} for data={data}, received none. Try data.path={example}.")
     return path
+
+
+def first_of(names: Sequence[str], most: int = 5, last: str = "; and") -> str:
+    """The first of many names, and how many more there are, with `last` before that.
+
+    >>> first_of(["a", "b"]), first_of(["a", "b", "c"], most=1), first_of(["a", "b", "c"], most=2, last=" and")
+    ('a; b', 'a; and 2 more', 'a, b and 1 more')
+    """
+    more = f"{last} {len(names) - most} more" if len(names) > most else ""
+    return f"{', ' if last == ' and' else '; '}".join(names[:most]) + more

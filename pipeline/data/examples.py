@@ -109,9 +109,7 @@ class Examples:
         """The same without what is broken."""
         if self.in_files:
             return dataclasses.replace(self, raw=tuple(part for each in self.raw for part in _whole(each, broken)))
-        lost = {row for each in broken for row in range(each.first, each.first + each.examples)}
-        kept = np.array([row for row in range(self.count) if row not in lost], np.int64)
-        return dataclasses.replace(self, raw=rows(self.raw, kept))
+        return dataclasses.replace(self, raw=rows(self.raw, whole_rows(self.count, broken)))
 
 
 def leaves(structure: Any) -> list[Any]:
@@ -134,6 +132,18 @@ def rows(structure: Any, chosen: Any) -> Any:
     if isinstance(structure, tuple | list):
         return type(structure)(rows(each, chosen) for each in structure)
     return structure[chosen]
+
+
+def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
+    """Which of so many rows are not broken, boolean [count].
+
+    >>> whole_rows(4, [Broken(None, 1, 2, "example 1", "is broken")]).tolist()
+    [True, False, False, True]
+    """
+    whole = np.ones(count, bool)
+    for each in broken:
+        whole[each.first : each.first + each.examples] = False
+    return whole
 
 
 def _whole(segment: Segment, broken: Sequence[Broken]) -> Iterator[Segment]:

@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.data import files, manifest, pictures, records
-from pipeline.data.errors import DataError
+from pipeline.data.errors import DataError, first_of
 from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
-
-# How many classes without examples are named.
-NAMED = 5
 
 
 def tfrecord(
@@ -109,8 +106,7 @@ def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
         return ()
     empty = [int(label) for label, count in made.classes(split).items() if not count]
     names = [made.class_names[label] if made.class_names else str(label) for label in empty]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    listed = f"no training examples of class {', '.join(names[:NAMED])}{more} in {folder}/{manifest.FILE}"
+    listed = f"no training examples of class {first_of(names, last=' and')} in {folder}/{manifest.FILE}"
     return (listed,) if names else ()
 
 

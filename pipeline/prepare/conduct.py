@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline import targets
+from pipeline.data.errors import first_of
 from pipeline.data.manifest import TRAIN, Feature, Manifest
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, work
@@ -297,10 +298,9 @@ class _Making:
         if self._skip:
             return
         if broken:
-            more = f"; and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
             raise PrepareError(
-                f"Expected examples that can be trained on, received some that cannot: {'; '.join(broken[:NAMED])}"
-                f"{more}. Try data.on_error=skip, which prepares the others, or putting the data right."
+                f"Expected examples that can be trained on, received some that cannot: {first_of(broken, NAMED)}. "
+                f"Try data.on_error=skip, which prepares the others, or putting the data right."
             )
         if flaws:
             raise PrepareError(

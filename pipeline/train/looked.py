@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from pipeline.data.examples import Broken, Examples, leaves, rows
+from pipeline.data.errors import first_of
+from pipeline.data.examples import Broken, Examples, leaves, rows, whole_rows
 from pipeline.train import batches
 from pipeline.train.loop import TrainingError
 from pipeline.train.reading import NOT_FINITE, conditions
 
-# How many of those that are broken an error names.
-NAMED = 5
 # Examples that fail one after the other before a data set is taken to fail for ever.
 ENDLESS = 10_000
 # What an operation raises that meets a file or an example that it cannot read; the last where its message quotes that.
@@ -80,8 +79,7 @@ def flaws(part: Any, classes: int | None) -> tuple[str, ...]:
         return ()
     there = set(np.unique(np.asarray(part[1])).tolist())
     empty = [label for label in range(classes) if label not in there]
-    more = f" and {len(empty) - NAMED} more" if len(empty) > NAMED else ""
-    return (f"no training examples of class {', '.join(map(str, empty[:NAMED]))}{more}",) if empty else ()
+    return (f"no training examples of class {first_of(list(map(str, empty)), last=' and')}",) if empty else ()
 
 
 def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset, int]:
@@ -120,10 +118,9 @@ def refuse(found: Sequence[Broken], complaints: Sequence[str]) -> None:
     """Raises what is broken, if anything is, naming the first."""
     if found:
         lost = sum(each.examples for each in found)
-        named = "; ".join(f"{each.name} {each.why}" for each in found[:NAMED])
-        more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        named = first_of([f"{each.name} {each.why}" for each in found])
         raise TrainingError(
-            f"Expected examples that can be trained on, received {lost} that cannot: {named}{more}. "
+            f"Expected examples that can be trained on, received {lost} that cannot: {named}. "
             f"Try data.on_error=skip, which trains on the others, or putting the data right."
         )
     if complaints:
@@ -139,10 +136,7 @@ def without(part: Any, lost: Sequence[Broken]) -> Any:
         return part
     if isinstance(part, Examples):
         return part.without(lost)
-    kept = np.ones(len(leaves(part)[0]), bool)
-    for each in lost:
-        kept[each.first : each.first + each.examples] = False
-    return rows(tf.nest.map_structure(np.asarray, part), kept)
+    return rows(tf.nest.map_structure(np.asarray, part), whole_rows(len(leaves(part)[0]), lost))
 
 
 def expect_batch(examples: int, global_batch: int, workers: int, skip: bool) -> None:
