@@ -29,7 +29,8 @@ def main(
     """Runs `pipeline.worker` as process `rank` of a plan. Never returns: ends with 0, or 1 after telling why."""
     # A Ctrl-C at the terminal is the conductor's to handle.
     os.setpgid(0, 0)
-    die_with(lifeline)
+    # Before any else: the conductor, which does the same, may have come to its end before it could.
+    die_with(lifeline, os.getpid())
     _write_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before there is another thread, so that all of them, TensorFlow's too, leave these to the one that waits for them.
@@ -86,17 +87,18 @@ class Line:
                 data = data[os.write(self._connection.fileno(), data) :]
 
 
-def die_with(lifeline: Connection) -> None:
-    """Has the kernel kill this process when the conductor's end of a pipe closes, however that came.
+def die_with(lifeline: Connection, pid: int) -> None:
+    """Has the kernel kill a process when the conductor's end of a pipe that it reads closes, however that came.
 
-    No thread could: TensorFlow holds Python's lock while it waits for other processes to join.
+    No thread could: TensorFlow holds Python's lock while it waits for other processes to join. What is set belongs to
+    the pipe, not to who sets it: the conductor does it too, for a process that is stopped before its first line.
     """
     descriptor = lifeline.fileno()
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, pid)
     fcntl.fcntl(descriptor, F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
     if lifeline.poll(0):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
 
 class Inbox:

@@ -158,6 +158,7 @@ class LocalJob:
             # A process that is started and not yet known here ends when `stop` closes its pipe.
             started.start()
             self._processes[rank] = started
+            child.die_with(lifeline, started.pid)
         finally:
             for each in (event_writer, command_reader, lifeline):
                 each.close()
