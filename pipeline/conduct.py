@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import measure
+from pipeline.data.manifest import SPLITS
 from pipeline.events import PREEMPTING, Event
 from pipeline.launch import Cluster, Job
 from pipeline.plan import Plan
@@ -386,13 +387,13 @@ def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
         # Each has looked through a share of the data, and trains on what others have found whole.
         loaded = group.ask("loaded", {"do": "drop", "broken": broken})
     counts = {}
-    for part in ("train", "validation"):
+    for part in SPLITS:
         own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
         counts[f"{part}_counts"] = [loaded[rank]["examples"][part] for rank in own]
     built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
     lost = {
         part: sorted((each for found in broken.values() for each in found[part]), key=lambda each: each["first"])
-        for part in ("train", "validation")
+        for part in SPLITS
     }
     return built | {"lost": lost}
 

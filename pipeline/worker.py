@@ -46,6 +46,7 @@ import tensorflow as tf
 from pipeline import loopback, targets
 from pipeline import size as sizes
 from pipeline.data.examples import Broken, Examples
+from pipeline.data.manifest import SPLITS
 from pipeline.plan import DATA_SERVER, Plan, Process, dealt, from_json, left_out, shared, stays_here
 from pipeline.strategies.parameter_server import serve
 from pipeline.train import batches, build, cache, looked, service, static, tables
@@ -59,7 +60,6 @@ from pipeline.train.state import on_all
 from pipeline.train.training import Diverged, Left, Survival, Training
 
 CALIBRATION_STEPS = 3
-PARTS = ("train", "validation")
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 
 
@@ -226,7 +226,7 @@ class Work:
         """Makes the data, looks through its share of them for what is broken, and tells how many examples there are."""
         plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
         self._folder = Path(folder)
-        self._whole = dict(zip(PARTS, self._shard(number, processes), strict=True))
+        self._whole = dict(zip(SPLITS, self._shard(number, processes), strict=True))
         if plan.static_batches:
             for name, part in zip(("training", "validation"), self._whole.values(), strict=True):
                 static.check_data(part, name)
@@ -360,11 +360,8 @@ class Work:
         first, rest = (*held_out, None, None)[:2]
         position = self._prepare_survival(resume, data.layout, _digest(train))
         if plan.asynchronous:
-            # Workers that race each read a part of their own, where the data can be had in parts.
-            shares = plan.workers if plan.workers > 1 and self._has_shards() else 1
-            shards = [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
             self._loop = ScheduledLoop(
-                model, strategy, data, shards, plan.workers, first, outputs, plan.gradient_bits, position
+                model, strategy, data, self._racing(train), plan.workers, first, outputs, plan.gradient_bits, position
             )
         else:
             self._loop = Loop(model, strategy, data, first, outputs, plan.gradient_bits, chief, alone, rest, position)
@@ -414,11 +411,15 @@ class Work:
 
         A data set draws the orders of its shuffles from a state that each iterator changes.
         """
-        plan, train = self._plan, self._parts["train"]
-        shares = plan.workers if plan.asynchronous and plan.workers > 1 and self._has_shards() else 1
+        train = self._parts["train"]
         if isinstance(train, tf.data.Dataset):
-            train = self._shard(self._process.rank, len(plan.leaders))[0]
-        return train, [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
+            train = self._shard(self._process.rank, len(self._plan.leaders))[0]
+        return train, self._racing(train)
+
+    def _racing(self, train: Any) -> list[Any]:
+        """What workers that race read of the training data: each a part of its own, where it can be had in parts."""
+        shares = self._plan.workers if self._plan.asynchronous and self._has_shards() else 1
+        return [self._shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
 
     def begin(self) -> None:
         """Begins training."""

@@ -317,6 +317,15 @@ def test_what_tensorflow_datasets_has_prepared_is_read_file_by_file(tmp_path):
     assert made.examples("train") == 18
 
 
+@pytest.mark.slow
+def test_a_broken_record_of_another_kind_of_file_is_left_out(tmp_path):
+    source = f"{OWN_SOURCE}foreign_records", f"+data.build.folder={tmp_path}", "+data.build.flipped=3"
+    made = prepared(tmp_path / "d", *source, "shards=2", "data.on_error=skip").made
+    values = sorted(each["x"][0] for each in stored(tmp_path / "d"))
+    assert values == [float(number) for number in range(2, 20) if number != 13]
+    assert (made.examples("train"), made.source["skipped"]) == (17, 1)
+
+
 def test_shards_are_as_large_as_asked_and_as_many_as_workers_divide(tmp_path):
     said = Silent()
     made = prepared(tmp_path / "d", "data=digits", "shard_mib=0.1", "workers=4", said=said).made

@@ -13,7 +13,7 @@ from pipeline.data.errors import DataError
 
 FILE = "manifest.json"
 FORMAT = 1
-TRAIN, VALIDATION = "train", "validation"
+SPLITS = TRAIN, VALIDATION = "train", "validation"
 # How a feature's values are stored: as a list of floats, of int64, as the bytes of the array (little endian, row by
 # row), or as the bytes of an encoded image.
 STORED = ("floats", "ints", "bytes", "image")

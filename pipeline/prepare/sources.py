@@ -6,7 +6,6 @@ Called in a Dask worker. TensorFlow is imported where a person's function has do
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import io
 import json
@@ -435,10 +434,11 @@ def _dataset_of(part: Examples) -> Any:
     """The finished examples of a part, as a data set."""
     import tensorflow as tf
 
+    from pipeline.train import reading
+
     as_it_is = tf.autograph.experimental.do_not_convert
     if part.in_files:
-        each_file = [tf.data.TFRecordDataset(each.path).skip(each.first).take(each.records) for each in part.raw]
-        made = functools.reduce(lambda one, other: one.concatenate(other), each_file)
+        made = reading.raw(dataclasses.replace(part, augment=None), False, 0, reading.Reading())(0)
     else:
         made = tf.data.Dataset.from_tensor_slices(part.raw)
     if part.parse is not None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipeline import targets
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Segment
-from pipeline.data.manifest import TRAIN, VALIDATION, Feature
+from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, sources
 from pipeline.prepare.folder import Piece
@@ -216,7 +216,7 @@ def _source(job: Job) -> _Source:
 def _opened(job: Job) -> _Source:
     if job.gathered is not None:
         pieces = [folders.read_piece(path) for path in job.gathered]
-        of_split = {split: [each[split] for each in pieces if split in each] for split in (TRAIN, VALIDATION)}
+        of_split = {split: [each[split] for each in pieces if split in each] for split in SPLITS}
         found = {split: sources.Records(each) if each else None for split, each in of_split.items()}
         lost = {split: [why for piece in each for why in piece.lost] for split, each in of_split.items()}
         return _laid_out(job, found, lost, job.class_names, job.num_classes, ())
@@ -228,7 +228,7 @@ def _opened(job: Job) -> _Source:
         return _Source(Description(waiting, num_classes=classes, class_names=names, flaws=flaws), {})
     rows = {
         split: None if part is None else sources.rows_of(part, split, classes)
-        for split, part in zip((TRAIN, VALIDATION), parts, strict=True)
+        for split, part in zip(SPLITS, parts, strict=True)
     }
     return _laid_out(job, rows, {}, names, classes, flaws)
 
@@ -238,7 +238,7 @@ def _pieces(job: Job, parts: tuple[Any, Any]) -> tuple[tuple[str, Any], ...]:
     if any(sources.is_in_files(part) for part in parts):
         return tuple(
             ("files", (split, place))
-            for split, part in zip((TRAIN, VALIDATION), parts, strict=True)
+            for split, part in zip(SPLITS, parts, strict=True)
             if part is not None
             for place in range(len(part.raw) if sources.is_in_files(part) else 0)
         )
@@ -326,7 +326,7 @@ def _streamed(job: Job, number: int, shard: int, shards: int) -> dict[str, Piece
     named = f" of shard {shard} of {shards}" if shards > 1 else ""
     return {
         split: _streamed_part(job, number, split, part, named)
-        for split, part in zip((TRAIN, VALIDATION), parts, strict=True)
+        for split, part in zip(SPLITS, parts, strict=True)
         if part is not None
     }
 

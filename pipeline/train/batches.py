@@ -186,7 +186,6 @@ def raw_stream(
     """
     position = layout.settled(position)
     raw = reads.raw(part, shuffle, seed, reading)
-    numbered = reads.maker(part, seed, None) is not None
     static = layout.last != "short"
     inner = part.raw if isinstance(part, Examples) else part
     if callable(raw):
@@ -196,7 +195,7 @@ def raw_stream(
         epoch = from_dataset(raw, layout, seed if shuffle else None, reading.window)
     else:
         epoch = (_static_from_arrays if static else _from_arrays)(raw, layout, seed if shuffle else None)
-    batches = epochs(layout, position, epoch, numbered)
+    batches = epochs(layout, position, epoch, numbered=not reads.is_ready(part))
     # Those of a data set that is read in a function are lost otherwise.
     return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import cardinality
-from tensorflow.python.data.ops import cache_op, dataset_ops, map_op, prefetch_op, shuffle_op
-from tensorflow.python.data.util import structure
+from tensorflow.python.data.ops import cache_op, prefetch_op, shuffle_op
 
 from pipeline.data.examples import Examples
 from pipeline.train import batches, scheduled
@@ -29,10 +27,6 @@ READ_AHEAD_STEPS = 5
 STAGE_SECONDS, FILL_SECONDS = 1.0, 10.0
 # Examples of a person's data set that are taken together while its stages are timed.
 CHUNK = 16
-
-# Stages that hand on what they are given.
-PASSING_ON = (dataset_ops._OptionsDataset, cardinality._AssertCardinalityDataset)
-MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
 
 # (name, the input up to and with this stage, examples in an element of it)
 Stage = tuple[str, tf.data.Dataset, int]
@@ -222,18 +216,16 @@ def plain(part: Any) -> Any:
 
 def _again(node: Any, given: tf.data.Dataset) -> tf.data.Dataset | None:
     """The stage made again, of another input; None where that is not known to be the same."""
-    if isinstance(node, PASSING_ON):
+    if isinstance(node, reads.AT_ONCE):
         return given
     if isinstance(node, prefetch_op._PrefetchDataset):
         return given.prefetch(int(node._buffer_size))
-    if not isinstance(node, MAPS):
+    if not isinstance(node, reads.MAPS):
         return None
-    taken, returned, function = node._input_dataset.element_spec, node.element_spec, node._map_func.function
+    in_parts, function = isinstance(node._input_dataset.element_spec, tuple), reads.applied(node)
 
     def made(*element: Any) -> Any:
-        whole = element if isinstance(taken, tuple) else element[0]
-        results = function(*structure.to_tensor_list(taken, whole))
-        return structure.from_tensor_list(returned, results if isinstance(results, list | tuple) else [results])
+        return function(element if in_parts else element[0])
 
     calls = getattr(node, "_num_parallel_calls", None)
     again = given.map(tf.autograph.experimental.do_not_convert(made), num_parallel_calls=calls)
@@ -251,7 +243,7 @@ def _nodes(part: tf.data.Dataset) -> list[Any]:
 
 def _chain(part: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
     """(name, data set) of each stage that may cost something."""
-    return [(_name(node), node) for node in _nodes(part) if not isinstance(node, PASSING_ON)]
+    return [(_name(node), node) for node in _nodes(part) if not isinstance(node, reads.AT_ONCE)]
 
 
 def _name(node: Any) -> str:

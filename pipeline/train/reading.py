@@ -26,9 +26,10 @@ BUFFER_BYTES = 2**20
 
 # Operations that count as stateful and yet give the same whenever they are run. What is called is looked into.
 HARMLESS = ("Assert", "PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case")
-# Data sets that map, and those that hand on what they are given.
+# Data sets that map, and those that hand on what they are given, at once or ahead of time.
 MAPS = (map_op._MapDataset, map_op._ParallelMapDataset)
-PASSING_ON = (prefetch_op._PrefetchDataset, cardinality._AssertCardinalityDataset, dataset_ops._OptionsDataset)
+AT_ONCE = (dataset_ops._OptionsDataset, cardinality._AssertCardinalityDataset)
+PASSING_ON = (prefetch_op._PrefetchDataset, *AT_ONCE)
 
 # (number of the epoch, a batch of raw elements) -> a batch of examples
 Make = Callable[[Any, Any], Any]
@@ -59,7 +60,7 @@ def opened(part: tf.data.Dataset) -> Any:
     inner = part
     while True:
         if isinstance(inner, MAPS) and _is_pure(inner._map_func.function.graph):
-            functions.insert(0, (inner._map_func.function, inner._input_dataset.element_spec, inner.element_spec))
+            functions.insert(0, applied(inner))
         elif not isinstance(inner, PASSING_ON):
             break
         inner = inner._input_dataset
@@ -68,12 +69,22 @@ def opened(part: tf.data.Dataset) -> Any:
         return part
 
     def decode(example: Any) -> Any:
-        for function, taken, given in functions:
-            made = function(*structure.to_tensor_list(taken, example))
-            example = structure.from_tensor_list(given, made if isinstance(made, list | tuple) else [made])
+        for function in functions:
+            example = function(example)
         return example
 
     return Examples(inner, part.element_spec, decode=decode)
+
+
+def applied(node: Any) -> Callable[[Any], Any]:
+    """What a `map` makes of one element, as a function of that."""
+    function, taken, returned = node._map_func.function, node._input_dataset.element_spec, node.element_spec
+
+    def one(element: Any) -> Any:
+        made = function(*structure.to_tensor_list(taken, element))
+        return structure.from_tensor_list(returned, made if isinstance(made, list | tuple) else [made])
+
+    return one
 
 
 def _is_pure(graph: Any) -> bool:
@@ -99,12 +110,17 @@ def raw(part: Any, shuffle: bool, seed: int, reading: Reading) -> Any:
     return {"key": tf.range(part.count, dtype=tf.int64), "raw": part.raw}
 
 
+def is_ready(part: Any) -> bool:
+    """Are the raw elements of a part examples already, that were looked at?"""
+    return not isinstance(part, tf.data.Dataset) and (not isinstance(part, Examples) or part.is_made)
+
+
 def maker(part: Any, seed: int, classes: int | None) -> Make | None:
-    """What makes a batch of examples of raw elements; None where these are examples, and were looked at."""
+    """What makes a batch of examples of raw elements; None where these are ready."""
+    if is_ready(part):
+        return None
     if isinstance(part, tf.data.Dataset):
         return lambda number, batch: checked(batch, classes)
-    if not isinstance(part, Examples) or part.is_made:
-        return None
 
     def make(number: Any, batch: Any) -> Any:
         key, batch = (batch["key"], batch["raw"]) if part.augment else (None, batch)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.data import records
-from pipeline.data.examples import Examples, Leaf, Segment
+from pipeline.data.examples import Broken, Examples, Leaf, Segment
 
 
 def arrays(examples=200, validation=40, seed=5, classes=4):
@@ -75,20 +75,39 @@ def data_set(examples=100, shard=0, shards=1):
     return numbers.map(lambda n: (tf.cast(n, tf.float32)[None], tf.cast(n % 4, tf.int32))), None
 
 
-def foreign_records(folder):
-    """Two files of records that are no tf.train.Example; of the first, two records are left out."""
+def foreign_records(folder, flipped=None):
+    """Two files of records that are no tf.train.Example; of the first, two records are left out.
+
+    Of the second, a record may have a bit `flipped`.
+    """
     import tensorflow as tf
 
     for number in range(2):
         with open(f"{folder}/{number}.tfrecord", "wb") as file:
-            file.writelines(records.framed(str(each + 10 * number).encode()) for each in range(10))
+            file.writelines(
+                records.framed(f"{each + 10 * number:02}".encode())[: -1 if each == flipped and number else None]
+                + (b"?" if each == flipped and number else b"")
+                for each in range(10)
+            )
 
     def decode(record):
         value = tf.strings.to_number(record)
         return value[None], tf.cast(value, tf.int32) % 2
 
     segments = (Segment(f"{folder}/0.tfrecord", 8, 2), Segment(f"{folder}/1.tfrecord", 10))
-    return Examples(raw=segments, spec=(Leaf((1,), "float32"), Leaf((), "int32")), decode=decode), None
+    spec = (Leaf((1,), "float32"), Leaf((), "int32"))
+    return Examples(raw=segments, spec=spec, decode=decode, look=_look_at_records), None
+
+
+def _look_at_records(examples, number, of, thorough):
+    found = []
+    for segment in examples.raw[number::of]:
+        with open(segment.path, "rb") as file:
+            frames = [frame for frame in records.frames(file) if frame.broken]
+        found += [
+            Broken(segment.path, each.number, 1, f"record {each.number}", each.broken, each.stop) for each in frames
+        ]
+    return found
 
 
 def endless():
