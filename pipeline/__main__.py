@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from pipeline import config as configs
-from pipeline import plan, run, show
+from pipeline import plan, run, show, signals
 from pipeline.events import PREEMPTING
 
 # Lines shown of a failed process's log.
@@ -48,7 +48,7 @@ def command() -> int:
     session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
     many = bool({"-m", "--multirun"} & set(sys.argv[1:]))
     try:
-        with run.signals_interrupt(session):
+        with signals.interrupt(run.spares(session)):
             points = _points(session)
             for place, point in enumerate(points):
                 if isinstance(point, run.Asked):
@@ -58,7 +58,7 @@ def command() -> int:
                     _tell(session.results[place], many, console)
                     if session.preemption.asked:
                         break
-    except run.Interrupted as interrupted:
+    except signals.Interrupted as interrupted:
         if many and session.results:
             console.print(show.sweep_table(_done(session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)

@@ -4,13 +4,11 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +28,7 @@ from pipeline.launch.local import LocalCluster
 from pipeline.plan import Plan, PlanError
 from pipeline.resume import Earlier, ResumeError
 from pipeline.schema import Config, Mode, Store
+from pipeline.signals import Interrupted
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
@@ -39,14 +38,6 @@ SKIPPED_NAMED = 3
 PREPARED = "pipeline.data.tfrecord"
 # What a point that cannot be laid out raises.
 REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError)
-
-
-class Interrupted(BaseException):
-    """A signal that asks the conductor to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 @dataclass
@@ -499,7 +490,7 @@ class Point:
                 *_bound_by_input(waits),
                 *_skipped(measured),
             ],
-            **{f"{part}_examples_skipped": _lost(measured, part) for part in ("train", "validation")},
+            **{f"{part}_examples_skipped": _lost(measured, part) for part in manifest.SPLITS},
             "asynchronous": planned.asynchronous,
             **self._survived(),
             **(_of_race(planned, measured) if planned.asynchronous else {}),
@@ -657,32 +648,16 @@ def parameters(planned: Plan, config: Config) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
-@contextmanager
-def signals_interrupt(session: Session) -> Iterator[None]:
-    """Inside, the first SIGINT or SIGHUP raises `Interrupted`; later ones leave the cleaning up alone.
+def spares(session: Session) -> Callable[[int], bool]:
+    """Tells whether a signal is a scheduler's that comes while a point is under way, which then ends by itself."""
 
-    So does a scheduler's signal, unless a point is under way, which then ends with a checkpoint.
-    """
+    def spared(number: int) -> bool:
+        if number not in PREEMPTING:
+            return False
+        session.preemption.ask(number, "the conductor")
+        return session.busy
 
-    def interrupt(number: int, frame: object) -> None:
-        if number in PREEMPTING:
-            session.preemption.ask(number, "the conductor")
-            if session.busy:
-                return
-        for each in watched:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    watched = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {each: signal.signal(each, interrupt) for each in watched}
-    try:
-        yield
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
+    return spared
 
 
 def _store(config: Config) -> dict[str, Any] | None:

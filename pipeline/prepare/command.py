@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
-from pipeline import machine, show, targets
+from pipeline import machine, show, signals, targets
 from pipeline.config import ConfigError
 from pipeline.data.errors import DataError
 from pipeline.plan import PlanError
@@ -23,16 +20,6 @@ from pipeline.prepare import cluster, conduct, settings
 from pipeline.prepare.folder import FolderError
 from pipeline.prepare.layout import LayoutError
 from pipeline.show.prepared import Progress, summary_lines
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """A signal that asks the command to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Path(config.out or ""),
     )
     try:
-        with _interruptible(), Progress(console) as progress:
+        with signals.interrupt(), Progress(console) as progress:
             made = conduct.prepare(config, search, start, progress)
-    except Interrupted as interrupted:
+    except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
     except (FolderError, LayoutError) as error:
         return _tell(str(error), 2)
@@ -78,23 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in summary_lines(made.made, str(config.out), made.there, made.seconds, made.seconds_shards):
         console.print(line, soft_wrap=True)
     return 0
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Inside, the first signal that asks for the end raises `Interrupted`, and later ones do not disturb the ending."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    kept = {each: signal.signal(each, end) for each in SIGNALS}
-    try:
-        yield
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
 
 
 def _tell(message: str, code: int) -> int:
