@@ -401,13 +401,14 @@ def _build(group: Group, resume: str | None = None) -> dict[str, Any]:
 def _profile(point: Group) -> dict[str, Any]:
     """Has the processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
 
-    def ask(what: str, **how: Any) -> dict[int, Event]:
-        return point.ask("profiling", {"do": "profile", "what": what, **how})
+    def ask(what: str, steps: int | None = None) -> dict[int, Event]:
+        return point.ask("profiling", {"do": "profile", "what": what, "steps": steps})
 
-    paces, rates = ask("paces"), {}
-    for what in ("input", "model"):
-        steps = measure.steps_of_piece(max(each[f"{what}_seconds"] for each in paces.values()))
-        rates[what] = measure.slowest_rates(list(ask(what, steps=steps).values()))
+    rates = {}
+    # In this order: what is read ahead at the end of the input would be made beside the model.
+    for what in ("model", "input"):
+        steps = measure.steps_of_piece(max(each["step_seconds"] for each in ask(what).values()))
+        rates[what] = measure.slowest_rates(list(ask(what, steps).values()))
     return measure.verdict(rates["input"], rates["model"], ask("stages")[0]["stages"])
 
 

@@ -10,8 +10,8 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     built       process: has its model; `parameters`, `input_shape`, `input_dtype`, `num_classes`, `train_examples`,
                 `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
     sized       process: how large the model is, where that was not known; the fields of `size.Size`, or an `error`
-    profiling   process: `what` it timed before training: "paces" (`input_seconds`, `model_seconds` a step, roughly),
-                "input" or "model" (`examples` [], `seconds` [] of pieces), "stages" (`stages` [{}])
+    profiling   process: `what` it timed before training: "model" or "input" (`step_seconds`, roughly, then `examples`
+                [] and `seconds` [] of pieces), "stages" (`stages` [{}])
     profiled    conductor: what that comes to; `values`, as in result.json
     calibrated  process: `step_seconds`, after tracing
     measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,

@@ -9,8 +9,8 @@ Commands, each a dictionary with `do`:
     build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
                last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
     size       {}                     tell how large the model is; `sized`
-    profile    {"what", "steps"}      time the input and the model alone, before `begin`: "paces" roughly, then so many
-               steps of the "input" or of the "model", then "stages" in the first process; each answered by `profiling`
+    profile    {"what", "steps"}      before `begin`, time the "model" alone, then the "input", each a few and then
+               so many steps, then the "stages" of the input in the first process; each answered by `profiling`
     begin      {}                     begin training: from here on, steps are those of the training while it lasts
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
@@ -391,16 +391,16 @@ class Work:
         else:
             self._tell("sized", **sizes.to_plain(made))
 
-    def profile(self, what: str, steps: int = 0) -> None:
+    def profile(self, what: str, steps: int | None = None) -> None:
         """Times the input or the model alone, on data that training does not read."""
         if self._profile is None:
             self._profile = Profile(self._ready(), *self._data_anew())
         profile = self._profile
         told: dict[str, Any] = {}
-        if what == "paces":
-            told = dict(zip(("input_seconds", "model_seconds"), profile.paces(), strict=True))
-        elif what == "stages":
+        if what == "stages":
             told = {"stages": profile.costs() if self._process.rank == 0 else []}
+        elif steps is None:
+            told = {"step_seconds": profile.input_pace() if what == "input" else profile.model_pace()}
         else:
             examples, seconds = profile.input(steps) if what == "input" else profile.model(steps)
             told = {"examples": examples, "seconds": seconds}

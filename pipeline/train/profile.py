@@ -21,8 +21,8 @@ from pipeline.train.scheduled import Race, ScheduledLoop, Source
 PIECES = 4
 # Steps before anything is timed, and those that tell how long one takes.
 WARMUP_STEPS, PACE_STEPS = 2, 3
-# Steps whose batches may be made ahead of those that were taken.
-READ_AHEAD_STEPS = 5
+# How long what was made ahead is taken, at most: what is slow is not far ahead.
+SETTLE_SECONDS = 1.0
 # How long a stage's prefix is timed; one that is cached is read to its end before, for so long at most.
 STAGE_SECONDS, FILL_SECONDS = 1.0, 10.0
 # Examples of a person's data set that are taken together while its stages are timed.
@@ -47,48 +47,67 @@ class Profile:
         racing = isinstance(loop, ScheduledLoop)
         self._alone: _Racing | _Together = _Racing(loop, self._data, shards) if racing else _Together(loop, self._data)
 
-    def paces(self) -> tuple[float, float]:
-        """(seconds a step that reading its batch takes, seconds that the model takes), roughly; compiles both."""
-        _fill(self._data.part)
-        found = []
-        with self._loop.put_back():
-            for make in (self._alone.read, self._alone.train):
-                make(WARMUP_STEPS if make == self._alone.train else READ_AHEAD_STEPS)
-                _, seconds = make(PACE_STEPS)
-                found.append(seconds / PACE_STEPS)
-        self._input_seconds = found[0]
-        return found[0], found[1]
+    def model_pace(self) -> float:
+        """Seconds of a step on one batch that is there, roughly. The first call compiles it.
 
-    def input(self, steps: int) -> tuple[list[float], list[float]]:
-        """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
-        # What was read ahead while nothing was timed has come at once.
-        self._alone.read(READ_AHEAD_STEPS)
-        return _pieces(self._alone.read, steps)
+        The model is timed before the input: batches are made ahead of those that are read, beside whatever comes next.
+        """
+        with self._loop.put_back():
+            self._alone.train(WARMUP_STEPS)
+            _, seconds = self._alone.train(PACE_STEPS)
+        return seconds / PACE_STEPS
 
     def model(self, steps: int) -> tuple[list[float], list[float]]:
         """(examples, seconds) of pieces of so many steps on one batch that is there."""
-        # Meanwhile what is read ahead of the last piece of input comes to its end.
-        time.sleep(min(READ_AHEAD_STEPS * self._input_seconds, FILL_SECONDS))
         with self._loop.put_back():
             self._alone.train(1)
             return _pieces(self._alone.train, steps)
 
+    def input_pace(self) -> float:
+        """Seconds a step that reading its batch takes, roughly. The first call compiles it."""
+        _fill(self._data.part)
+        self._alone.read(1)
+        self._read_away()
+        _, seconds = self._alone.read(PACE_STEPS)
+        self._input_seconds = seconds / PACE_STEPS
+        return self._input_seconds
+
+    def input(self, steps: int) -> tuple[list[float], list[float]]:
+        """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
+        self._read_away()
+        return _pieces(self._alone.read, steps)
+
     def costs(self) -> list[dict[str, Any]]:
         """What each stage of the input costs this process: `name`, `seconds_per_example`, and `seconds_per_step`."""
+        # Meanwhile what is read ahead of the last piece of input comes to its end.
+        time.sleep(min(self._ahead * self._input_seconds, FILL_SECONDS))
         return costs(self._data)
+
+    def _read_away(self) -> None:
+        """Takes what was made ahead while nothing was timed, and would come at once."""
+        began, count = time.monotonic(), 0
+        while count < self._ahead and time.monotonic() < began + SETTLE_SECONDS:
+            self._alone.read(1)
+            count += 1
+
+    @property
+    def _ahead(self) -> int:
+        """Steps whose batches may be made, or under way, ahead of those that were taken: kept, mapped, batched."""
+        return self._data.reading.prefetch + 2 * reads.parallel() + 1
 
 
 class _Together:
     """Steps that all replicas make together, as far as this process has a part in them."""
 
     def __init__(self, loop: Loop, data: Data) -> None:
-        self._loop, self._batches = loop, data.iterator()
+        self._loop, self._data = loop, data
         self._read = tf.function(_read, autograph=False)
-        self._spec = self._batches.element_spec  # type: ignore[attr-defined]
+        self._batches: Iterator[Any] | None = None
         self._cached: Iterator[Any] | None = None
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples of the global batches, seconds) of so many steps' batches."""
+        self._batches = self._batches or self._data.iterator()
         began = time.perf_counter()
         examples = float(self._read(self._batches, tf.constant(steps)))
         return examples, time.perf_counter() - began
@@ -96,9 +115,10 @@ class _Together:
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps on one batch."""
         if self._cached is None:
+            one = tf.data.Dataset.from_tensors(_first(self._data)).repeat()
             # Of the same type as the training's own, for which the step is not traced again.
-            one = tf.data.Dataset.from_tensors(next(self._batches)).repeat()
-            self._cached = iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), self._spec))
+            spec = _stream(self._data).element_spec
+            self._cached = iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), spec))
         return _sum([self._loop.on(self._cached, steps)])
 
 
@@ -131,7 +151,7 @@ class _Racing:
         """(examples, seconds) of so many steps for each worker, on one batch."""
         loop = self._loop
         if self._race is None:
-            _, (batch,) = next(iter(self._data.iterator()))
+            _, (batch,) = _first(self._data)
             source = Source(
                 lambda: tf.data.Dataset.from_tensors(batch).repeat(), self._source_rows, lambda given, *_: next(given)
             )
@@ -295,6 +315,15 @@ def _local(data: Data) -> int:
 
 def _stream(data: Data) -> tf.data.Dataset:
     return batches.stream(data.part, data.layout, data.shuffle, data.seed, reading=data.reading)
+
+
+def _first(data: Data) -> Any:
+    """(examples, batches) of the first step, after which nothing is made ahead, neither here nor in a data server."""
+    made = _stream(dataclasses.replace(data, reading=dataclasses.replace(data.reading, servers=()))).take(1)
+    options = tf.data.Options()
+    # Its thread would hold up the end of the iterator.
+    options.autotune.enabled = False
+    return next(iter(made.with_options(options)))
 
 
 def _in_chunks(node: tf.data.Dataset) -> tf.data.Dataset:
