@@ -62,6 +62,7 @@ def finished(folder: Path) -> list[dict[str, Any]]:
     return [event for event in lines if event["event"] == "finished"]
 
 
+@pytest.mark.slow
 def test_momentum_and_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
     groups = sweep(
         pipeline,

@@ -176,6 +176,7 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_no_step_is_lost(tmp_path):
     ran = harmed(tmp_path, 1, signal.SIGKILL, "train.steps=3000", "train.steps_per_call=10")
     assert ran.code == 0, ran.err

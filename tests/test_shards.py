@@ -206,6 +206,7 @@ def skipped(pipeline, tmp_path: Path, kind: str) -> None:
     assert words in ran.out
 
 
+@pytest.mark.slow
 def test_another_process_on_a_broken_file_names_it_while_training(pipeline, tmp_path):
     # What changes once training has begun is met by whoever reads it.
     shards.write(tmp_path / "data", [1_500, 1_500])
