@@ -36,7 +36,7 @@ test: setup ## the tests, without the slow ones
 	@$(BIN)/python -m pytest -q $(TWO) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: whole runs, kills, sweeps
-	@$(BIN)/python -m pytest -q $(TWO) -m slow $(ARGS)
+	@$(BIN)/python -m pytest -q $(TWO) -m slow --durations=20 $(ARGS)
 
 lint: setup ## formatting, lint, types, and who imports whom
 	@$(BIN)/ruff format --check .
