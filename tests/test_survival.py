@@ -304,7 +304,7 @@ def test_the_whole_job_killed_again_and_again_ends_as_if_nothing_had_happened(pi
         process.kill()
         process.communicate()
         kills += 1
-        assert not left_behind(tmp_path, patience=10)
+        assert not left_behind(tmp_path, patience=30)
     ran = finish(start(tmp_path, *SMALL, *ONE, *arguments), tmp_path, time.monotonic(), 120)
     assert ran.code == 0, ran.err
     folders = [log.parent for log in tmp_path.glob("outputs/runs/*/events.jsonl")]
