@@ -16,8 +16,8 @@ from kills import Unharmed, chosen, run
 
 # What is left to chance follows from it; a failure names it, and KILL_SEED=... has it again.
 SEED = int(os.environ["KILL_SEED"])
-# Kills in a row, and harms of one process; KILLS=20 for more.
-KILLS = int(os.environ.get("KILLS", "10"))
+# Kills in a row, and harms of one process.
+KILLS = int(os.environ.get("KILLS", "20"))
 # Twelve steps an epoch.
 SMALL = (
     *QUICK, f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=3", "train.global_batch=128",
