@@ -125,7 +125,7 @@ def test_a_conductor_killed_outright_leaves_no_process(tmp_path, moment):
     wait_for(tmp_path, moment)
     process.kill()
     process.wait()
-    assert not left_behind(tmp_path, patience=30)
+    assert not left_behind(tmp_path, patience=10)
     process.communicate()
 
 
@@ -136,7 +136,7 @@ def test_a_conductor_killed_leaves_not_even_a_stopped_process_or_one_that_waits_
     time.sleep(4)
     process.kill()
     process.wait()
-    assert not left_behind(tmp_path, patience=30)
+    assert not left_behind(tmp_path, patience=10)
     process.communicate()
 
 

@@ -334,7 +334,7 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     assert run_id
     assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
     writer.end()
-    assert tracker.drain(60) == (True, None)
+    assert tracker.drain(30) == (True, None)
 
     run = only_run(uri, writer.key)
     assert run.info.run_id == run_id
@@ -377,7 +377,7 @@ def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker)
     expected = []
     for first in (1, 1001, 2001):
         expected += writer.steps(first, first + 999)
-        assert tracker.drain(60) == (True, None)
+        assert tracker.drain(30) == (True, None)
         assert values(uri, only_run(uri, writer.key)) == Counter(expected)
     # A line that is not whole yet is neither sent nor lost.
     with writer.log.open("ab", buffering=0) as log:
@@ -385,7 +385,7 @@ def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker)
         tracker.drain(1)
         assert only_run(uri, writer.key).info.status == "RUNNING"
         log.write(b'tus": "FAILED", "error": "Out of memory."}\n')
-    assert tracker.drain(60) == (True, None)
+    assert tracker.drain(30) == (True, None)
     run = only_run(uri, writer.key)
     assert (run.info.status, run.info.end_time, run.data.tags["error"]) == ("FAILED", 1000, "Out of memory.")
 
@@ -460,12 +460,11 @@ def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tr
     # In the session's own group of the scheduler too, where the kernel has such groups.
     assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
     group = Path(f"/proc/{pid}/autogroup")
-    text = group.read_text() if group.exists() else ""
-    assert not text or int(text.split()[-1]) >= 10
+    assert not group.exists() or "nice 10" in group.read_text() or not group.read_text()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     writer.end("KILLED")
-    assert tracker.drain(60) == (True, None)
+    assert tracker.drain(30) == (True, None)
     assert only_run(local(home)["uri"], writer.key).info.status == "KILLED"
 
 
@@ -692,7 +691,7 @@ def test_a_follower_that_died_is_reported_and_replaced(tmp_path: Path, own_track
     assert own_tracker.run_id(first.folder, 10) is None
     assert own_tracker.drain(10) == (False, f"The tracking process has ended; see {tmp_path / 'tracker.log'}.")
     own_tracker.follow(second.folder, local(tmp_path))
-    assert own_tracker.drain(60) == (True, None)
+    assert own_tracker.drain(30) == (True, None)
     assert only_run(local(tmp_path)["uri"], second.key).info.status == "RUNNING"
     own_tracker.close()
     assert only_run(local(tmp_path)["uri"], second.key).info.status == "KILLED"
@@ -776,7 +775,7 @@ def test_a_log_is_sent_by_one_process_at_a_time(home: Path, tracker: Tracker) ->
     assert tracker.run_id(writer.folder, 60)
     assert sync(writer.folder)[1][0] == f"{writer.folder}: another process is sending it now."
     writer.end()
-    assert tracker.drain(60) == (True, None)
+    assert tracker.drain(30) == (True, None)
 
 
 def test_no_password_is_kept_or_shown(tmp_path: Path, own_tracker: Tracker) -> None:

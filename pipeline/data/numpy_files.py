@@ -21,7 +21,8 @@ Made = TypeVar("Made")
 
 # The names of a part's two arrays: after these.
 TRAIN, VALIDATION = ("_train", ""), ("_validation", "_val", "_test")
-# What NumPy and zipfile raise for files that are broken or none of theirs.
+# What NumPy and zipfile raise for files that are broken or none of theirs; NotImplementedError is zipfile's, for a way
+# of compressing that it does not know.
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError)
 
 

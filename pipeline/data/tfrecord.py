@@ -106,7 +106,7 @@ def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
         return ()
     empty = [int(label) for label, count in made.classes(split).items() if not count]
     names = [made.class_names[label] if made.class_names else str(label) for label in empty]
-    listed = f"no training examples of class {first_of(names, last=' and')} in {folder}/{manifest.FILE}"
+    listed = f"no training examples of class {first_of(names, between=', ', last=' and')} in {folder}/{manifest.FILE}"
     return (listed,) if names else ()
 
 

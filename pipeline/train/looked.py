@@ -79,7 +79,8 @@ def flaws(part: Any, classes: int | None) -> tuple[str, ...]:
         return ()
     there = set(np.unique(np.asarray(part[1])).tolist())
     empty = [label for label in range(classes) if label not in there]
-    return (f"no training examples of class {first_of(list(map(str, empty)), last=' and')}",) if empty else ()
+    named = first_of([str(label) for label in empty], between=", ", last=" and")
+    return (f"no training examples of class {named}",) if empty else ()
 
 
 def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset, int]:

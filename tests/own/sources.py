@@ -84,11 +84,10 @@ def foreign_records(folder, flipped=None):
 
     for number in range(2):
         with open(f"{folder}/{number}.tfrecord", "wb") as file:
-            file.writelines(
-                records.framed(f"{each + 10 * number:02}".encode())[: -1 if each == flipped and number else None]
-                + (b"?" if each == flipped and number else b"")
-                for each in range(10)
-            )
+            framed = [records.framed(f"{each + 10 * number:02}".encode()) for each in range(10)]
+            if number and flipped is not None:
+                framed[flipped] = framed[flipped][:-1] + bytes([framed[flipped][-1] ^ 1])
+            file.writelines(framed)
 
     def decode(record):
         value = tf.strings.to_number(record)
