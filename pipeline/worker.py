@@ -95,8 +95,10 @@ def main(
             except Left:
                 # It waits for the others, some of whom may still need it, to be told to end.
                 work = None
-            except looked.UNREADABLE as error:
-                work.name_broken(error)
+            except Exception as error:
+                work.finish_writing()
+                if isinstance(error, looked.UNREADABLE):
+                    work.name_broken(error)
                 raise
     del server
     leave(0)
@@ -482,6 +484,11 @@ class Work:
             self._training.leave()
         self._tell("left", step=None)
         raise Left
+
+    def finish_writing(self) -> None:
+        """Returns once no checkpoint is being written: what comes after a failure goes on from it."""
+        if self._survival is not None:
+            self._survival.keeper.wait()
 
     def name_broken(self, error: Exception) -> None:
         """Raises what is broken in the data, if that is what an operation has failed for."""

@@ -330,6 +330,7 @@ class Training:
         limit = math.inf if factor is None else factor * max(1.0, abs(self._first_loss))
         bad = np.flatnonzero(~np.isfinite(losses) | (losses > limit))
         if bad.size:
+            self._finish_writing()
             value, step = losses[bad[0]], self._done + int(bad[0]) + 1
             expected = "a finite loss" if not np.isfinite(value) else f"a loss below {limit:g}"
             raise Diverged(
@@ -337,6 +338,14 @@ class Training:
                 f"train.on_divergence=rollback, or look for bad values in the data."
             )
         self._loss = float(losses[-1])
+
+    def _finish_writing(self) -> None:
+        """Returns, on all processes, once nothing is being written: the first that fails has all others killed."""
+        if self._survival is None:
+            return
+        self._survival.keeper.wait()
+        if not self._loop.alone:
+            over_replicas(self._loop.strategy)([tf.constant(0.0)])
 
     def _active(self) -> float:
         """Seconds that this training has had so far."""

@@ -122,6 +122,13 @@ def tiny(input_shape, num_classes):
     )
 
 
+def ballast(input_shape, num_classes):
+    """A model whose checkpoints take longer to write than its steps to train."""
+    model = tiny(input_shape, num_classes)
+    model.add_weight(shape=(20_000_000,), trainable=False)
+    return model
+
+
 def infinite(input_shape, num_classes):
     """A model with an operation that fails once it is run."""
     inputs = keras.Input(input_shape)
