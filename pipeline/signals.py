@@ -1,6 +1,8 @@
-"""Signals that ask a command to end, made an exception in its main thread."""
+"""Signals that ask a command to end, made an exception in its main thread, and the one that ends what it started."""
 
 import contextlib
+import ctypes
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -8,6 +10,10 @@ from collections.abc import Callable, Iterator
 from pipeline.events import PREEMPTING
 
 ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
+# linux/prctl.h
+PR_SET_PDEATHSIG = 1
+# What tells a process that imports slowly, in its environment, whose child it is.
+CONDUCTOR = "PIPELINE_CONDUCTOR"
 
 
 class Interrupted(BaseException):
@@ -42,3 +48,13 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
     finally:
         for each, handler in kept.items():
             signal.signal(each, handler)
+
+
+def die_with_conductor() -> None:
+    """Has the kernel kill this process, a child of the conductor's, when that ends, which may have been already.
+
+    No thread could: an import of TensorFlow holds Python's lock.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[CONDUCTOR]):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -22,6 +22,7 @@ from pipeline.events import Event
 from pipeline.launch import LaunchError
 from pipeline.plan import Plan, Process
 from pipeline.schema import ClusterConfig
+from pipeline.signals import CONDUCTOR
 
 # How often to ask the system whether a process is stopped.
 LOOK_SECONDS = 1.0
@@ -228,7 +229,11 @@ def _reserve(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def _quiet_environment() -> Any:
     """The environment that a process is started with; put back afterwards."""
-    wanted = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "KERAS_BACKEND": "tensorflow"}
+    wanted = {
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "KERAS_BACKEND": "tensorflow",
+        CONDUCTOR: str(os.getpid()),
+    }
     kept = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

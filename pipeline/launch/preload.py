@@ -6,6 +6,11 @@ An import that starts a thread or runs an operation would make the server unfit 
 import os
 import sys
 
+from pipeline.signals import die_with_conductor
+
+# Left to itself, the server hears of its conductor's end only once it has imported all this.
+die_with_conductor()
+
 # What TensorFlow writes while it is imported would land in the conductor's terminal; what is wrong with it, a process
 # finds out again and writes into its own log.
 _terminal = os.dup(2)

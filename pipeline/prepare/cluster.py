@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.prepare import folder as folders
-from pipeline.prepare import preload
+from pipeline.prepare.preload import LOG
+from pipeline.signals import CONDUCTOR
 
 CONNECT_SECONDS = 15.0
 # Times that a task is given to another worker when its own has died.
@@ -112,8 +113,8 @@ def _here(processes: int, folder: Path) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     environment = {
-        preload.CONDUCTOR: str(os.getpid()),
-        preload.LOG: str(folders.log(str(folder.absolute()))),
+        CONDUCTOR: str(os.getpid()),
+        LOG: str(folders.log(str(folder.absolute()))),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     cluster = client = None

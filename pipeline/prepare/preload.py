@@ -1,20 +1,17 @@
 """What a Dask worker of this machine does first: it ends with its conductor, prints to a log, and has no GPU."""
 
-import ctypes
 import os
 import signal
 
-# linux/prctl.h
-PR_SET_PDEATHSIG = 1
-CONDUCTOR, LOG = "PIPELINE_PREPARE_CONDUCTOR", "PIPELINE_PREPARE_LOG"
+from pipeline.signals import die_with_conductor
+
+LOG = "PIPELINE_PREPARE_LOG"
 
 
 def dask_setup(worker: object) -> None:
     """Called by Dask in each of its workers."""
-    # Dask has a thread end the process with its parent, which has to wait while TensorFlow holds Python's lock.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[CONDUCTOR]):
-        os.kill(os.getpid(), signal.SIGKILL)
+    # Dask has a thread see to it, which may come too late.
+    die_with_conductor()
     # A Ctrl-C at the terminal is the conductor's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
