@@ -55,8 +55,7 @@ class LocalCluster:
 
     def start(self, plan: Plan, group: str, folder: Path) -> "LocalJob":
         """Forks a process for each of the plan's."""
-        with _quiet_environment():
-            return LocalJob(self._context, plan, group, folder)
+        return LocalJob(self._context, plan, group, folder)
 
     def close(self) -> None:
         """Ends the server, which ends by itself once its pipe closes, and waits until it has."""
@@ -156,8 +155,10 @@ class LocalJob:
             name=f"{self._group}-{rank}",
         )
         try:
-            # A process that is started and not yet known here ends when `stop` closes its pipe.
-            started.start()
+            # A process that is started and not yet known here ends when `stop` closes its pipe. It may take the server
+            # to start anew, for one that is started again too.
+            with _quiet_environment():
+                started.start()
             self._processes[rank] = started
             child.die_with(lifeline, started.pid)
         finally:
