@@ -115,6 +115,10 @@ class Watch:
         for rank in gone:
             self.replaced[rank] = self.replaced.get(rank, 0) + 1
             self.seen[rank] = _Seen(started=now, moved=now, worked=now)
+        for seen in self.seen.values():
+            if gone and seen.beat is not None:
+                # It may have waited for who is gone, in TensorFlow's hands and unable to give a sign.
+                seen.beat = now
         return gone
 
     def failure(self, now: float) -> Failure | None:
@@ -183,11 +187,17 @@ class Watch:
                 rank,
                 stuck=True,
             )
-        for rank, seen in self.seen.items():
-            quiet = seen.exited is None and seen.joined and now - (seen.beat or now) > self.plan.heartbeat_timeout
-            if quiet and not self._replaceable(rank):
-                return self._silent(rank, now)
-        return None
+        limit = self.plan.heartbeat_timeout
+        quiet = {
+            rank: now - (seen.beat or now) for rank, seen in self.seen.items() if seen.exited is None and seen.joined
+        }
+        if max(quiet.values(), default=0.0) <= limit:
+            return None
+        # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
+        # a coordinator that is silent too is the last to blame.
+        silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
+        rank = min(silent, key=lambda each: (self._leads(each), not self.seen[each].stopped, -quiet[each]))
+        return None if self._replaceable(rank) else self._silent(rank, now)
 
     def _peers(self, now: float) -> Failure | None:
         lost = [seen.lost_peer for seen in self.seen.values() if seen.lost_peer is not None]
@@ -211,7 +221,8 @@ class Watch:
             for rank, seen in waiting.items()
             if now - seen.worked > limit or now - seen.moved > BUSY_PATIENCE * limit
         ]
-        if not stuck or len(stuck) < len(waiting):
+        if not stuck or len(stuck) < len(waiting) or not any(map(self._leads, stuck)):
+            # Those that serve owe nothing once those that lead have answered.
             return None
         # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
         rank = min(stuck, key=lambda each: waiting[each].moved)
@@ -227,6 +238,9 @@ class Watch:
         process = self.plan.processes[rank]
         worker = self.plan.asynchronous and process.role == "worker"
         return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.max_restarts
+
+    def _leads(self, rank: int) -> bool:
+        return rank in self.plan.leaders
 
     def _silent(self, rank: int, now: float) -> Failure:
         seen = self.seen[rank]

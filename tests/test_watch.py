@@ -384,3 +384,39 @@ def test_where_all_racing_workers_stand_still_the_run_is_stuck_though_servers_ha
     assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
     failure = found(story.alive(3.0, *story.ranks, progress=False))
     assert failure.error.startswith("coordinator 0 and worker 1 and worker 2 made no progress")
+
+
+def test_a_coordinator_that_waits_for_a_stopped_worker_is_not_blamed_and_has_its_time_anew():
+    story = racing()
+    # The worker beat once more.
+    story.beat(2)
+    assert story.alive(HEARTBEAT, 1, 3) is None
+    story.now += 0.5
+    assert story.watch.failure(story.now) is None
+    story.tell(2, "stopped")
+    assert story.alive(0.5, 1, 3) is None
+    assert list(story.watch.to_replace(story.now)) == [2]
+    story.tell(2, "joined")
+    assert story.alive(HEARTBEAT, 1, 2, 3) is None
+    assert found(story.alive(1.0, 1, 2, 3)).error.startswith("coordinator 0 gave no sign of life for")
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_coordinator_that_waits_for_a_stopped_server_is_not_blamed(first):
+    story = racing()
+    story.now += 0.2
+    story.beat(0 if first == 3 else 3)
+    assert found(story.alive(HEARTBEAT + 1, 1, 2)).error.startswith("parameter server 3 gave no sign of life for")
+
+
+def test_a_worker_that_may_not_be_replaced_any_more_is_blamed_before_a_coordinator_that_waits_for_it():
+    story = racing(restarts=0)
+    assert found(story.alive(HEARTBEAT + 1, 1, 3)).rank == 2
+
+
+def test_workers_that_serve_owe_nothing_once_their_coordinator_has_answered():
+    story = racing()
+    assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
+    story.tell(0, "finished")
+    story.watch.answer(0)
+    assert story.alive(5.0, *story.ranks, progress=False) is None
