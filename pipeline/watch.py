@@ -110,15 +110,16 @@ class Watch:
                 continue
             if seen.exited is not None:
                 gone[rank] = f"{self._name(rank)} {_ending(seen.exited)}"
-            elif seen.joined and now - (seen.beat or now) > self.plan.heartbeat_timeout:
+            elif seen.joined and self._quiet(rank, now) > self.plan.heartbeat_timeout:
                 gone[rank] = self._silent(rank, now).error.rstrip(".")
         for rank in gone:
             self.replaced[rank] = self.replaced.get(rank, 0) + 1
             self.seen[rank] = _Seen(started=now, moved=now, worked=now)
-        for seen in self.seen.values():
-            if gone and seen.beat is not None:
-                # It may have waited for who is gone, in TensorFlow's hands and unable to give a sign.
-                seen.beat = now
+        if gone:
+            # Others may have waited for who is gone, in TensorFlow's hands and unable to give a sign.
+            for seen in self.seen.values():
+                if seen.beat is not None:
+                    seen.beat = now
         return gone
 
     def failure(self, now: float) -> Failure | None:
@@ -149,7 +150,7 @@ class Watch:
         for rank, seen in self.seen.items():
             alive = seen.exited is None and seen.joined and seen.lost_peer is None and seen.error is None
             alive = alive and not self._replaceable(rank)
-            if alive and now - (seen.beat or seen.started) > SILENT_SECONDS:
+            if alive and self._quiet(rank, now) > SILENT_SECONDS:
                 return self._silent(rank, now)
         return None
 
@@ -189,7 +190,7 @@ class Watch:
             )
         limit = self.plan.heartbeat_timeout
         quiet = {
-            rank: now - (seen.beat or now) for rank, seen in self.seen.items() if seen.exited is None and seen.joined
+            rank: self._quiet(rank, now) for rank, seen in self.seen.items() if seen.exited is None and seen.joined
         }
         if max(quiet.values(), default=0.0) <= limit:
             return None
@@ -243,13 +244,16 @@ class Watch:
         return rank in self.plan.leaders
 
     def _silent(self, rank: int, now: float) -> Failure:
-        seen = self.seen[rank]
-        quiet = now - (seen.beat or seen.started)
         return Failure(
-            f"{self._name(rank)} gave no sign of life for {quiet:.0f} s: "
-            f"{'it is stopped' if seen.stopped else 'it is stopped, or its host is gone'}.",
+            f"{self._name(rank)} gave no sign of life for {self._quiet(rank, now):.0f} s: "
+            f"{'it is stopped' if self.seen[rank].stopped else 'it is stopped, or its host is gone'}.",
             rank,
         )
+
+    def _quiet(self, rank: int, now: float) -> float:
+        """Seconds since it last gave a sign of life, or was started."""
+        seen = self.seen[rank]
+        return now - (seen.beat or seen.started)
 
     def _name(self, rank: int) -> str:
         return f"{self.plan.processes[rank].role} {rank}"
