@@ -435,6 +435,33 @@ def sleepy(examples=128, milliseconds=2.0):
     return part(examples), part(8)
 
 
+@keras.saving.register_keras_serializable("tests")
+class Waiting(keras.layers.Layer):
+    """Gives back what it gets, a while later."""
+
+    def __init__(self, milliseconds, **kwargs):
+        super().__init__(**kwargs)
+        self.milliseconds = milliseconds
+
+    def call(self, x):
+        def wait(given):
+            time.sleep(1e-3 * self.milliseconds)
+            return given
+
+        with tf.control_dependencies([tf.numpy_function(wait, [tf.constant(0.0)], tf.float32)]):
+            return tf.identity(x)
+
+    def get_config(self):
+        return super().get_config() | {"milliseconds": self.milliseconds}
+
+
+def unhurried(input_shape, num_classes, milliseconds=30.0):
+    """A model whose steps mostly wait, and so take as long on a busy machine."""
+    inputs = keras.Input(input_shape)
+    x = Waiting(milliseconds)(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(num_classes, activation="softmax")(x))
+
+
 def busy(x, y, rounds=400):
     """Burns a core for some time for each example, with TensorFlow's operations."""
     size = tf.ones((64, 64)) * (tf.reduce_sum(x) * 0.0 + 0.01)
