@@ -7,11 +7,9 @@ wrote and starts nothing. 0: compared. 2: a run cannot be found or read.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -19,36 +17,13 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline import events, measure, show
+from pipeline import comparable, measure, show
+from pipeline.history import HistoryError, Run, find, load
 
-# What has to be the same for two throughputs to say something about each other, as result.json has it.
-SAME = ("model", "data", "precision", "scaling", "machine", "versions")
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("processes", "notes", "machine", "rehearsal", "oversubscribed")
 # Values of one training, of which there is one each, so that nothing can be said of how sure a difference is.
 ONCE = ("loss", "val_loss", "metrics", "val_metrics", "seconds_startup", "seconds_training", "staleness_mean")
-
-
-class CompareError(ValueError):
-    """A run that cannot be compared: the message says what was expected, received, and what to type instead."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run as it was written: its folder, result.json and plan.json."""
-
-    folder: Path
-    result: Mapping[str, Any]
-    plan: Mapping[str, Any]
-
-    @cached_property
-    def repeats(self) -> list[float]:
-        """Examples per second of each timed repeat."""
-        told: dict[int, dict[int, Mapping[str, Any]]] = {}
-        for event, _ in events.read(self.folder / "events.jsonl"):
-            if event.get("event") == "measured" and event.get("group") == "point":
-                told.setdefault(event["repeat"], {})[event["rank"]] = event
-        return [measure.slowest(told[repeat]).examples_per_second for repeat in sorted(told)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if len(given.runs) < 2:
-            raise CompareError(f"Expected two runs or more, received {len(given.runs)}. Try RUN RUN.")
+            raise HistoryError(f"Expected two runs or more, received {len(given.runs)}. Try RUN RUN.")
         runs = [load(find(each, given.output_dir)) for each in given.runs]
-    except CompareError as error:
+    except HistoryError as error:
         print(show.error_text(str(error)), file=sys.stderr)
         return 2
     console = Console(highlight=False, markup=False)
@@ -72,34 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in show.compared_lines(names, results, made.verdicts, made.unlike, made.settings, made.outcomes):
         console.print(line, soft_wrap=True)
     return 0
-
-
-def find(name: str, output: Path) -> Path:
-    """The folder of the run that `name` names. Raises `CompareError`."""
-    if (Path(name) / "result.json").is_file():
-        return Path(name)
-    there = {path.parent: _read(path).get("mlflow_run_id") for path in sorted(output.glob("[rs]*/**/result.json"))}
-    found = [folder for folder, number in there.items() if folder.name == name or str(number or "").startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise CompareError(
-            f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
-        )
-    last = max(there, key=lambda folder: folder.stat().st_mtime, default=None)
-    instead = f"Try {last}." if last else "Try --output-dir=..."
-    raise CompareError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
-
-
-def load(folder: Path) -> Run:
-    """The run in a folder. Raises `CompareError`."""
-    run = Run(folder, _read(folder / "result.json"), _read(folder / "plan.json"))
-    if not run.result or not run.plan:
-        raise CompareError(
-            f"Expected a run that was started, with result.json and plan.json, received {folder}, which has "
-            f"{'no plan' if run.result else 'no result'}. Try a run that ended."
-        )
-    return run
 
 
 @dataclass(frozen=True)
@@ -123,7 +70,7 @@ def compared(runs: Sequence[Run]) -> Compared:
     settings = [(key, tuple(each.get(key) for each in flat)) for key in keys]
     outcomes = [dict(_flat({name: run.result.get(name) for name in ONCE})) for run in runs]
     names = list(dict.fromkeys(name for each in outcomes for name in each))
-    unlike = tuple(dict.fromkeys(why for one, other in combinations(runs, 2) for why in _unlike(one, other)))
+    unlike = tuple(dict.fromkeys(why for one, other in combinations(runs, 2) for why in comparable.unlike(one, other)))
     return Compared(
         tuple((key, values) for key, values in settings if len(set(map(repr, values))) > 1),
         tuple((name, tuple(each.get(name) for each in outcomes)) for name in names),
@@ -137,7 +84,7 @@ def verdict(number: int, other: int, one: Run, two: Run) -> str:
     ours, theirs = one.repeats, two.repeats
     if not ours or not theirs:
         return f"{number} and {other}: not compared, since {number if not ours else other} was not measured"
-    if unlike := _unlike(one, two):
+    if unlike := comparable.unlike(one, two):
         return f"{number} and {other}: not compared, since {unlike[0]}"
     if min(ours) <= max(theirs) and min(theirs) <= max(ours):
         return f"{number} and {other}: a tie, since the ranges of their repeats overlap"
@@ -160,27 +107,6 @@ def by_chance(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return 2 / comb(len(ours) + len(theirs), len(ours))
 
 
-def _unlike(one: Run, two: Run) -> list[str]:
-    """Why the speeds of two runs say nothing of each other."""
-    found = [
-        f"{name} differs ({_text(one.result.get(name))}, {_text(two.result.get(name))})"
-        for name in SAME
-        if one.result.get(name) != two.result.get(name)
-    ]
-    batches = [_batch_rule(run) for run in (one, two)]
-    found += [f"the batch held fixed differs ({batches[0]}, {batches[1]})"] * (batches[0] != batches[1])
-    for name in ("rehearsal", "oversubscribed"):
-        found += [f"one of them is {'a rehearsal' if name == 'rehearsal' else name}"] * any(
-            run.result.get(name) for run in (one, two)
-        )
-    return found
-
-
-def _batch_rule(run: Run) -> str:
-    held = "global_batch" if run.result.get("scaling") == "strong" else "replica_batch"
-    return f"{held} {run.result.get(held)}"
-
-
 def _asked(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.plan.items() if name not in OF_NO_INTEREST} | {
         "versions": run.result.get("versions")
@@ -198,18 +124,6 @@ def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, node
-
-
-def _text(value: Any) -> str:
-    return ", ".join(f"{name} {each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ class Mode(Enum):
 
     run = "run"
     plan = "plan"
+    predict = "predict"
 
 
 class Kind(Enum):
@@ -104,6 +105,13 @@ class OnError(Enum):
     skip = "skip"
 
 
+class Order(Enum):
+    """In which order a sweep's points run: in rounds, so that a machine's drift favours none, or as they were typed."""
+
+    interleaved = "interleaved"
+    typed = "typed"
+
+
 class StartMethod(Enum):
     """How a process starts: forked from a server that holds the imports, or from nothing."""
 
@@ -129,7 +137,7 @@ class StrategyConfig:
 
 @dataclass
 class HardwareConfig:
-    """Facts about the devices: counts, threads, memory in GiB, link speed in Gbit/s."""
+    """Facts about the devices: counts, threads, memory in GiB, link speed in Gbit/s, price of one host for an hour."""
 
     name: str = "???"
     hosts: int = 1
@@ -138,6 +146,7 @@ class HardwareConfig:
     threads_per_device: int | None = None
     memory_gib: float | None = None
     link_gbps: float | None = None
+    price_per_hour: float | None = None
     rehearse: bool = False
 
 
@@ -216,6 +225,25 @@ class MeasureConfig:
     repeats: int = 5
     scaling: Scaling | None = None
     baseline: Baseline | None = None
+    explain: bool = False
+
+
+@dataclass
+class SweepConfig:
+    """A sweep that goes on: its name, the order of its points, and how often each is run."""
+
+    name: str | None = None
+    order: Order = Order.interleaved
+    repeats: int = 1
+
+
+@dataclass
+class PredictConfig:
+    """What a prediction is asked about: the share of a worker that another one must bring to pay, and what to predict
+    from."""
+
+    knee_share: float = 0.5
+    sweep: str | None = None
 
 
 @dataclass
@@ -272,6 +300,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

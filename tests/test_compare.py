@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from conftest import QUICK
 
-from pipeline.compare import by_chance, compared, find, load, main
+from pipeline.compare import by_chance, compared, main
+from pipeline.history import find, load
 
 ASKED = {"strategy": "mirrored", "workers": 2, "model_build": {"_target_": "pipeline.models.mlp", "hidden": [8]}}
 RESULT = {
