@@ -1,4 +1,4 @@
-"""Tells which runs' speeds say something about each other: same model, data, batch rule, precision, machine, versions."""
+"""Tells which speeds say something about each other: same model, data, batch rule, precision, machine and versions."""
 
 from collections.abc import Mapping
 from typing import Any
