@@ -4,26 +4,25 @@
 SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
 """
 
-import dataclasses
 import io
 import os
+import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+import time
+from contextlib import redirect_stderr, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from pipeline import config as configs
-from pipeline import plan, run, show, signals
+from pipeline import run, show, signals
 from pipeline.events import PREEMPTING
+from pipeline.points import Points, compose
+from pipeline.sweep import SweepError
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -46,24 +45,19 @@ def command() -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
     session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
-    many = bool({"-m", "--multirun"} & set(sys.argv[1:]))
+    points = Points()
     try:
         with signals.interrupt(run.spares(session)):
-            points = _points(session)
-            for place, point in enumerate(points):
-                if isinstance(point, run.Asked):
-                    if many:
-                        console.print(f"\n-- {' '.join(point.overrides) or 'defaults'}", markup=False, highlight=False)
-                    session.results[place] = run.run(point, session)
-                    _tell(session.results[place], many, console)
-                    if session.preemption.asked:
-                        break
+            compose(session, points, partial(_tell, console=console))
+            _run(points, session)
     except signals.Interrupted as interrupted:
-        if many and session.results:
+        if points.many and session.results:
             console.print(show.sweep_table(_done(session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
         return PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
     except Exception as error:
+        if isinstance(error, SweepError):
+            return _refuse(str(error))
         if configs.is_ours(error):
             return _refuse(configs.explain(error))
         if isinstance(error, OSError):
@@ -73,64 +67,50 @@ def command() -> int:
             )
         raise
     finally:
+        points.release()
         session.close()
-    if many and session.results:
+    if points.many and session.results:
         console.print(show.sweep_table(_done(session)))
     # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
-    if session.preemption.asked and (many or _done(session)[-1]["status"] == "PREEMPTED"):
+    if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
         return PREEMPTED
     return _code(_done(session))
 
 
-def _points(session: run.Session) -> list[run.Asked | None]:
-    """Every point of the command in Hydra's order, None for one that is refused, whose result the session has.
+def _run(points: Points, session: run.Session) -> None:
+    """Runs what is to be run, and writes down what became of each."""
+    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+    if points.kept and points.sweep is not None:
+        say(_kept_line(points))
+    count, took = len(points.to_run), list[float]()
+    before: int | None = None
+    for done, (key, point) in enumerate(points.to_run.items()):
+        began = time.monotonic()
+        if points.many:
+            left = statistics.fmean(took) * (count - done) if took else None
+            session.ahead = show.Ahead(done, count, left)
+            say(f"\n-- {' '.join(point.overrides) or 'defaults'} ({session.ahead.text})")
+        if before not in (None, key[1]):
+            # Another round of the sweep: what the machine could do in the last one may not hold for it.
+            session.baselines.clear()
+        before = key[1]
+        result = session.results[key] = run.run(point, session)
+        took.append(time.monotonic() - began)
+        if points.sweep is not None and result["status"] != "PLANNED":
+            points.sweep.note(points.entries[key], result, took[-1])
+        _tell(result, points.many, session.console)
+        if session.preemption.asked:
+            break
 
-    In a sweep, a strategy of one device is the control of the others: it has a point, on its one device, also where all
-    points of the sweep ask for more.
-    """
-    points: list[run.Asked | None] = []
 
-    def look_over(place: int, asked: run.Asked) -> None:
-        if result := run.look_over(asked, session):
-            session.results[place], points[place] = result, None
-            _tell(result, asked.sweep is not None, session.console)
-
-    def collect(composed: DictConfig) -> None:
-        where = HydraConfig.get()
-        many = where.mode is RunMode.MULTIRUN
-        folder = Path(where.runtime.output_dir)
-        # As they were typed: what they refer to may not exist, which `typed` puts into words.
-        overrides = [str(each) for each in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
-        place = len(points)
-        try:
-            config = configs.typed(composed, overrides)
-        except configs.ConfigError as error:
-            points.append(None)
-            session.results[place] = run.unread(str(error), folder, {}) | {"overrides": overrides}
-            _tell(session.results[place], many, session.console)
-        else:
-            asked = run.Asked(config, folder, overrides, Path(where.sweep.dir).name if many else None)
-            points.append(asked)
-            if not many or plan.on_one_device(config) is config:
-                look_over(place, asked)
-
-    configs.register()
-    with _errors_as_they_are(), configs.refused_unread():
-        hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(collect)()
-    for place, asked in enumerate(points):
-        one = None if asked is None or asked.sweep is None else plan.on_one_device(asked.config)
-        if asked is None or one is None or one is asked.config:
-            continue
-        if all(each is None or each.config != one for each in points):
-            asked = points[place] = dataclasses.replace(asked, config=one)
-            name = one.strategy.name
-            session.console.print(f"Point {place} trains on one device, as {name} does.", markup=False, highlight=False)
-        look_over(place, asked)
-    return points
+def _kept_line(points: Points) -> str:
+    name, count = points.sweep.folder.name if points.sweep else "", points.kept + len(points.to_run)
+    line = f"Sweep {name}: {points.kept} of {count} points have finished and are kept."
+    return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
 def _done(session: run.Session) -> list[run.Result]:
-    return [session.results[place] for place in sorted(session.results)]
+    return [session.results[key] for key in sorted(session.results)]
 
 
 def options_first(arguments: list[str]) -> list[str]:
@@ -201,20 +181,6 @@ def _code(results: list[dict[str, Any]]) -> int:
     if "FAILED" in statuses:
         return 1
     return 2 if statuses == {"REFUSED"} else 0
-
-
-@contextmanager
-def _errors_as_they_are() -> Iterator[None]:
-    """Inside, Hydra raises what went wrong, for us to put into words, instead of printing it and exiting."""
-    kept = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if kept is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = kept
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 import dataclasses
 import difflib
 import enum
+import os
 import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
@@ -26,8 +28,10 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
+from pipeline import machine as machines
 from pipeline.plan import PlanError, check_uri
 from pipeline.schema import Config, PrepareConfig
+from pipeline.sweep import COMPOSED, SweepError, check_name
 
 SCHEMA, PREPARE_SCHEMA = "schema", "prepare_schema"
 LISTS = (list[int], list[str])
@@ -54,6 +58,23 @@ def register() -> None:
     """Makes the schemas known to Hydra, which then checks every key and type while composing."""
     ConfigStore.instance().store(name=SCHEMA, node=Config)
     ConfigStore.instance().store(name=PREPARE_SCHEMA, node=PrepareConfig)
+    OmegaConf.register_new_resolver("either", lambda one, other: other if one is None else one, replace=True)
+    OmegaConf.register_new_resolver("composed_in", lambda name: "" if name is None else f"{COMPOSED}/", replace=True)
+    OmegaConf.register_new_resolver("up_to_every_device", _up_to_every_device, replace=True)
+
+
+def counts_up_to(most: int) -> list[int]:
+    """Numbers of workers to compare: powers of two, and the most there are.
+
+    >>> counts_up_to(1), counts_up_to(6)
+    ([1], [1, 2, 4, 6])
+    """
+    return sorted({*(2**power for power in range(most.bit_length())), most})
+
+
+def _up_to_every_device() -> str:
+    machine = machines.detect(os.environ)
+    return ",".join(map(str, counts_up_to(len(machine.gpus) or len(machine.cores))))
 
 
 @contextmanager
@@ -61,12 +82,15 @@ def refused_unread() -> Iterator[None]:
     """Inside, Hydra refuses a config that would have it run code or write a password, before it does. `ConfigError`.
 
     Hydra calls functions that a config names for it, and writes the config into the run's folder, before it hands the
-    config to the program.
+    config to the program. It composes each point of a sweep once: what cannot be composed is told then.
     """
-    kept = ConfigLoaderImpl.load_configuration
+    kept, kept_check = ConfigLoaderImpl.load_configuration, Sweeper.validate_batch_is_legal
 
-    def load(*given: Any, **named: Any) -> DictConfig:
-        composed = kept(*given, **named)
+    def load(
+        loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *given: Any, **named: Any
+    ) -> DictConfig:
+        _check_not_swept(overrides)
+        composed = kept(loader, config_name, overrides, *given, **named)
         plain = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(plain, dict)
         check_hydra(plain.get("hydra"), "hydra")
@@ -75,13 +99,37 @@ def refused_unread() -> Iterator[None]:
             check_uri(tracking.get("uri") if isinstance(tracking, dict) else None)
         except PlanError as error:
             raise ConfigError(str(error)) from error
+        _check_sweep_name(composed)
         return composed
 
-    ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+    ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign, assignment]
+    Sweeper.validate_batch_is_legal = lambda self, batch: None  # type: ignore[method-assign]
     try:
         yield
     finally:
         ConfigLoaderImpl.load_configuration = kept  # type: ignore[method-assign]
+        Sweeper.validate_batch_is_legal = kept_check  # type: ignore[method-assign]
+
+
+def _check_not_swept(overrides: Sequence[str]) -> None:
+    """Refuses several values of what a sweep is as a whole."""
+    for each in OverridesParser.create().parse_overrides(list(overrides)):
+        if each.key_or_group.split(".")[0] in ("sweep", "output_dir") and each.is_sweep_override():
+            raise ConfigError(
+                f"Expected one value of {each.key_or_group} for a whole sweep, received {each.input_line}. "
+                f"Try a command for each."
+            )
+
+
+def _check_sweep_name(composed: DictConfig) -> None:
+    """Refuses a sweep's name that is none before Hydra makes its folder."""
+    with suppress(OmegaConfBaseException):
+        name = OmegaConf.select(composed, "sweep.name")
+        if name is not None:
+            try:
+                check_name(name)
+            except SweepError as error:
+                raise ConfigError(str(error)) from error
 
 
 def check_hydra(node: Any, key: str) -> None:

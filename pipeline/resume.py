@@ -32,10 +32,10 @@ class ResumeError(ValueError):
 
 
 class Lock:
-    """Says, as long as this process lives, that a run's folder is in use. The kernel lets go of it however it ends."""
+    """Says, as long as this process lives, that a folder is in use. The kernel lets go of it however it ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -90,12 +90,17 @@ class Earlier:
         return made
 
 
-def find(config: Config, planned: Plan, output: Path) -> Earlier | None:
-    """The run to go on with, locked; None where a new one begins. Raises `ResumeError`."""
+def find(config: Config, planned: Plan, output: Path, only: Path | None = None) -> Earlier | None:
+    """The run to go on with, locked; None where a new one begins. Raises `ResumeError`.
+
+    By itself it goes on with any run of the same config, or, with `only`, with the one in that folder.
+    """
     if config.resume == NEVER:
         return None
     if config.resume == AUTO:
-        return _same(planned, output)
+        return _same(
+            planned, sorted(output.glob("[rs]*/**/plan.json") if only is None else only.glob("plan.json"), key=_written)
+        )
     folder = _named(config.resume, output)
     values = _values(folder / "plan.json")
     changed = [key for key in _changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)]
@@ -120,11 +125,10 @@ def find(config: Config, planned: Plan, output: Path) -> Earlier | None:
     return earlier
 
 
-def _same(planned: Plan, output: Path) -> Earlier | None:
+def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
     """The last run of the same config, if it did not finish and there is something to go on with."""
     wanted = plan.identity(json.loads(planned.to_json()))
-    with_plans = sorted(output.glob("[rs]*/**/plan.json"), key=_written, reverse=True)
-    for path in with_plans:
+    for path in reversed(with_plans):
         values = _values(path)
         if plan.identity(values) != wanted:
             continue

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline import events, measure, plan, reach, resume, show, targets, weigh
+from pipeline import events, measure, plan, reach, resume, show, sweep, targets, weigh
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
 from pipeline.data import manifest
@@ -47,8 +47,8 @@ class Session:
     search: tuple[str, ...]
     environ: Mapping[str, str]
     console: Console
-    # By the point's place in the command.
-    results: dict[int, Result] = field(default_factory=dict)
+    # By the point's place in the command, and which repeat of it this is.
+    results: dict[tuple[int, int], Result] = field(default_factory=dict)
     baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
@@ -57,6 +57,8 @@ class Session:
     preemption: Preemption = field(default_factory=Preemption)
     # Is a point under way, which a scheduler's signal lets end by itself?
     busy: bool = False
+    # How far the sweep is that the point under way belongs to.
+    ahead: show.Ahead | None = None
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracker | None = None
 
@@ -85,12 +87,16 @@ class Session:
 
 @dataclass(frozen=True)
 class Asked:
-    """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to."""
+    """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to.
+
+    The folder may have an earlier attempt at it where it is the point's `own`: it goes on with that and no other.
+    """
 
     config: Config
     folder: Path
     overrides: list[str]
     sweep: str | None
+    own: bool = False
 
     def about(self) -> Result:
         """What a result says of it."""
@@ -99,12 +105,15 @@ class Asked:
 
 def look_over(asked: Asked, session: Session) -> Result | None:
     """The result of a point that cannot be laid out, before any is run; None for others, whose imports begin."""
+    config = asked.config
     try:
-        cluster = prepare(asked.config, session)[2]
+        cluster = prepare(config, session)[2]
     except REFUSALS as error:
         return refused(str(error), asked)
-    if asked.config.mode is Mode.run:
+    if config.mode is Mode.run:
         cluster.warm_up()
+        if config.tracking.store is not Store.none:
+            session.tracker(Path(config.output_dir) / "tracker.log").begin()
     return None
 
 
@@ -119,12 +128,15 @@ def run(asked: Asked, session: Session) -> Result:
     try:
         planned, baseline, cluster = prepare(config, session)
         if not full:
-            earlier = resume.find(config, planned, Path(config.output_dir))
+            earlier = resume.find(config, planned, Path(config.output_dir), asked.folder if asked.own else None)
     except REFUSALS as error:
         return refused(str(error), asked)
     if earlier is not None:
         asked = _instead(asked, earlier)
         say(show.resumed_line(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step))
+    elif (asked.folder / "events.jsonl").exists():
+        asked = dataclasses.replace(asked, folder=sweep.another(asked.folder))
+        asked.folder.mkdir()
     folder, about = asked.folder, asked.about()
     for line in show.plan_lines(planned, full=full):
         say(line)
@@ -299,7 +311,7 @@ class Point:
                 (folder / "result.json").unlink()
         write_whole(folder / "plan.json", planned.to_json())
         self._log = EventLog(folder / "events.jsonl")
-        self._progress = show.Progress(planned, session.console, time.monotonic())
+        self._progress = show.Progress(planned, session.console, time.monotonic(), session.ahead)
         if earlier is not None and self._measured.point:
             timed = [event for event in earlier.events if event["event"] == "measured"]
             if len(self._measured.point) >= planned.repeats:

@@ -46,7 +46,7 @@ def refusal(ran: Ran) -> str:
         (["strategy=null"], "Expected the name of a choice after a group, received null."),
         (["+strategy=mirrored"], "Expected one choice of strategy, received a second one with +strategy."),
         (["~strategy"], "Expected a choice of strategy that has a name, received none. Try strategy="),
-        (["experiment=mine"], "received experiment."),
+        (["experiment=mine"], "Expected experiment to be one of batch, precision, scaling, strategies, received mine."),
         (["data=tfds"], "Expected data.name, which this choice of data leaves open, received none. Try data.name="),
         # Keys.
         (["workerz=2"], "received workerz. Try workers."),
@@ -200,14 +200,14 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
     experiment = tmp_path / "mine/experiment/short.yaml"
     good = "# @package _global_\ndefaults: [override /model: mlp]\nworkers: 3\ntrain: {steps: 7}\n"
     experiment.write_text(good)
-    ran: Ran = pipeline("--config-dir=mine", "+experiment=short", "mode=plan")
+    ran: Ran = pipeline("--config-dir=mine", "experiment=short", "mode=plan")
     assert ran.code == 0, ran.err
     assert "mlp on mnist5k" in ran.out
     assert "3 CPU workers" in ran.out
     assert "7 steps" in ran.out
     experiment.write_text(good.replace("steps", "step"))
-    assert "received train.step. Try train.steps." in refusal(pipeline("--config-dir=mine", "+experiment=short"))
-    assert "Try +experiment=short." in refusal(pipeline("--config-dir=mine", "experiment=short"))
+    assert "received train.step. Try train.steps." in refusal(pipeline("--config-dir=mine", "experiment=short"))
+    assert "Try experiment=... without the +." in refusal(pipeline("--config-dir=mine", "+experiment=short"))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["train.deterministic=maybe"], "true or false, received maybe. Try train.deterministic=false."),
         (["train.precision=float64"], "one of float32, mixed_bfloat16, mixed_float16 or null, received float64."),
         (["measure.scaling=both"], "one of weak, strong or null, received both. Try measure.scaling=null."),
-        (["mode=1"], "one of run, plan, received 1. Try mode=run."),
+        (["mode=1"], "one of run, plan, predict, received 1. Try mode=run."),
         (["output_dir=[a]"], "text, received [a]. Try output_dir=outputs."),
         (["output_dir=null"], "text, received null. Try output_dir=outputs."),
         (["data.input_shape=28"], "Expected data.input_shape to be a list of whole numbers or null, received 28."),

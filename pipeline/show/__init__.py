@@ -8,11 +8,12 @@ from pipeline.show.compare import compared_lines
 from pipeline.show.console import console_on, error_text
 from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
-from pipeline.show.progress import Progress
+from pipeline.show.progress import Ahead, Progress
 from pipeline.show.result import result_rows, result_table, resumed_line
 from pipeline.show.sweep import sweep_notes, sweep_rows, sweep_table
 
 __all__ = [
+    "Ahead",
     "Progress",
     "compared_lines",
     "console_on",

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,25 @@ LINE_SECONDS = 10.0  # between two plain lines
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, DEC VT510 manual
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """How far a sweep is: points that are done, of how many, and the seconds that the others may take, if known."""
+
+    done: int
+    points: int
+    seconds_left: float | None
+
+    @property
+    def text(self) -> str:
+        """In words.
+
+        >>> Ahead(2, 12, 65.0).text
+        'point 3 of 12, about 1 min 5 s left'
+        """
+        left = "" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
+        return listed(f"point {self.done + 1} of {self.points}", left)
+
+
 class Progress:
     """Takes a run's events and shows them. Bars are drawn only inside its `with` block.
 
@@ -31,8 +51,8 @@ class Progress:
     run: the event log is the record, and this is only a view of it.
     """
 
-    def __init__(self, plan: Plan, console: Console, now: float) -> None:
-        self._seen = Seen(plan, now)
+    def __init__(self, plan: Plan, console: Console, now: float, ahead: Ahead | None = None) -> None:
+        self._seen, self._ahead = Seen(plan, now), ahead
         self._console = console
         self._now = self._told = now
         self._drawn = -math.inf
@@ -87,7 +107,7 @@ class Progress:
         if self._gone:
             return
         self._drawn = self._now
-        bars = _bars(self._seen.view(), self._now - self._seen.start)
+        bars = _bars(self._seen.view(), self._now - self._seen.start, self._ahead)
         try:
             if self._live is None:
                 # What goes to the terminal is led past the bars; a redirected stdout stays what it is.
@@ -144,8 +164,9 @@ class Progress:
                 self._console.file.flush()
 
 
-def _bars(view: View, elapsed: float) -> RenderableType:
-    """Two lines: what is happening, a bar, how far it is and for how long; and its figures under it."""
+def _bars(view: View, elapsed: float, ahead: Ahead | None = None) -> RenderableType:
+    """Two lines: what is happening, a bar, how far it is and for how long; and its figures under it. One more for the
+    sweep that it is a point of."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -159,6 +180,14 @@ def _bars(view: View, elapsed: float) -> RenderableType:
     # An unknown total stays an empty bar: a pulse would have to be drawn again and again.
     bar = ProgressBar(total=view.total or 1, completed=view.done if view.total else 0)
     row.add_row(Text(view.label, style="bold"), bar, Text(view.where), Text(duration(elapsed), style="dim"))
+    if ahead is not None:
+        left = "" if ahead.seconds_left is None else f"{duration(max(0.0, ahead.seconds_left - elapsed))} left"
+        row.add_row(
+            Text("sweep", style="bold"),
+            ProgressBar(total=ahead.points, completed=ahead.done),
+            Text(f"{ahead.done} of {ahead.points} points"),
+            Text(left, style="dim"),
+        )
     if not view.figures:
         return row
     return Group(row, Text(" " * 12 + view.figures, no_wrap=True, overflow="crop"))

@@ -32,6 +32,14 @@ class Tracker:
         self._asked = 0
         self._problem: str | None = None
 
+    def begin(self) -> None:
+        """Starts the process, which imports MLflow meanwhile; without it, the first log that is followed does."""
+        if self._process is None or self._process.poll() is not None:
+            try:
+                self._start()
+            except OSError as error:
+                self._problem = f"The tracking process could not start: {error}."
+
     def follow(self, folder: Path, store: Store) -> None:
         """Has the log in `folder` sent to `store` from now on, and notes in the folder that it belongs there.
 

@@ -491,3 +491,10 @@ def through(function=None, examples=512):
         return made if function is None else made.map({"busy": busy, "asleep": asleep}[function])
 
     return part(examples), part(16)
+
+
+def there_by_now(path):
+    """Numbers, once the file is there."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no {path} yet")
+    return numbered()

@@ -1,0 +1,204 @@
+"""Keeps what becomes of a sweep's points in `sweep.json`, so that the same command goes on where it was ended.
+
+A point is known by the fingerprint of its config. One that has finished is kept, one that has not is run again, and one
+that is new is added.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import events
+from pipeline.events import write_whole
+from pipeline.resume import Lock
+from pipeline.schema import Config, Order
+
+FILE = "sweep.json"
+# Where Hydra puts the points of a named sweep, which are numbered anew by each command.
+COMPOSED = ".composed"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+# What changes neither what a point trains nor what is measured of it.
+OF_NO_MATTER = (
+    "mode", "output_dir", "resume", "resume_changes", "allowed_targets", "sweep", "predict", "tracking", "launch",
+    "checkpoint",
+)  # fmt: skip
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be made or gone on with: the message says what was expected, received, and what to type."""
+
+
+@dataclass
+class Entry:
+    """A point of a sweep: its number and which repeat of it this is, its folder's name, and how it ended, if it did.
+
+    `seconds` is how long it took.
+    """
+
+    place: int
+    repeat: int
+    fingerprint: str
+    folder: str
+    overrides: list[str]
+    status: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+
+
+def fingerprint(config: Config) -> str:
+    """Names what a point is: two configs with the same one are the same point.
+
+    >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=2, output_dir="elsewhere"))
+    True
+    >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
+    False
+    """
+    asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in OF_NO_MATTER}
+    asked["hardware"].pop("price_per_hour")
+    return _digest(asked)
+
+
+def fingerprint_of_words(overrides: Sequence[str]) -> str:
+    """The same for a point whose config could not be read, of which there is only what was typed."""
+    return _digest(list(overrides))
+
+
+def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
+    """(point, repeat) in the order in which they run.
+
+    Interleaved, each round takes all points, every other one from the last to the first: a machine that slows down or
+    speeds up steadily then favours none of them.
+
+    >>> ordered(3, 2, Order.interleaved)
+    [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]
+    >>> ordered(2, 2, Order.typed)
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    if how is Order.typed:
+        return [(point, repeat) for point in range(points) for repeat in range(repeats)]
+    return [
+        (point, repeat)
+        for repeat in range(repeats)
+        for point in (range(points) if repeat % 2 == 0 else reversed(range(points)))
+    ]
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be a folder's name. Raises `SweepError`."""
+    if not NAME.fullmatch(name):
+        raise SweepError(
+            f"Expected sweep.name to be a folder's name of letters, digits, '.', '_' and '-', received "
+            f"{name or 'nothing'}. Try sweep.name=mine."
+        )
+
+
+class Sweep:
+    """The points of a sweep's folder, which no other command may work on meanwhile. Raises `SweepError` if one does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = Lock(folder, "sweep.lock")
+        except OSError:
+            raise SweepError(
+                f"Expected the sweep {folder.name} to be at rest, received one that another command works on. "
+                f"Try again when that has ended, or another sweep.name."
+            ) from None
+        self.entries = read(folder)
+
+    def point(self, name: str, about: str, overrides: Sequence[str], repeat: int, made: Path | None) -> Entry:
+        """The entry of the point with the fingerprint `about`, a new one where there is none.
+
+        `name` is a part of a new folder's name. What Hydra has put into the folder `made` is moved to the point's.
+        """
+        found = next((each for each in self.entries if (each.fingerprint, each.repeat) == (about, repeat)), None)
+        if found is None:
+            found = Entry(self._number(about), repeat, about, "", list(overrides))
+            found.folder = f"{found.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
+            self.entries.append(found)
+        found.overrides = list(overrides)
+        # The last attempt, where the first one came to nothing.
+        found.folder = next(reversed([each.name for each in attempts(self.folder / found.folder)]), found.folder)
+        target = self.folder / found.folder
+        if made is not None and made.resolve() != target.resolve():
+            target.mkdir(exist_ok=True)
+            for each in made.iterdir():
+                if not (target / each.name).exists():
+                    each.replace(target / each.name)
+            shutil.rmtree(made)
+        target.mkdir(exist_ok=True)
+        return found
+
+    def kept(self, entry: Entry) -> dict[str, Any] | None:
+        """What result.json holds of a point that has finished; None for one that is to be run."""
+        with suppress(OSError, ValueError):
+            folder = self.folder / entry.folder
+            values = json.loads((folder / "result.json").read_text())
+            ended = any(event.get("event") == "ended" for event, _ in events.read(folder / "events.jsonl"))
+            # What is killed in between has no end that could be tracked.
+            if isinstance(values, dict) and values.get("status") == "FINISHED" and ended:
+                return values
+        return None
+
+    def note(self, entry: Entry, result: Mapping[str, Any], seconds: float | None = None) -> None:
+        """Takes in what became of a point."""
+        entry.status, entry.error = result["status"], result["error"]
+        entry.folder = Path(result["folder"]).name
+        entry.seconds = seconds if seconds is not None else entry.seconds
+        self.write()
+
+    def write(self) -> None:
+        """Writes `sweep.json`."""
+        points = [dataclasses.asdict(each) for each in sorted(self.entries, key=lambda each: (each.place, each.repeat))]
+        write_whole(self.folder / FILE, json.dumps({"name": self.folder.name, "points": points}, indent=2))
+
+    def release(self) -> None:
+        """Lets other commands work on it."""
+        shutil.rmtree(self.folder / COMPOSED, ignore_errors=True)
+        self._lock.release()
+
+    def _number(self, about: str) -> int:
+        """The number of a new entry: that of its point's other repeats, or the next."""
+        for each in self.entries:
+            if each.fingerprint == about:
+                return each.place
+        return max((each.place for each in self.entries), default=-1) + 1
+
+
+def read(folder: Path) -> list[Entry]:
+    """The points that `sweep.json` in `folder` tells of; none where there is no such file, or it is broken."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return [Entry(**each) for each in json.loads((folder / FILE).read_text())["points"]]
+    return []
+
+
+def attempts(folder: Path) -> Iterator[Path]:
+    """The folders of a point's attempts that are there, the first one first."""
+    number, each = 1, folder
+    while each.is_dir():
+        yield each
+        number += 1
+        each = folder.with_name(f"{folder.name}.{number}")
+
+
+def another(folder: Path) -> Path:
+    """A new folder for one more attempt at the point in `folder`, which keeps what became of the last one.
+
+    >>> another(Path("nowhere/0_mirrored.2"))
+    PosixPath('nowhere/0_mirrored.3')
+    """
+    first, _, number = folder.name.rpartition(".")
+    name, last = (first, int(number)) if first and number.isdecimal() else (folder.name, 1)
+    return folder.with_name(f"{name}.{last + 1}")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

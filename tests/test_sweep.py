@@ -1,0 +1,160 @@
+"""Sweeps that go on: what has finished is kept, what has failed is tried again, what is new is added."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK, Ran, finish, left_behind, start
+
+from pipeline import sweep
+from pipeline.schema import Config, ModelConfig, Order
+
+SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto")
+NAMED = ("-m", "sweep.name=mine", *QUICK, *SMALL)
+SWEEP = Path("outputs/sweeps/mine")
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "sweep.json").read_text())["points"]
+
+
+def beginnings(folder: Path) -> list[tuple[float, str]]:
+    """(when, folder) of each run of a sweep, in order."""
+    logs = sorted(folder.glob("*/events.jsonl"))
+    return sorted((json.loads(log.read_text().splitlines()[0])["time"], log.parent.name) for log in logs)
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_run_decides_which_point_it_is_and_how_it_is_watched_does_not():
+    same, other = Config(output_dir="there", resume="never"), Config(model=ModelConfig("mlp", {"hidden": [8]}))
+    same.hardware.price_per_hour = 2.0
+    assert sweep.fingerprint(Config()) == sweep.fingerprint(same)
+    assert sweep.fingerprint(Config()) != sweep.fingerprint(other)
+
+
+def test_every_point_has_its_turn_early_and_late_where_they_are_interleaved():
+    order = sweep.ordered(5, 4, Order.interleaved)
+    assert sorted(order) == sorted(sweep.ordered(5, 4, Order.typed))
+    turns = {point: [place for place, (each, _) in enumerate(order) if each == point] for point in range(5)}
+    assert {sum(places) for places in turns.values()} == {38}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-m", "sweep.name=../x"), "Expected sweep.name to be a folder's name"),
+        (("-m", "sweep.name=''"), "received nothing. Try sweep.name=mine."),
+        (("-m", "sweep.name=a,b"), "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
+        (("sweep.name=x",), "Try python -m pipeline -m sweep.name=x."),
+        (("sweep.repeats=2",), "Try python -m pipeline -m sweep.repeats=2."),
+        (("-m", "experiment=scalings"), "Expected experiment to be one of batch, precision, scaling, strategies"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused_in_words(pipeline, tmp_path, arguments, words):
+    ran: Ran = pipeline(*arguments, *QUICK, *SMALL)
+    assert ran.code == 2
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "x").exists()
+    assert not list(tmp_path.glob("outputs/*/*/**/events.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
+    command = ("-m", "experiment=scaling", "tracking=none", "measure.repeats=1", "measure.steps=4", *SMALL)
+    folder = tmp_path / "outputs/sweeps/scaling_mlp_digits"
+    seed = int(os.environ["KILL_SEED"])
+    chance = random.Random(seed)
+    for _ in range(2):
+        process = start(tmp_path, *command)
+        time.sleep(chance.uniform(1.0, 16.0))
+        refused = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120) if folder.exists() else None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not left_behind(tmp_path, 30)
+        if refused is not None and process.returncode == -signal.SIGKILL:
+            assert refused.code == 2, (seed, refused.err)
+            assert "Expected the sweep scaling_mlp_digits to be at rest" in refused.err
+    done = (
+        [folder / each["folder"] for each in entries(folder) if each["status"] == "FINISHED"] if folder.exists() else []
+    )
+    before = [written(each) for each in done]
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 240)
+    assert ran.code == 0, (seed, ran.err)
+    assert [written(each) for each in done] == before, seed
+    points = entries(folder)
+    assert [each["status"] for each in points] == ["FINISHED"] * len(points)
+    assert len({each["folder"] for each in points}) == len(points) == len(list(folder.glob("*/result.json")))
+    again = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
+    assert again.code == 0
+    assert f"{len(points)} of {len(points)} points have finished and are kept." in again.out
+    assert again.seconds < ran.seconds or len(done) == len(points)
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.slow
+def test_failed_points_are_tried_again_and_new_ones_added(pipeline, tmp_path):
+    own = ("data.build._target_=own.there_by_now", f"+data.build.path={tmp_path}/late", "data.num_classes=10")
+    first: Ran = pipeline(*NAMED, *own, "strategy=one_device", "workers=1")
+    assert first.code == 1
+    assert [each["status"] for each in entries(tmp_path / SWEEP)] == ["FAILED"]
+    (tmp_path / "late").touch()
+    second: Ran = pipeline(*NAMED, *own, "strategy=one_device,mirrored,tpu", "workers=1")
+    assert second.code == 0, second.err
+    points = entries(tmp_path / SWEEP)
+    assert [each["status"] for each in points] == ["FINISHED", "FINISHED", "REFUSED"]
+    assert "Expected" in points[2]["error"]
+    assert [each["place"] for each in points] == [0, 1, 2]
+    # What became of the first attempt is still there.
+    assert json.loads((tmp_path / SWEEP / "0_one_device/result.json").read_text())["status"] == "FAILED"
+    assert points[0]["folder"] == "0_one_device.2"
+    third: Ran = pipeline(*NAMED, *own, "strategy=mirrored,one_device", "workers=1")
+    assert "2 of 2 points have finished and are kept." in third.out
+    assert [result["status"] for result in third.results].count("FINISHED") == 2
+
+
+@pytest.mark.slow
+def test_repeats_run_in_rounds_and_each_round_measures_the_baseline_anew(pipeline, tmp_path):
+    ran: Ran = pipeline(
+        "-m", "sweep.name=mine", "sweep.repeats=2", "strategy=default,one_device", "workers=1", "tracking=none",
+        "measure.repeats=1", "measure.steps=2", *SMALL,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    names = [name for _, name in beginnings(tmp_path / SWEEP)]
+    assert names == ["0_default", "1_one_device", "1_one_device_2", "0_default_2"]
+    source = {each.name: json.loads((each / "result.json").read_text())["baseline_source"] for each in ran.run_folders}
+    assert source["0_default"] == source["1_one_device_2"] == "measured in this run"
+    assert source["1_one_device"].endswith("0_default")
+    assert source["0_default_2"].endswith("1_one_device_2")
+    assert "point 4 of 4, about" in ran.out
+
+
+@pytest.mark.slow
+def test_points_typed_twice_are_two_points(pipeline, tmp_path):
+    ran: Ran = pipeline(*NAMED, "strategy=one_device,one_device", "workers=1")
+    assert ran.code == 0, ran.err
+    assert [each["folder"] for each in entries(tmp_path / SWEEP)] == ["0_one_device", "1_one_device"]
+    again: Ran = pipeline(*NAMED, "strategy=one_device,one_device", "workers=1")
+    assert "2 of 2 points have finished and are kept." in again.out
+
+
+def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(pipeline, tmp_path):
+    ran: Ran = pipeline(*NAMED, "mode=plan", "strategy=one_device,mirrored", "workers=1")
+    assert ran.code == 0, ran.err
+    assert not (tmp_path / SWEEP / "sweep.json").exists()
+    assert not [each for each in (tmp_path / SWEEP).glob("*") if each.is_dir()]
+
+
+@pytest.mark.parametrize(("experiment", "points"), [("strategies", 6), ("batch", 5), ("precision", 3)])
+def test_every_ready_sweep_can_be_planned(pipeline, experiment, points):
+    ran: Ran = pipeline(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
+    assert ran.code == 0, ran.err
+    assert ran.out.count("\n-- ") == points
