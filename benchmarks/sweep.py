@@ -1,6 +1,7 @@
 """Times a sweep and the same points as commands of their own, in turn: what a sweep saves by sharing.
 
     python benchmarks/sweep.py --rounds 3 train.steps=200
+    python benchmarks/sweep.py --rounds 3 --short       # twelve points of about a second each, of one small model
 
 Arguments with `=` go to every command. Who goes first changes with the round; the ratio is the median over rounds.
 """
@@ -12,22 +13,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-STRATEGIES, WORKERS = ("one_device", "mirrored", "multi_worker"), (1, 2)
+Points = Mapping[str, tuple[str, ...]]
+POINTS = {"strategy": ("one_device", "mirrored", "multi_worker"), "workers": ("1", "2")}
+SHORT = {"strategy": ("one_device", "mirrored"), "train.replica_batch": ("8", "16", "24", "32", "48", "64")}
+ONE_SECOND = (
+    "workers=1", "model=mlp", "data=digits", "train.steps=16", "measure.repeats=1", "measure.steps=64",
+    "measure.baseline=none",
+)  # fmt: skip
 
 
 def main() -> int:
     """Prints each round's seconds and their ratio; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--short", action="store_true", help="twelve points of about a second")
     parser.add_argument("overrides", nargs="*", help="for every command, such as model=mlp")
     arguments = parser.parse_args()
+    overrides = [*(ONE_SECOND if arguments.short else ()), *arguments.overrides]
+    points = SHORT if arguments.short else POINTS
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):
             both = (_sweep, _commands) if number % 2 == 0 else (_commands, _sweep)
-            seconds = {each: each(Path(folder), arguments.overrides) for each in both}
+            seconds = {each: each(Path(folder), points, overrides) for each in both}
             ratios.append(seconds[_sweep] / seconds[_commands])
             print(
                 f"round {number + 1}: sweep {seconds[_sweep]:.1f} s, commands {seconds[_commands]:.1f} s, "
@@ -38,15 +49,13 @@ def main() -> int:
     return 0
 
 
-def _sweep(folder: Path, overrides: list[str]) -> float:
-    return _run(
-        folder, ["-m", f"strategy={','.join(STRATEGIES)}", f"workers={','.join(map(str, WORKERS))}", *overrides]
-    )
+def _sweep(folder: Path, points: Points, overrides: list[str]) -> float:
+    return _run(folder, ["-m", *(f"{key}={','.join(values)}" for key, values in points.items()), *overrides])
 
 
-def _commands(folder: Path, overrides: list[str]) -> float:
-    points = itertools.product(STRATEGIES, WORKERS)
-    return sum(_run(folder, [f"strategy={strategy}", f"workers={workers}", *overrides]) for strategy, workers in points)
+def _commands(folder: Path, points: Points, overrides: list[str]) -> float:
+    each = itertools.product(*([f"{key}={value}" for value in values] for key, values in points.items()))
+    return sum(_run(folder, [*point, *overrides]) for point in each)
 
 
 def _run(folder: Path, arguments: list[str]) -> float:
