@@ -1,34 +1,157 @@
-"""Tells which speeds say something about each other: same model, data, batch rule, precision, machine and versions."""
+"""Tells which speeds say something of each other, and which are doubtful alone: one rule for every place that shows one.
 
-from collections.abc import Mapping
-from typing import Any
+Two speeds compare where model, data, batch rule, scaling, precision, machine, versions and the settings that decide speed
+under every strategy are the same. A rehearsal's speed and that of more devices than cores are not the hardware's; an
+asynchronous step is another kind of step, which is said and not refused.
+"""
 
-from pipeline.history import Run
+from __future__ import annotations
 
-# What has to be the same for two throughputs to say something about each other, as result.json has it.
-SAME = ("model", "data", "precision", "scaling", "machine", "versions")
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.history import Run
+
+# What makes a speed less than it seems, and which of these keep it from being compared.
+DOUBTS = ("rehearsal", "oversubscribed", "asynchronous")
+REFUSED = ("rehearsal", "oversubscribed")
+# Of a plan: what decides speed under every strategy alike. What follows from the strategy is not among it.
+SETTINGS = (
+    "kind", "threads_per_device", "optimizer", "loss", "metrics", "gradient_bits", "deterministic", "steps_per_call",
+    "shuffle", "shuffle_window", "cache", "parallel_reads", "prefetch", "service",
+)  # fmt: skip
+NAMES = {"kind": "device kind", "service": "data service"}
+
+
+def doubts(about: Mapping[str, Any]) -> list[str]:
+    """What makes the speed of a result, or of a plan, less than it seems.
+
+    >>> doubts({"rehearsal": True, "oversubscribed": False})
+    ['rehearsal']
+    """
+    return [name for name in DOUBTS if about.get(name)]
+
+
+def sound(run: Run) -> bool:
+    """Is a run's speed that of its hardware?"""
+    return not any(run.result.get(name) for name in REFUSED)
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What has to be the same for the speeds of two runs to say something of each other, by name, as text.
+
+    Without what is not known: a run that was refused has no plan, and one of an earlier version lacks settings.
+    """
+    result, plan = run.result, run.plan
+    known = {
+        "model": _built(result.get("model"), plan.get("model_build")),
+        "data": _built(result.get("data"), plan.get("data_build")),
+        "precision": result.get("precision"),
+        "scaling": result.get("scaling"),
+        "batch rule": _batch_rule(result),
+        "machine": result.get("machine"),
+        "versions": result.get("versions"),
+        "examples left out": result.get("train_examples_skipped"),
+    }
+    told = {name: _text(value) for name, value in known.items() if value is not None}
+    # There null is a choice as well: the model's own optimizer.
+    return told | {NAMES.get(name, name.replace("_", " ")): _text(plan[name]) for name in SETTINGS if name in plan}
 
 
 def unlike(one: Run, two: Run) -> list[str]:
     """Why the speeds of two runs say nothing of each other."""
+    ours, theirs = facts(one), facts(two)
     found = [
-        f"{name} differs ({_text(one.result.get(name))}, {_text(two.result.get(name))})"
-        for name in SAME
-        if one.result.get(name) != two.result.get(name)
+        f"{name} differs ({_short(ours[name], theirs[name])}, {_short(theirs[name], ours[name])})"
+        for name in _differing([ours, theirs])
     ]
-    batches = [_batch_rule(run) for run in (one, two)]
-    found += [f"the batch held fixed differs ({batches[0]}, {batches[1]})"] * (batches[0] != batches[1])
-    for name in ("rehearsal", "oversubscribed"):
-        found += [f"one of them is {'a rehearsal' if name == 'rehearsal' else name}"] * any(
-            run.result.get(name) for run in (one, two)
-        )
+    for name in REFUSED:
+        what = f"one of them is {'a rehearsal' if name == 'rehearsal' else name}"
+        found += [what] * any(run.result.get(name) for run in (one, two))
     return found
 
 
-def _batch_rule(run: Run) -> str:
-    held = "global_batch" if run.result.get("scaling") == "strong" else "replica_batch"
-    return f"{held} {run.result.get(held)}"
+def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
+    """In what runs differ that keeps their speeds from being compared, and the places of the runs with each value."""
+    told = [facts(run) for run in runs]
+    found = []
+    for name in _differing(told):
+        places: dict[str, list[int]] = {}
+        values = {each[name] for each in told if name in each}
+        for place, each in enumerate(told):
+            if name in each:
+                places.setdefault(_short(each[name], *values - {each[name]}), []).append(place)
+        found.append((name, places))
+    return found
+
+
+def groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The places of the runs whose speeds compare, the largest group first: sound runs count, then all, then the order.
+
+    Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise.
+    """
+    found: dict[str, list[int]] = {}
+    told = [facts(run) for run in runs]
+    differing = _differing(told)
+    for place, each in enumerate(told):
+        found.setdefault(json.dumps([each.get(name) for name in differing]), []).append(place)
+    return sorted(found.values(), key=lambda group: (-sum(sound(runs[place]) for place in group), -len(group)))
+
+
+def marks(runs: Sequence[Run]) -> list[list[str]]:
+    """What is to be written beside the speed of each run: its doubts, and in what it differs from the largest group."""
+    if not runs:
+        return []
+    first = runs[groups(runs)[0][0]]
+    return [
+        doubts(run.result) + [f"differs in {name}" for name in _differing([facts(first), facts(run)])] for run in runs
+    ]
+
+
+def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of the facts that are not the same in all runs of which they are known."""
+    names = dict.fromkeys(name for each in told for name in each)
+    return [name for name in names if len({each[name] for each in told if name in each}) > 1]
+
+
+def _batch_rule(result: Mapping[str, Any]) -> str | None:
+    held = "global batch" if result.get("scaling") == "strong" else "replica batch"
+    batch = result.get(held.replace(" ", "_"))
+    return None if batch is None else f"{held} {batch:,}"
+
+
+def _built(name: Any, build: Any) -> str | None:
+    """A model or data set with the arguments that it was built with.
+
+    >>> _built("mlp", {"_target_": "pipeline.models.mlp", "hidden": [128]})
+    'mlp(hidden=[128])'
+    """
+    if name is None or not isinstance(build, Mapping):
+        return name
+    arguments = ", ".join(f"{key}={value}" for key, value in build.items() if key != "_target_")
+    return f"{name}({arguments})"
+
+
+def _short(value: str, *others: str) -> str:
+    """A value without its arguments where the others have other names.
+
+    >>> _short("mlp(hidden=[128])", "cnn()"), _short("mlp(hidden=[128])", "mlp(hidden=[64])")
+    ('mlp', 'mlp(hidden=[128])')
+    """
+    name = value.partition("(")[0]
+    return value if any(each.partition("(")[0] == name for each in others) else name
 
 
 def _text(value: Any) -> str:
+    """A value as a person reads it.
+
+    >>> _text({"keras": "3", "numpy": "2"}), _text(False), _text(None)
+    ('keras 3, numpy 2', 'false', 'null')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     return ", ".join(f"{name} {each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from pipeline import comparable, measure, show
+from pipeline import comparable, show, verdict
 from pipeline.history import HistoryError, Run, find, load
 
 # What a plan holds that nobody asked for, or that follows from the rest.
@@ -44,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, markup=False)
     made = compared(runs)
     names, results = [run.folder.name for run in runs], [run.result for run in runs]
-    for line in show.compared_lines(names, results, made.verdicts, made.unlike, made.settings, made.outcomes):
+    marks = comparable.marks(runs)
+    for line in show.compared_lines(names, results, marks, made.verdicts, made.unlike, made.settings, made.outcomes):
         console.print(line, soft_wrap=True)
     return 0
 
@@ -70,41 +70,17 @@ def compared(runs: Sequence[Run]) -> Compared:
     settings = [(key, tuple(each.get(key) for each in flat)) for key in keys]
     outcomes = [dict(_flat({name: run.result.get(name) for name in ONCE})) for run in runs]
     names = list(dict.fromkeys(name for each in outcomes for name in each))
+    seen = verdict.spread(runs)
     unlike = tuple(dict.fromkeys(why for one, other in combinations(runs, 2) for why in comparable.unlike(one, other)))
     return Compared(
         tuple((key, values) for key, values in settings if len(set(map(repr, values))) > 1),
         tuple((name, tuple(each.get(name) for each in outcomes)) for name in names),
-        tuple(verdict(number, other, runs[number], runs[other]) for number, other in combinations(range(len(runs)), 2)),
+        tuple(
+            verdict.between(one, other, runs[one], runs[other], seen)
+            for one, other in combinations(range(len(runs)), 2)
+        ),
         unlike,
     )
-
-
-def verdict(number: int, other: int, one: Run, two: Run) -> str:
-    """Which of two runs is faster, by how much, and how sure that is; they tie where their ranges overlap."""
-    ours, theirs = one.repeats, two.repeats
-    if not ours or not theirs:
-        return f"{number} and {other}: not compared, since {number if not ours else other} was not measured"
-    if unlike := comparable.unlike(one, two):
-        return f"{number} and {other}: not compared, since {unlike[0]}"
-    if min(ours) <= max(theirs) and min(theirs) <= max(ours):
-        return f"{number} and {other}: a tie, since the ranges of their repeats overlap"
-    fast, slow = (number, other) if min(ours) > max(theirs) else (other, number)
-    best, rest = (ours, theirs) if fast == number else (theirs, ours)
-    ratio = measure.interval(best)[0] / measure.interval(rest)[0]
-    return (
-        f"{fast} is {ratio:.2f} times as fast as {slow}, by chance with a probability of {by_chance(ours, theirs):.2g}"
-    )
-
-
-def by_chance(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The probability that repeats of equal runs fall apart as these do: all of one above all of the other.
-
-    Of the equally likely orders of m + n repeats, 2 of (m + n choose m) are like that (Mann & Whitney, 1947, U = 0).
-
-    >>> by_chance([3.0, 4.0], [1.0, 2.0])
-    0.3333333333333333
-    """
-    return 2 / comb(len(ours) + len(theirs), len(ours))
 
 
 def _asked(run: Run) -> dict[str, Any]:

@@ -49,6 +49,12 @@ def find(name: str, output: Path) -> Path:
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 
+def of(result: Mapping[str, Any]) -> Run:
+    """The run that a result tells of, with its plan where that is still there."""
+    folder = result.get("folder")
+    return Run(Path(folder or "."), result, _read(Path(folder) / "plan.json") if folder else {})
+
+
 def load(folder: Path) -> Run:
     """The run in a folder. Raises `HistoryError`."""
     run = Run(folder, _read(folder / "result.json"), _read(folder / "plan.json"))

@@ -59,7 +59,7 @@ def test_runs_whose_repeats_overlap_tie(tmp_path, capsys):
         ({"data": "mnist5k"}, "data differs (digits, mnist5k)"),
         ({"precision": "mixed_bfloat16"}, "precision differs (float32, mixed_bfloat16)"),
         ({"scaling": "strong"}, "scaling differs (weak, strong)"),
-        ({"replica_batch": 32}, "the batch held fixed differs (replica_batch 64, replica_batch 32)"),
+        ({"replica_batch": 32}, "batch rule differs (replica batch 64, replica batch 32)"),
         ({"machine": "there"}, "machine differs (here, there)"),
         ({"versions": {"keras": "4"}}, "versions differs (keras 3, keras 4)"),
         ({"rehearsal": True}, "one of them is a rehearsal"),

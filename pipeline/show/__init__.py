@@ -9,6 +9,7 @@ from pipeline.show.console import console_on, error_text
 from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
 from pipeline.show.progress import Ahead, Progress
+from pipeline.show.report import report_lines
 from pipeline.show.result import result_rows, result_table, resumed_line
 from pipeline.show.sweep import sweep_notes, sweep_rows, sweep_table
 
@@ -20,6 +21,7 @@ __all__ = [
     "error_text",
     "estimate_lines",
     "plan_lines",
+    "report_lines",
     "result_rows",
     "result_table",
     "resumed_line",

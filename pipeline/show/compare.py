@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.show.words import bare_times, clean, columns, figure, marks, number, rate, span, times
+from pipeline.show.words import bare_times, brackets, clean, columns, figure, listed, number, rate, span, times
 
 HEADER = ("", "run", "strategy", "workers", "examples/s", "speedup", "status")
 MISSING = "-"
@@ -16,13 +16,16 @@ Row = tuple[str, tuple[Any, ...]]
 def compared_lines(
     names: Sequence[str],
     results: Sequence[Mapping[str, Any]],
+    marks: Sequence[Sequence[str]],
     verdicts: Sequence[str],
     unlike: Sequence[str],
     settings: Sequence[Row],
     outcomes: Sequence[Row],
 ) -> list[str]:
     """A row for each run, then who is faster, what was asked for differently, and what came out of each."""
-    header, *rows = columns([HEADER, *(_row(*each) for each in enumerate(zip(names, results, strict=True)))], (0, 3))
+    header, *rows = columns(
+        [HEADER, *(_row(*each) for each in enumerate(zip(names, results, marks, strict=True)))], (0, 3)
+    )
     places = [str(place) for place in range(len(results))]
     lines = [header, *rows, "", *verdicts]
     lines += [f"The speeds say nothing of each other: {why}." for why in unlike]
@@ -33,8 +36,8 @@ def compared_lines(
     return lines
 
 
-def _row(place: int, run: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    name, result = run
+def _row(place: int, run: tuple[str, Mapping[str, Any], Sequence[str]]) -> tuple[str, ...]:
+    name, result, marks = run
     speed, speedup = number(result.get("examples_per_second")), number(result.get("speedup"))
     return (
         str(place),
@@ -42,7 +45,9 @@ def _row(place: int, run: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
         clean(result.get("strategy")) or MISSING,
         clean(result.get("workers")) or MISSING,
         MISSING if speed is None else f"{rate(speed)} ({_range(result, 'examples_per_second', rate)})",
-        MISSING if speedup is None else f"{times(speedup)} ({_range(result, 'speedup', bare_times)}){marks(result)}",
+        MISSING
+        if speedup is None
+        else f"{times(speedup)} ({_range(result, 'speedup', bare_times)}){brackets(listed(*marks))}",
         clean(result.get("status")) or MISSING,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline import comparable, history
 from pipeline.show.estimate import planned_rows
 from pipeline.show.profile import profile_line
 from pipeline.show.result import STATUS_COLOURS
@@ -17,7 +18,6 @@ from pipeline.show.words import (
     items,
     lines_of,
     listed,
-    marks,
     number,
     percent,
     ranges,
@@ -73,10 +73,9 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
             break
     rows = [header]
     left = " " * header.index("strategy")
-    for result, line, intervals in zip(results, lines[:count], lines[count:], strict=True):
+    for result, line, intervals, marked in zip(results, lines[:count], lines[count:], _marks(results), strict=True):
         rows.append(line)
-        doubts = marks(result).strip(" ()") if number(result.get("speedup")) is not None else ""
-        doubts = listed(doubts, "input-bound" * (result.get("input_bound") is True))
+        doubts = listed(marked, "input-bound" * (result.get("input_bound") is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
         overrides = left + " ".join(clean(each) for each in items(result.get("overrides")))
         profile = f"{left}{said}" if (said := profile_line(result.get("profile"))) else ""
@@ -115,7 +114,7 @@ def _intervals(result: Result) -> tuple[str, ...]:
 
 def _legend(results: Sequence[Result]) -> list[str]:
     """What the short names stand for, as far as the table has such numbers."""
-    measured = [result for result in results if number(result.get("examples_per_second")) is not None]
+    measured = [result for result in results if _measured(result)]
     metric = _metric(results)
     lines = []
     shares = {share for result in measured if (share := number(result.get("interval_confidence")))}
@@ -152,25 +151,26 @@ def _reasons(results: Sequence[Result]) -> list[str]:
 
 def _differences(results: Sequence[Result]) -> list[str]:
     """Which measured points cannot be compared, and in what they differ."""
-    measured = [place for place, result in enumerate(results) if number(result.get("examples_per_second")) is not None]
+    measured = [place for place, result in enumerate(results) if _measured(result)]
     lines = []
-    for name in ("model", "data", "precision", "scaling", "batch rule"):
-        places: dict[str, list[int]] = {}
-        for place in measured:
-            places.setdefault(_rule(name, results[place]), []).append(place)
-        if len(places) > 1:
-            each = "; ".join(f"{value or 'unknown'}: {_points(where)}" for value, where in places.items())
-            lines.append(f"Not comparable, since {name} differs ({each}).")
+    for name, places in comparable.differences([history.of(results[place]) for place in measured]):
+        each = "; ".join(
+            f"{clean(value)}: {_points([measured[at] for at in where])}" for value, where in places.items()
+        )
+        lines.append(f"Not comparable, since {name} differs ({each}).")
     return lines
 
 
-def _rule(name: str, result: Result) -> str:
-    """What has to be the same for two points to be compared."""
-    if name != "batch rule":
-        return clean(result.get(name))
-    held = "global batch" if result.get("scaling") == "strong" else "replica batch"
-    batch = whole(result.get(held.replace(" ", "_")))
-    return "" if batch is None else f"{held} {batch:,}"
+def _marks(results: Sequence[Result]) -> list[str]:
+    """What is written beside the speed of each point; "" beside none."""
+    measured = [place for place, result in enumerate(results) if _measured(result)]
+    told = comparable.marks([history.of(results[place]) for place in measured])
+    marked = {place: listed(*each) for place, each in zip(measured, told, strict=True)}
+    return [marked.get(place, "") for place in range(len(results))]
+
+
+def _measured(result: Result) -> bool:
+    return number(result.get("examples_per_second")) is not None
 
 
 def _metric(results: Sequence[Result]) -> str:

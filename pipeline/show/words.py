@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.comparable import doubts
+
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
 
 
@@ -140,7 +142,7 @@ def marks(about: Mapping[str, Any]) -> str:
     >>> "1.84x" + marks({"rehearsal": True, "oversubscribed": False})
     '1.84x (rehearsal)'
     """
-    return brackets(listed(*(name for name in ("rehearsal", "oversubscribed", "asynchronous") if about.get(name))))
+    return brackets(listed(*doubts(about)))
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:

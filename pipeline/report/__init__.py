@@ -1,0 +1,169 @@
+"""Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, and a verdict in words.
+
+    python -m pipeline.report sweep=NAME
+
+It reads what the runs wrote and starts none. `track` has one MLflow run stand for the sweep, with the report in it.
+"""
+
+import csv
+import io
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import verdict
+from pipeline.events import EventLog, read, write_whole
+from pipeline.report import page
+from pipeline.report.figures import Drawn, LeftOut, draw
+from pipeline.report.gather import Point, Sweep, gather
+from pipeline.schema import PredictConfig
+from pipeline.track import Tracker
+from pipeline.verdict import Verdict
+
+# The folder beside the points, and what it is called as a run of MLflow.
+FOLDER, LOG = "report", "events.jsonl"
+# Of the best point, in MLflow's table beside the points themselves.
+METRICS = ("examples_per_second", "speedup", "efficiency", "workers")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report: where it is, what it says, and the sweep that it is about."""
+
+    sweep: Sweep
+    verdict: Verdict
+    html: Path
+    csv: Path
+    figures: tuple[Path, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, what it leaves out and what to change, in sentences."""
+        return [*self.verdict.lines, *page.advice(self.sweep, self.verdict), *filter(None, [page.score(self.sweep)])]
+
+
+def write(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Written:
+    """Writes the report of the sweep in `folder`; `results` are those of its points, where they are at hand.
+
+    Raises `HistoryError` where there is no sweep, and `OSError` where the folder cannot be written to.
+    """
+    sweep = gather(folder, results)
+    decided = verdict.decide(
+        [point.run for point in sweep.points],
+        [point.configuration for point in sweep.points],
+        PredictConfig().knee_share,
+    )
+    drawn = draw(sweep)
+    beside = sweep.folder / FOLDER
+    beside.mkdir(exist_ok=True)
+    for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
+        old.unlink()
+    figures = [path for each in drawn if isinstance(each, Drawn) for path in _kept(each, beside)]
+    html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
+    write_whole(html, page.page(sweep, decided, drawn))
+    write_whole(table, points_csv(sweep))
+    left_out = tuple(each for each in drawn if isinstance(each, LeftOut))
+    return Written(sweep, decided, html, table, tuple(figures), left_out)
+
+
+def track(folder: Path, written: Written, tracker: Tracker, store: Mapping[str, Any]) -> None:
+    """Has `tracker` send the report to `store`, as the one run that stands for the sweep.
+
+    Like a run's, it is an event log that is sent, now or by `python -m pipeline.track sync`: written again, a report
+    goes on in the same log and so in the same run.
+    """
+    beside = folder.resolve() / FOLDER
+    log = EventLog(beside / LOG)
+    here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+    try:
+        if any(read(beside / LOG)):
+            log.append(here | {"event": "resumed", "params": {}, "tags": {}})
+        else:
+            name = written.sweep.name
+            about = {"key": uuid.uuid4().hex, "name": f"sweep {name}", "folder": str(beside)}
+            tags = {"sweep": name, "kind": "report"}
+            log.append(here | {"event": "run", **about, "experiment": store["experiment"], "params": {}, "tags": tags})
+        log.append(here | {"event": "report", **_told(written)})
+        log.append(here | {"event": "ended", "status": "FINISHED", "error": None})
+    finally:
+        log.close()
+    tracker.follow(beside, store)
+
+
+def points_csv(sweep: Sweep) -> str:
+    """A row for each point with all numbers of its result, its group, its marks and what was asked for."""
+    rows = [_row(point, sweep) for point in sweep.points]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
+    result = {name: value for name, value in point.run.result.items() if name not in ("overrides", "folder", "sweep")}
+    return {
+        "point": point.place,
+        "status": point.status,
+        "group": point.group,
+        "marks": "; ".join(point.marks),
+        "overrides": " ".join(point.overrides),
+        "folder": point.run.folder.name,
+        "target": sweep.target,
+        "seconds_to_target": sweep.seconds_to_target(point),
+        **{name: value for name, value in _flat(result) if name not in ("status", "notes")},
+    }
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every number and text in nested values; of named parts, by their names.
+
+    >>> list(_flat({"a": {"b": 1}, "parts": [{"name": "other", "share": 0.1}]}))
+    [('a.b', 1), ('parts.other.share', 0.1)]
+    """
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(node, list) and node and all(isinstance(each, Mapping) for each in node):
+        for place, each in enumerate(node):
+            inner = {name: value for name, value in each.items() if name != "name"}
+            yield from _flat(inner, f"{prefix}.{each.get('name', place)}")
+    else:
+        yield prefix, node
+
+
+def _kept(drawn: Drawn, folder: Path) -> list[Path]:
+    paths = [folder / f"{drawn.name}.svg", folder / f"{drawn.name}.png"]
+    for path, content in zip(paths, (drawn.svg, drawn.png), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def _told(written: Written) -> dict[str, Any]:
+    """What MLflow shows of a report: files, the best point's numbers, and what it says."""
+    best = written.verdict.best
+    result = best.runs[0].result if best else {}
+    listed = [
+        f"- {point.name.strip()}: {point.status}"
+        + (f", run {point.run.result['mlflow_run_id']}" if point.run.result.get("mlflow_run_id") else "")
+        for point in written.sweep.points
+    ]
+    return {
+        "files": {
+            "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
+            "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
+        },
+        "values": {name: result[name] for name in METRICS if result.get(name) is not None},
+        "tags": {
+            "best": best.name if best else None,
+            "confidence": written.verdict.confidence,
+            "verdict": " ".join(written.verdict.lines),
+        },
+        "text": "\n".join([*written.lines, "", "The report is report.html under Artifacts. Its points:", "", *listed]),
+    }

@@ -1,0 +1,85 @@
+"""The command that writes a sweep's report again: `python -m pipeline.report sweep=NAME [output_dir=outputs]`.
+
+It prints the table, the verdict and where the report is. 0: written. 2: there is no such sweep, or it cannot be written.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import report, show
+from pipeline.history import HistoryError
+from pipeline.report.gather import Sweep, find
+from pipeline.track import Tracker
+from pipeline.track.state import recall
+from pipeline.track.stores import Store
+
+USAGE = "python -m pipeline.report sweep=NAME|FOLDER [output_dir=outputs]"
+# For MLflow to have it all; what is not there by then is sent by `python -m pipeline.track sync`.
+DRAIN_SECONDS = 60.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if {"-h", "--help"} & set(given):
+        print(f"{USAGE}\n\nWrites the report of a sweep into its folder, and into MLflow where its points are tracked.")
+        return 0
+    console = show.console_on(sys.stdout)
+    try:
+        asked = _asked(given)
+        written = report.write(find(asked.get("sweep", ""), Path(asked.get("output_dir", "outputs"))))
+        problem = _track(written)
+    except (HistoryError, OSError) as error:
+        said = error if isinstance(error, HistoryError) else f"The report cannot be written: {error}."
+        print(show.error_text(str(said)), file=sys.stderr)
+        return 2
+    points = written.sweep.points
+    console.print(show.sweep_table([{**each.run.result, "overrides": each.overrides} for each in points]))
+    for line in show.report_lines(
+        written.lines, str(written.html), [(each.title, each.why) for each in written.left_out]
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if problem:
+        print(show.error_text(problem), file=sys.stderr)
+    return 0
+
+
+def _asked(arguments: Sequence[str]) -> dict[str, str]:
+    """The values by their keys. Raises `HistoryError`."""
+    asked = dict(each.partition("=")[::2] for each in arguments)
+    for name in asked:
+        if name not in ("sweep", "output_dir"):
+            raise HistoryError(f"Expected sweep=... and output_dir=..., received {name}. Try {USAGE}.")
+    return asked
+
+
+def _track(written: report.Written) -> str | None:
+    """Sends the report to where the sweep's points are tracked; returns what went wrong."""
+    store = _store(written.sweep)
+    if store is None:
+        return None
+    folder = written.sweep.folder
+    tracker = Tracker(os.environ, folder / report.FOLDER / "tracker.log")
+    try:
+        report.track(folder, written, tracker, store)
+        drained, problem = tracker.drain(DRAIN_SECONDS)
+    finally:
+        tracker.close()
+    if drained:
+        return None
+    return (
+        f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}. "
+        f"`python -m pipeline.track sync {folder / report.FOLDER}` sends it."
+    )
+
+
+def _store(sweep: Sweep) -> Store | None:
+    """Where the points are tracked; None for nowhere."""
+    stores = (recall(point.run.folder)["store"] or {} for point in sweep.points)
+    return next((store for store in stores if store.get("uri")), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Turns the folder of a sweep into its points: what was asked for, what came of it, and what was never run.
+
+A sweep with `sweep.json` lists its points there, also those that were not run yet; one without has those that left a
+result, in the order of their folders' names.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from omegaconf import OmegaConf
+from yaml import YAMLError
+
+from pipeline import comparable, events, history
+from pipeline.history import HistoryError, Run
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep, or one that was to be: its place, its configuration, and beside what its speed is written.
+
+    `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for a
+    point that was not measured. Points of the same `configuration` repeat each other.
+    """
+
+    place: int
+    configuration: str
+    run: Run
+    overrides: tuple[str, ...]
+    group: str = ""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """FINISHED, or why there is nothing to see."""
+        return str(self.run.result.get("status") or "NOT RUN")
+
+    @property
+    def name(self) -> str:
+        """What a figure calls it."""
+        result = self.run.result
+        workers = result.get("workers")
+        counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
+        return f"{self.place}  {result.get('strategy') or 'unknown'}{counted}"
+
+    @cached_property
+    def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
+        """(seconds of training, validation metrics and loss) at the end of each epoch."""
+        told: dict[int, tuple[float, Mapping[str, float]]] = {}
+        seconds = 0.0
+        for event, _ in events.read(self.run.folder / "events.jsonl"):
+            if event.get("event") == "epoch" and event.get("group", "point") == "point":
+                seconds += event["seconds"]
+                found = {**(event.get("val_metrics") or {}), LOSS: event.get("val_loss")}
+                told[event["epoch"]] = seconds, {name: value for name, value in found.items() if value is not None}
+        return [told[epoch] for epoch in sorted(told)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as it lies in its folder."""
+
+    folder: Path
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def measured(self) -> list[Point]:
+        """The points that have a speed."""
+        return [point for point in self.points if point.group]
+
+    @property
+    def missing(self) -> list[Point]:
+        """The points that did not finish."""
+        return [point for point in self.points if point.status != "FINISHED"]
+
+    @cached_property
+    def metric(self) -> str | None:
+        """What validation is judged by: the first metric that a point has, or the loss where none has one."""
+        names = [name for point in self.points for _, values in point.learnt for name in values]
+        return next((name for name in names if name != LOSS), LOSS if names else None)
+
+    @cached_property
+    def target(self) -> float | None:
+        """The best value of the metric that every point reached which validated."""
+        bests = [self._best(values) for point in self.points if (values := self.curve(point))]
+        if not bests:
+            return None
+        return max(bests) if self.falls else min(bests)
+
+    @property
+    def falls(self) -> bool:
+        """Is a smaller value of the metric the better one?"""
+        return re.search("loss|error", self.metric or "") is not None
+
+    def curve(self, point: Point) -> list[tuple[float, float]]:
+        """(seconds of training, the metric) at the end of each epoch."""
+        return [(seconds, values[self.metric]) for seconds, values in point.learnt if self.metric in values]
+
+    def seconds_to_target(self, point: Point) -> float | None:
+        """Seconds of training until a point reached what every point did."""
+        target = self.target
+        if target is None:
+            return None
+        reached = (
+            seconds for seconds, value in self.curve(point) if (value <= target if self.falls else value >= target)
+        )
+        return next(reached, None)
+
+    def _best(self, curve: Sequence[tuple[float, float]]) -> float:
+        return (min if self.falls else max)(value for _, value in curve)
+
+
+def find(name: str, output: Path) -> Path:
+    """The folder of the sweep that `name` names: a folder, or the name of one. Raises `HistoryError`."""
+    for folder in (Path(name), output / "sweeps" / name):
+        if name and ((folder / "sweep.json").is_file() or any(folder.glob("*/result.json"))):
+            return folder
+    there = [path for path in output.glob("sweeps/*") if any(path.glob("*/result.json"))]
+    last = max(there, key=lambda folder: folder.stat().st_mtime, default=None)
+    instead = f"sweep={last.name}" if last else "output_dir=..., or `python -m pipeline -m ...` first"
+    raise HistoryError(f"Expected the folder of a sweep, or its name, received {name or 'none'}. Try {instead}.")
+
+
+def gather(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Sweep:
+    """The sweep in a folder; `results` are those of its points where they are at hand. Raises `HistoryError`."""
+    folder = folder.resolve()
+    listed = _read(folder / "sweep.json")
+    if results is not None:
+        points = [_point(place, history.of(result)) for place, result in enumerate(results)]
+    elif listed.get("points"):
+        points = _listed(listed["points"], folder)
+    else:
+        folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_naturally)
+        points = [_point(place, _run(each)) for place, each in enumerate(folders)]
+    if not points:
+        raise HistoryError(
+            f"Expected a sweep with points, received {folder}, which has none. Try `python -m pipeline -m ...` first."
+        )
+    return Sweep(folder, str(listed.get("name") or folder.name), tuple(_grouped(points)))
+
+
+def _point(place: int, run: Run) -> Point:
+    """A point of a sweep that lists none: each is a configuration of its own."""
+    typed = run.result.get("overrides")
+    return Point(place, str(place), run, tuple(_typed(run.folder) if typed is None else map(str, typed)))
+
+
+def _listed(entries: Sequence[Mapping[str, Any]], folder: Path) -> list[Point]:
+    """The points as sweep.json lists them; what it says of one that left no result is its result.
+
+    Repeats of a configuration have its fingerprint. Where a configuration was typed twice, each has repeats of its own.
+    """
+    points, typed = [], Counter[tuple[Any, Any]]()
+    for place, entry in enumerate(entries):
+        one = entry.get("fingerprint") or place, entry.get("repeat") or 0
+        typed[one] += 1
+        run = _run(folder / str(entry["folder"])) if entry.get("folder") else Run(folder, {}, {})
+        told = {key: entry[key] for key in ("status", "error") if entry.get(key)}
+        named = Run(run.folder, {**told, **run.result}, run.plan)
+        points.append(Point(place, f"{one[0]} {typed[one]}", named, tuple(map(str, entry.get("overrides") or ()))))
+    return points
+
+
+def _grouped(points: Sequence[Point]) -> list[Point]:
+    """The points with what is to be said of their speeds."""
+    measured = [place for place, point in enumerate(points) if point.run.result.get("examples_per_second") is not None]
+    runs = [points[place].run for place in measured]
+    letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
+    marks = comparable.marks(runs)
+    told = {place: (letters[at], tuple(marks[at])) for at, place in enumerate(measured)}
+    return [
+        replace(point, group=group, marks=mark) for point in points for group, mark in [told.get(point.place, ("", ()))]
+    ]
+
+
+def _letter(number: int) -> str:
+    """The name of a group.
+
+    >>> _letter(0), _letter(27)
+    ('A', 'B2')
+    """
+    return f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
+
+
+def _run(folder: Path) -> Run:
+    return history.of({**_read(folder / "result.json"), "folder": str(folder)})
+
+
+def _typed(folder: Path) -> list[str]:
+    """The overrides of a point, as Hydra left them in its folder."""
+    try:
+        return [
+            str(each)
+            for each in OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
+        ]
+    except (OSError, ValueError, YAMLError):
+        return []
+
+
+def _naturally(folder: Path) -> list[tuple[int, str]]:
+    """The key by which 2 comes before 10.
+
+    >>> sorted([Path("10_a"), Path("2_b")], key=_naturally)[0].name
+    '2_b'
+    """
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", folder.name)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,218 @@
+"""Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline import comparable
+from pipeline.report.figures import Drawn, LeftOut
+from pipeline.report.gather import Point, Sweep
+from pipeline.show.words import (
+    bare_times,
+    clean,
+    duration,
+    figure,
+    items,
+    lines_of,
+    number,
+    percent,
+    ranges,
+    rate,
+    span,
+    times,
+)
+from pipeline.verdict import BY_CHANCE, Verdict
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+MISSING = "–"
+TERMS = {
+    "examples/s": "Training examples per second over all workers, in steady state: the median of the repeats; under it "
+    "the lowest and the highest of them.",
+    "speedup": "Throughput over that of one device without a strategy; under it the range over repeats taken in turn, or "
+    "the widest possible range where the baseline was measured in another run.",
+    "efficiency": "Speedup over the number of devices.",
+    "tie": "Two points tie where their intervals overlap, or where equal runs lie as far apart with a probability of "
+    f"{BY_CHANCE:.0%} or more: repeats of one run share its luck, so the spread between runs decides. sweep.repeats=3 "
+    "measures that spread and makes smaller differences visible.",
+    "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions and "
+    "settings. A mark beside a point says in what it differs from group A.",
+    "rehearsal": "Logical devices stand for others, so the speed is not theirs.",
+    "oversubscribed": "There are more devices or threads than cores, so the speed is not that of as many devices.",
+    "asynchronous": "A step is one worker's, on weights that others may have changed meanwhile.",
+    "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest point need not "
+    "be the first there: a larger global batch takes fewer steps an epoch.",
+}
+# Terms that are explained where they occur.
+WHERE_USED = ("group", *comparable.DOUBTS)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of points."""
+
+    title: str
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, its interval under it, and the mark of a speed that is not to be taken as it is."""
+
+    text: str
+    under: str = ""
+    mark: str = ""
+    number: bool = False
+
+
+def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> str:
+    """The page. All that people named or typed is escaped."""
+    import jinja2
+
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined).from_string(
+        TEMPLATE.read_text()
+    )
+    best = set(decided.best.places) if decided.best else set()
+    columns = _columns(sweep)
+    used = {mark for point in sweep.measured for mark in point.marks} | ({"group"} if len(_groups(sweep)) > 1 else set())
+    return template.render(
+        name=sweep.name,
+        about=_about(sweep),
+        verdict=decided.lines,
+        advice=advice(sweep, decided),
+        figures=[
+            {"name": each.name, "title": each.title, "told": each.told, "data": base64.b64encode(each.svg).decode()}
+            for each in figures
+            if isinstance(each, Drawn)
+        ],
+        left_out=[each for each in figures if isinstance(each, LeftOut)],
+        columns=columns,
+        rows=[{"best": point.place in best, "cells": _cells(point, sweep, columns)} for point in sweep.points],
+        missing=missing(sweep),
+        differences=differences(sweep),
+        score=score(sweep),
+        terms=[(term, meaning) for term, meaning in TERMS.items() if term not in WHERE_USED or term in used],
+    )
+
+
+def advice(sweep: Sweep, decided: Verdict) -> list[str]:
+    """What explaining the lost efficiency came to: of the best point first, then of the others."""
+    best = set(decided.best.places) if decided.best else set()
+    told = sorted(sweep.measured, key=lambda point: point.place not in best)
+    return [
+        f"Point {point.name}: {said}"
+        for point in told
+        if isinstance(found := point.run.result.get("explained"), Mapping) and (said := clean(found.get("advice")))
+    ]
+
+
+def missing(sweep: Sweep) -> list[str]:
+    """Which points were skipped, have failed or were never run, and why."""
+    places: dict[str, list[int]] = {}
+    for point in sweep.missing:
+        why = " ".join(lines_of(point.run.result.get("error"))) or "no reason was given"
+        said = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
+        places.setdefault(said, []).append(point.place)
+    return [f"{_points(each).capitalize()} {said}" for said, each in places.items()]
+
+
+def differences(sweep: Sweep) -> list[str]:
+    """In what the measured points differ that keeps their speeds from being compared."""
+    measured = sweep.measured
+    lines = [f"Group {letter}: {_points(places)}." for letter, places in _groups(sweep).items()]
+    for name, values in comparable.differences([point.run for point in measured]):
+        each = "; ".join(f"{value}: {_points([measured[at].place for at in where])}" for value, where in values.items())
+        lines.append(f"{name} differs ({each}).")
+    return lines if len(lines) > 1 else []
+
+
+def score(sweep: Sweep) -> str:
+    """How good the predictions were that had been made for these points."""
+    made = [each for point in sweep.measured for each in items(point.run.result.get("predictions"))]
+    errors = [abs(error) for each in made if (error := number(each.get("error"))) is not None]
+    if not errors:
+        return ""
+    held = sum(bool(each.get("held")) for each in made)
+    return (
+        f"{len(made)} prediction{'s' * (len(made) > 1)} had been made for these points: the median error was "
+        f"{percent(float(np.median(errors)))}, and {held} of {len(made)} intervals held what was measured."
+    )
+
+
+def _about(sweep: Sweep) -> str:
+    finished = sum(point.status == "FINISHED" for point in sweep.points)
+    machines = sorted({clean(point.run.result.get("machine")) for point in sweep.measured} - {""})
+    points = f"{finished} of {len(sweep.points)} points finished"
+    return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
+
+
+def _columns(sweep: Sweep) -> list[Column]:
+    several = len(_groups(sweep)) > 1
+    learnt = sweep.target is not None
+    return [
+        Column("point", number=True),
+        Column("strategy"),
+        Column("workers", number=True),
+        *[Column("group")] * several,
+        Column("examples/s", number=True),
+        Column("speedup", number=True),
+        Column("efficiency", number=True),
+        Column("step ms", number=True),
+        *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", number=True)] * learnt,
+        Column("status"),
+        Column("overrides"),
+        Column("MLflow run"),
+    ]
+
+
+def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
+    result = point.run.result
+    speed, speedup, efficiency, step = (
+        number(result.get(name)) for name in ("examples_per_second", "speedup", "efficiency", "step_ms_p50")
+    )
+    workers, seconds = result.get("workers"), sweep.seconds_to_target(point)
+    mark = ", ".join(point.marks)
+    texts = {
+        "point": Cell(str(point.place)),
+        "strategy": Cell(clean(result.get("strategy")) or MISSING),
+        "workers": Cell(MISSING if workers is None else f"{workers:,}"),
+        "group": Cell(point.group or MISSING),
+        "examples/s": Cell(
+            MISSING if speed is None else rate(speed),
+            _span(result, "examples_per_second", rate),
+            mark * (speed is not None),
+        ),
+        "speedup": Cell(
+            MISSING if speedup is None else times(speedup),
+            _span(result, "speedup", bare_times),
+            mark * (speedup is not None),
+        ),
+        "efficiency": Cell(
+            MISSING if efficiency is None else percent(efficiency), mark=mark * (efficiency is not None)
+        ),
+        "step ms": Cell(MISSING if step is None else rate(step)),
+        "status": Cell(point.status),
+        "overrides": Cell(" ".join(map(clean, point.overrides))),
+        "MLflow run": Cell(clean(result.get("mlflow_run_id")) or MISSING),
+    }
+    reached = Cell(MISSING if seconds is None else duration(seconds))
+    cells = [texts.get(column.title, reached) for column in columns]
+    return [Cell(cell.text, cell.under, cell.mark, column.number) for cell, column in zip(cells, columns, strict=True)]
+
+
+def _span(result: Mapping[str, Any], name: str, written: Any) -> str:
+    return span(result.get(f"{name}_low"), result.get(f"{name}_high"), written, " to ")
+
+
+def _groups(sweep: Sweep) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for point in sorted(sweep.measured, key=lambda point: point.group):
+        groups.setdefault(point.group, []).append(point.place)
+    return groups
+
+
+def _points(places: Sequence[int]) -> str:
+    return f"point{'s' * (len(places) > 1)} {ranges(places)}"
