@@ -1,8 +1,8 @@
-"""Tells which speeds say something of each other, and which are doubtful alone: one rule for every place that shows one.
+"""Tells which speeds say something of each other and which are doubtful alone, for every place that shows one.
 
-Two speeds compare where model, data, batch rule, scaling, precision, machine, versions and the settings that decide speed
-under every strategy are the same. A rehearsal's speed and that of more devices than cores are not the hardware's; an
-asynchronous step is another kind of step, which is said and not refused.
+Two speeds compare where model, data, batch rule, scaling, precision, machine, versions and the settings that decide
+speed under every strategy are the same. A rehearsal's speed and that of more devices than cores are not the hardware's;
+an asynchronous step is another kind of step, which is said and not refused.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _built(name: Any, build: Any) -> str | None:
     'mlp(hidden=[128])'
     """
     if name is None or not isinstance(build, Mapping):
-        return name
+        return None if name is None else str(name)
     arguments = ", ".join(f"{key}={value}" for key, value in build.items() if key != "_target_")
     return f"{name}({arguments})"
 

@@ -1,13 +1,13 @@
 """Turns measured runs into who is faster, by how much and how sure that is; what cannot be told apart ties.
 
-Repeats of one run share its luck: with memory, with cores, with what else the machine did just then. So the spread between
-runs is what a difference is held against, not the spread within one. It is taken from runs that were asked for equally,
-and from baselines that were measured again, as far as there are any; before that, from what was seen on other machines.
+Repeats of one run share its luck: with memory, with cores, with what else the machine did just then. So a difference
+is held against the spread between runs, not the spread within one. It is taken from runs that were asked for equally,
+and from baselines that were measured again, as far as there are any; before that, from what was seen elsewhere.
 """
 
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,10 +16,11 @@ import numpy as np
 
 from pipeline import comparable, measure
 from pipeline.history import Run
+from pipeline.show.words import rate
 
-# How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm, and how many degrees of freedom
-# that is worth: of each of six strategies' five runs on 2 cores the range was 2% to 9% (divided by 2.33, the mean range of
-# five normal values, 1% to 4%).
+# How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm, and how many degrees of
+# freedom that is worth: of five runs each of six programs on 2 cores the ranges were 4% to 13%, divided by 2.33, the
+# mean range of five normal values, 2% to 6%.
 PRIOR_SPREAD, PRIOR_DEGREES = 0.04, 8
 # A difference is one where equal runs would differ so with a smaller probability.
 BY_CHANCE = 0.05
@@ -55,7 +56,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far equal runs lie apart: a standard deviation of the logarithm of their speeds, and its degrees of freedom."""
+    """How far equal runs lie apart: a standard deviation of the logarithm of their speeds, and its degrees."""
 
     deviation: float
     degrees: int
@@ -92,9 +93,9 @@ def spread(runs: Sequence[Run]) -> Spread:
 def by_chance(one: Contestant, two: Contestant, seen: Spread) -> float:
     """The probability that equal configurations differ as these do.
 
-    A t-test on the logarithms of the runs' speeds, whose variance is drawn together from what was `seen` and what is to be
-    expected, each by its degrees of freedom (the moderated t of Smyth, 2004). What disturbs repeats of a run may last for
-    longer than that run, so their variance is added, and not divided by their number.
+    A t-test on the logarithms of the runs' speeds, whose variance is drawn together from what was `seen` and what is to
+    be expected, each by its degrees of freedom (the moderated t of Smyth, 2004). What disturbs a run's repeats may last
+    for longer than that run, so their variance is added, and not divided by their number.
     """
     from scipy.special import stdtr
 
@@ -110,8 +111,8 @@ def by_chance(one: Contestant, two: Contestant, seen: Spread) -> float:
 def told_apart(one: Contestant, two: Contestant, seen: Spread) -> float | None:
     """The probability that the difference is chance; None where the two tie.
 
-    They tie where their intervals overlap, or those of their speedups over baselines measured in turn, or where equal runs
-    may well differ so.
+    They tie where their intervals overlap, or those of their speedups over baselines measured in turn, or where equal
+    runs may well differ so.
     """
     (_, low, high), (_, least, most) = one.interval, two.interval
     if (low <= most and least <= high) or _overlap_in_turn(one, two):
@@ -176,14 +177,16 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     slower = [(each, chance) for each in others if (chance := chances[each.places]) is not None]
     lines, sure = [_first(best, bool(others))], None
     if ties:
-        lines.append(f"It ties with {_and([each.name for each in ties])}: equal runs lie as far apart.")
+        lines.append(
+            f"It ties with {_and([each.name for each in ties])}: intervals overlap, or equal runs lie as far apart."
+        )
     if slower:
         runner, chance = slower[0]
         sure = confidence(max(chance for _, chance in slower))
         ratio = best.interval[0] / runner.interval[0]
         lines.append(
-            f"{sure.capitalize()}: it is {ratio:.2f} times as fast as {runner.name}{', the next' * (not ties)}, by chance "
-            f"with a probability of {chance:.2g}."
+            f"{sure.capitalize()}: it is {ratio:.2f} times as fast as {runner.name}{', the next' * (not ties)}, "
+            f"by chance with a probability of {chance:.2g}."
         )
     found = knee([run for each in contestants for run in each.runs], best.runs[0], knee_share)
     if found is not None:
@@ -206,8 +209,8 @@ def knee(runs: Sequence[Run], best: Run, share: float) -> tuple[int, str] | None
         brought = (middle[many] - middle[few]) / (many - few) / alone
         if brought < share:
             return few, (
-                f"More than {few} worker{'s' * (few != 1)} did not pay under {best.result.get('strategy')}: from {few} to "
-                f"{many} each brought {max(0.0, brought):.0%} of what one of the first did, below {share:.0%}."
+                f"More than {few} worker{'s' * (few != 1)} did not pay under {best.result.get('strategy')}: from {few} "
+                f"to {many} each brought {max(0.0, brought):.0%} of what one of the first did, below {share:.0%}."
             )
     return counts[-1], f"Up to {counts[-1]} workers, the most measured, each brought {share:.0%} of one alone or more."
 
@@ -219,8 +222,8 @@ def _first(best: Contestant, others: bool) -> str:
     faster = f", {float(np.median(speedups)):.2f} times one device" if speedups else ""
     marked = ", ".join(comparable.doubts(results[0]))
     return (
-        f"{best.name} {'is the fastest' if others else 'is the only point to judge'}: {speed:,.4g} examples/s "
-        f"({low:,.4g} to {high:,.4g}){faster}{f' ({marked})' * bool(marked)}."
+        f"{best.name} {'is the fastest' if others else 'is the only point to judge'}: {rate(speed)} examples/s "
+        f"({rate(low)} to {rate(high)}){faster}{f' ({marked})' * bool(marked)}."
     )
 
 

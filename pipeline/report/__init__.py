@@ -1,4 +1,4 @@
-"""Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, and a verdict in words.
+"""Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, a verdict in words.
 
     python -m pipeline.report sweep=NAME
 

@@ -1,6 +1,6 @@
 """The command that writes a sweep's report again: `python -m pipeline.report sweep=NAME [output_dir=outputs]`.
 
-It prints the table, the verdict and where the report is. 0: written. 2: there is no such sweep, or it cannot be written.
+It prints the table, the verdict and where the report is. 0: written. 2: there is no such sweep, or no writing there.
 """
 
 import os

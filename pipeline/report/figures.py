@@ -1,7 +1,7 @@
 """Turns a sweep into figures: each a PNG and an SVG, or the reason why there is nothing to draw.
 
 Colours are those of Okabe & Ito (2008), which the colour-blind tell apart; markers and dashes say the same again. Texts
-stand where nothing else is: labels of bars above them, legends below the axes, so that a figure reads at a phone's width.
+stand where nothing else is: labels of bars above them, legends below the axes, so that a figure reads on a phone.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report.gather import Point, Sweep
-from pipeline.show.words import items, number, rate, span
+from pipeline.show.words import brackets, items, number, rate, span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +38,10 @@ CAUSES = {
     "other": ("#BBBBBB", ""), "all else": ("#56B4E9", ""),
 }  # fmt: skip
 # Inches. Every figure is as wide as a phone shows at a readable size.
-WIDTH, PANEL, BAR, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.6, 0.52, 0.24, 0.75, 0.2, 0.35, 0.6
-FONT, DPI = 11, 144
+WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
+FONT, SMALL, DPI = 11, 9.5, 144
+# Of a text above a bar, in a line.
+MOST_CHARACTERS = 52
 # More would not be told apart.
 MOST_BARS, MOST_LINES = 40, 7
 # What a prediction says, in result.json.
@@ -88,14 +91,17 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
         [1, most], [1, most], color=GREY, lw=1.2, ls=(0, (2, 2)), label="ideal: as many times as fast as workers"
     )
     below.plot([1, most], [1, 1], color=GREY, lw=1.2, ls=(0, (2, 2)))
+    # Beside each other, where they would lie on each other.
+    apart = 0.012 * most
     for place, (name, each) in enumerate(series.items()):
         each = sorted(each, key=lambda point: point.run.result["workers"])
         workers = [point.run.result["workers"] for point in each]
         colour, marker, dashes = _look(place)
+        ends = [_ends(point, "speedup") for point in each]
+        shifted = [count + apart * (place - (len(series) - 1) / 2) for count in workers]
         for axes, scale in ((above, [1] * len(each)), (below, workers)):
-            ends = [_ends(point, "speedup") for point in each]
             axes.errorbar(
-                workers,
+                shifted,
                 [middle / one for (middle, _, _), one in zip(ends, scale, strict=True)],
                 [
                     [(middle - low) / one for (middle, low, _), one in zip(ends, scale, strict=True)],
@@ -104,12 +110,11 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
                 color=colour, marker=marker, ls=dashes, capsize=3, lw=1.6, ms=6, label=name if axes is above else None,
             )  # fmt: skip
     for place, (middle, low, high) in foreseen.items():
-        workers = next(point.run.result["workers"] for point in points if point.place == place)
-        first = place == min(foreseen)
-        for axes, scale in ((above, 1), (below, workers)):
+        count = next(point.run.result["workers"] for point in points if point.place == place)
+        for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
             axes.errorbar(
-                [workers], [middle / scale], [[(middle - low) / scale], [(high - middle) / scale]], color=BLACK, marker="D",
-                mfc="none", ls="none", capsize=5, lw=1, ms=9, label="predicted before" if first and axes is above else None,
+                [count], [middle / over], [[(middle - low) / over], [(high - middle) / over]], color=BLACK,
+                marker="D", mfc="none", ls="none", capsize=5, lw=1, ms=9, label=label or None,
             )  # fmt: skip
     above.set_ylabel("speedup")
     below.set_ylabel("efficiency")
@@ -133,18 +138,19 @@ def _throughput(sweep: Sweep) -> Drawn | LeftOut:
         return LeftOut(title, "no point was measured")
     points = _first(sweep, sweep.measured)
     names = list(dict.fromkeys(str(point.run.result.get("strategy")) for point in points))
-    figure, axes = _bars(len(points))
-    for place, point in enumerate(points):
-        middle, low, high = _ends(point, "examples_per_second")
+    ends = [_ends(point, "examples_per_second") for point in points]
+    texts = [
+        f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}"
+        for point, (middle, low, high) in zip(points, ends, strict=True)
+    ]
+    bars = _bars(texts)
+    for place, (point, (middle, low, high)) in enumerate(zip(points, ends, strict=True)):
         colour = _look(names.index(str(point.run.result.get("strategy"))))[0]
-        axes.barh(place, middle, 0.36, color=colour, alpha=1.0 if not point.marks else 0.35, edgecolor=colour)
-        axes.errorbar([middle], [place], xerr=[[middle - low], [high - middle]], color=BLACK, capsize=3, lw=1.2)
-        within = span(low, high, rate, " to ")
-        marked = f"  ({_marked(point, sweep)})" if _marked(point, sweep) else ""
-        _label(axes, place, f"{point.name}: {rate(middle)}{f' ({within})' * bool(within)}{marked}")
-    axes.set_xlabel("training examples per second")
-    told = "; ".join(f"point {point.name}: {rate(_ends(point, 'examples_per_second')[0])}" for point in points)
-    return _drawn("throughput", title, f"Training examples per second. {told}.", figure)
+        faint = bool({*point.marks} - {"asynchronous"})
+        bars.axes.barh(place, middle, bars.thick, color=colour, alpha=0.35 if faint else 1.0, edgecolor=colour)
+        bars.axes.errorbar([middle], [place], xerr=[[middle - low], [high - middle]], color=BLACK, capsize=3, lw=1.2)
+    bars.axes.set_xlabel("training examples per second")
+    return _drawn("throughput", title, f"Training examples per second. {'; '.join(texts)}.", bars.figure)
 
 
 def _learning(sweep: Sweep) -> Drawn | LeftOut:
@@ -181,30 +187,33 @@ def _learning(sweep: Sweep) -> Drawn | LeftOut:
 
 def _steps(sweep: Sweep) -> Drawn | LeftOut:
     """What a step's time goes to: the causes where they were looked for, else the wait for input and all else."""
+    from matplotlib.patches import Patch
+
     title = "Step time by cause"
     split = {point.place: found for point in sweep.measured if (found := causes(point))}
     if not split:
         return LeftOut(title, "no step was timed: measure.steps=0 measures nothing")
     points = _first(sweep, [point for point in sweep.points if point.place in split])
     names = [name for name in CAUSES if any(name in split[point.place] for point in points)]
-    figure, axes = _bars(len(points), len(names))
+    texts = [f"{_series(point, sweep, point.name)}: {rate(sum(split[point.place].values()))} ms" for point in points]
+    bars = _bars(texts, len(names))
     for place, point in enumerate(points):
         left = 0.0
         for name in (name for name in names if name in split[point.place]):
-            colour, hatch = CAUSES[name]
-            axes.barh(place, split[point.place][name], 0.36, left, color=colour, hatch=hatch, edgecolor="white", lw=0.5)
+            bars.axes.barh(place, split[point.place][name], bars.thick, left, **_cause(name))
             left += split[point.place][name]
-        marked = f"  ({_marked(point, sweep)})" if _marked(point, sweep) else ""
-        _label(axes, place, f"{point.name}: {rate(left)} ms{marked}")
-    from matplotlib.patches import Patch
-
-    handles = [Patch(facecolor=CAUSES[name][0], hatch=CAUSES[name][1], edgecolor="white", label=name) for name in names]
-    axes.set_xlabel("milliseconds of a step")
+    handles = [Patch(**_cause(name), label=name) for name in names]
+    bars.axes.set_xlabel("milliseconds of a step")
     told = "; ".join(
         f"point {point.name}: {', '.join(f'{name} {rate(value)} ms' for name, value in split[point.place].items())}"
         for point in points
     )
-    return _drawn("steps", title, f"Where the time of a step goes. {told}.", figure, handles)
+    return _drawn("steps", title, f"Where the time of a step goes. {told}.", bars.figure, handles)
+
+
+def _cause(name: str) -> dict[str, Any]:
+    colour, hatch = CAUSES[name]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
 
 
 def causes(point: Point) -> dict[str, float]:
@@ -271,13 +280,31 @@ def _axes(count: int, rows: int) -> tuple[Figure, list[Axes]]:
     return _figure(height, count, below, 0.25 / PANEL)
 
 
-def _bars(count: int, rows: int = 0) -> tuple[Figure, Axes]:
-    """A figure with so many horizontal bars, the first on top, each with room for a label above it."""
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars at 0, 1, ... from the top, so `thick`, each with its text above it."""
+
+    figure: Figure
+    axes: Axes
+    thick: float
+
+
+def _bars(texts: Sequence[str], rows: int = 0) -> Bars:
+    """A figure for a bar under each of `texts`, with room for a legend of so many rows."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    wrapped = [fill(text, MOST_CHARACTERS) for text in texts]
+    row = THICK + 0.12 + LINE * max(text.count("\n") + 1 for text in wrapped)
     below = BOTTOM + (ROW * rows + 0.1 if rows else 0.0)
-    figure, (axes,) = _figure(0.15 + count * BAR + below, 1, below, 0, left=0.2, top=0.15)
-    axes.set_ylim(count - 0.5 + 0.1, -0.7)
+    figure, (axes,) = _figure(0.1 + len(texts) * row + below, 1, below, 0, left=0.2, top=0.1)
+    thick = THICK / row
+    axes.set_ylim(len(texts) - 1 + thick, thick - 1)
     axes.set_yticks([])
-    return figure, axes
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for place, text in enumerate(wrapped):
+        axes.text(0, place - 0.6 * thick, text, ha="left", va="bottom", fontsize=SMALL, linespacing=1.1)
+    return Bars(figure, axes, thick)
 
 
 def _figure(
@@ -299,10 +326,6 @@ def _figure(
     return figure, panels
 
 
-def _label(axes: Axes, place: int, text: str) -> None:
-    axes.text(0, place - 0.24, text, ha="left", va="bottom", fontsize=FONT - 1.5, clip_on=False)
-
-
 def _handles(axes: Axes) -> list[Any]:
     return list(axes.get_legend_handles_labels()[0])
 
@@ -311,7 +334,7 @@ def _drawn(name: str, title: str, told: str, figure: Figure, handles: Sequence[A
     import matplotlib as mpl
 
     if handles:
-        figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=FONT - 1.5,
+        figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
                       handlelength=3.2, labelspacing=0.35, borderaxespad=0.3)  # fmt: skip
     files: dict[str, bytes] = {}
     # Texts as shapes: no font has to be there where the page is read. No date: an unchanged report stays the same.

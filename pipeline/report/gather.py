@@ -15,7 +15,6 @@ from string import ascii_uppercase
 from typing import Any
 
 from omegaconf import OmegaConf
-from yaml import YAMLError
 
 from pipeline import comparable, events, history
 from pipeline.history import HistoryError, Run
@@ -27,8 +26,8 @@ LOSS = "loss"
 class Point:
     """One run of a sweep, or one that was to be: its place, its configuration, and beside what its speed is written.
 
-    `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for a
-    point that was not measured. Points of the same `configuration` repeat each other.
+    `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for
+    a point that was not measured. Points of the same `configuration` repeat each other.
     """
 
     place: int
@@ -103,7 +102,8 @@ class Sweep:
 
     def curve(self, point: Point) -> list[tuple[float, float]]:
         """(seconds of training, the metric) at the end of each epoch."""
-        return [(seconds, values[self.metric]) for seconds, values in point.learnt if self.metric in values]
+        metric = self.metric or LOSS
+        return [(seconds, values[metric]) for seconds, values in point.learnt if metric in values]
 
     def seconds_to_target(self, point: Point) -> float | None:
         """Seconds of training until a point reached what every point did."""
@@ -198,12 +198,10 @@ def _run(folder: Path) -> Run:
 def _typed(folder: Path) -> list[str]:
     """The overrides of a point, as Hydra left them in its folder."""
     try:
-        return [
-            str(each)
-            for each in OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
-        ]
-    except (OSError, ValueError, YAMLError):
+        typed = OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
+    except (OSError, ValueError):
         return []
+    return list(map(str, typed)) if isinstance(typed, list) else []
 
 
 def _naturally(folder: Path) -> list[tuple[int, str]]:

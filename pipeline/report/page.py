@@ -29,22 +29,24 @@ from pipeline.verdict import BY_CHANCE, Verdict
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 MISSING = "–"
+# Kinds of columns, by their classes in the page.
+NUMBER, LONG = "number", "long"
 TERMS = {
     "examples/s": "Training examples per second over all workers, in steady state: the median of the repeats; under it "
     "the lowest and the highest of them.",
-    "speedup": "Throughput over that of one device without a strategy; under it the range over repeats taken in turn, or "
-    "the widest possible range where the baseline was measured in another run.",
+    "speedup": "Throughput over that of one device without a strategy; under it the range over repeats taken in turn, "
+    "or the widest possible range where the baseline was measured in another run.",
     "efficiency": "Speedup over the number of devices.",
     "tie": "Two points tie where their intervals overlap, or where equal runs lie as far apart with a probability of "
     f"{BY_CHANCE:.0%} or more: repeats of one run share its luck, so the spread between runs decides. sweep.repeats=3 "
     "measures that spread and makes smaller differences visible.",
-    "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions and "
-    "settings. A mark beside a point says in what it differs from group A.",
+    "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
+    "and settings. A mark beside a point says in what it differs from group A.",
     "rehearsal": "Logical devices stand for others, so the speed is not theirs.",
     "oversubscribed": "There are more devices or threads than cores, so the speed is not that of as many devices.",
     "asynchronous": "A step is one worker's, on weights that others may have changed meanwhile.",
-    "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest point need not "
-    "be the first there: a larger global batch takes fewer steps an epoch.",
+    "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest need "
+    "not be the first there: a larger global batch takes fewer steps of an epoch.",
 }
 # Terms that are explained where they occur.
 WHERE_USED = ("group", *comparable.DOUBTS)
@@ -55,7 +57,7 @@ class Column:
     """A column of the table of points."""
 
     title: str
-    number: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Cell:
     text: str
     under: str = ""
     mark: str = ""
-    number: bool = False
+    kind: str = ""
 
 
 def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> str:
@@ -77,7 +79,9 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
     )
     best = set(decided.best.places) if decided.best else set()
     columns = _columns(sweep)
-    used = {mark for point in sweep.measured for mark in point.marks} | ({"group"} if len(_groups(sweep)) > 1 else set())
+    used = {mark for point in sweep.measured for mark in point.marks} | (
+        {"group"} if len(_groups(sweep)) > 1 else set()
+    )
     return template.render(
         name=sweep.name,
         about=_about(sweep),
@@ -153,17 +157,17 @@ def _columns(sweep: Sweep) -> list[Column]:
     several = len(_groups(sweep)) > 1
     learnt = sweep.target is not None
     return [
-        Column("point", number=True),
+        Column("point", kind=NUMBER),
         Column("strategy"),
-        Column("workers", number=True),
+        Column("workers", kind=NUMBER),
         *[Column("group")] * several,
-        Column("examples/s", number=True),
-        Column("speedup", number=True),
-        Column("efficiency", number=True),
-        Column("step ms", number=True),
-        *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", number=True)] * learnt,
+        Column("examples/s", kind=NUMBER),
+        Column("speedup", kind=NUMBER),
+        Column("efficiency", kind=NUMBER),
+        Column("step ms", kind=NUMBER),
+        *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", kind=NUMBER)] * learnt,
         Column("status"),
-        Column("overrides"),
+        Column("overrides", kind=LONG),
         Column("MLflow run"),
     ]
 
@@ -200,7 +204,7 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
     }
     reached = Cell(MISSING if seconds is None else duration(seconds))
     cells = [texts.get(column.title, reached) for column in columns]
-    return [Cell(cell.text, cell.under, cell.mark, column.number) for cell, column in zip(cells, columns, strict=True)]
+    return [Cell(cell.text, cell.under, cell.mark, column.kind) for cell, column in zip(cells, columns, strict=True)]
 
 
 def _span(result: Mapping[str, Any], name: str, written: Any) -> str:
