@@ -53,7 +53,9 @@ class Ran:
     @property
     def run_folders(self) -> list[Path]:
         """The folder of each run that has an event log."""
-        return [path.parent for path in sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))]
+        logs = sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))
+        # A sweep's report has a log too.
+        return [path.parent for path in logs if path.parent.name != "report"]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """All events of a kind in the only run's log."""

@@ -27,7 +27,7 @@ from pipeline.verdict import Verdict
 # The folder beside the points, and what it is called as a run of MLflow.
 FOLDER, LOG = "report", "events.jsonl"
 # Of the best point, in MLflow's table beside the points themselves.
-METRICS = ("examples_per_second", "speedup", "efficiency", "workers")
+METRICS = ("examples_per_second", "speedup", "efficiency")
 
 
 @dataclass(frozen=True)
@@ -165,5 +165,5 @@ def _told(written: Written) -> dict[str, Any]:
             "confidence": written.verdict.confidence,
             "verdict": " ".join(written.verdict.lines),
         },
-        "text": "\n".join([*written.lines, "", "The report is report.html under Artifacts. Its points:", "", *listed]),
+        "text": "\n\n".join([*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]),
     }

@@ -29,8 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = show.console_on(sys.stdout)
     try:
         asked = _asked(given)
-        written = report.write(find(asked.get("sweep", ""), Path(asked.get("output_dir", "outputs"))))
-        problem = _track(written)
+        output = Path(asked.get("output_dir", "outputs"))
+        written = report.write(find(asked.get("sweep", ""), output))
+        problem = _track(written, output)
     except (HistoryError, OSError) as error:
         said = error if isinstance(error, HistoryError) else f"The report cannot be written: {error}."
         print(show.error_text(str(said)), file=sys.stderr)
@@ -55,13 +56,13 @@ def _asked(arguments: Sequence[str]) -> dict[str, str]:
     return asked
 
 
-def _track(written: report.Written) -> str | None:
+def _track(written: report.Written, output: Path) -> str | None:
     """Sends the report to where the sweep's points are tracked; returns what went wrong."""
     store = _store(written.sweep)
     if store is None:
         return None
     folder = written.sweep.folder
-    tracker = Tracker(os.environ, folder / report.FOLDER / "tracker.log")
+    tracker = Tracker(os.environ, output / "tracker.log")
     try:
         report.track(folder, written, tracker, store)
         drained, problem = tracker.drain(DRAIN_SECONDS)

@@ -41,7 +41,7 @@ CAUSES = {
 WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
 FONT, SMALL, DPI = 11, 9.5, 144
 # Of a text above a bar, in a line.
-MOST_CHARACTERS = 52
+MOST_CHARACTERS = 58
 # More would not be told apart.
 MOST_BARS, MOST_LINES = 40, 7
 # What a prediction says, in result.json.
@@ -300,6 +300,7 @@ def _bars(texts: Sequence[str], rows: int = 0) -> Bars:
     thick = THICK / row
     axes.set_ylim(len(texts) - 1 + thick, thick - 1)
     axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for place, text in enumerate(wrapped):

@@ -88,6 +88,8 @@ class Seen:
     speakers: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     model: str | None = None
+    # Of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
+    report: dict[str, list[str]] = field(default_factory=dict)
     ended: bool = False
 
 
@@ -247,6 +249,16 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
             yield Tag(name, text(values[name], TAG_CHARACTERS))
 
 
+def _reported(event: Event, seen: Seen) -> Iterator[Change]:
+    """A sweep's report, written once more: what it says, and the numbers of its best point."""
+    seen.report = event.get("files") or {}
+    for name, value in (event.get("values") or {}).items():
+        yield from _point(name, value, event, seen.commands - 1)
+    for name, value in (event.get("tags") or {}).items():
+        yield Tag(safe_name(name), text("" if value is None else value, TAG_CHARACTERS))
+    yield Tag(NOTE_TAG, text(event.get("text") or "", TAG_CHARACTERS))
+
+
 def _profiled(event: Event, seen: Seen) -> Iterator[Change]:
     values = event.get("values") or {}
     if values.get("bound"):
@@ -271,7 +283,7 @@ def _ended(event: Event, seen: Seen) -> Iterator[Change]:
 _CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
     "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
     "warning": _warning, "resumed": _resumed, "restarted": _warning, "profiled": _profiled, "saved": _saved,
-    "result": _result, "ended": _ended,
+    "result": _result, "report": _reported, "ended": _ended,
 }  # fmt: skip
 
 

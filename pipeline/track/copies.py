@@ -271,6 +271,12 @@ class Copy:
                 # A path from the log must not reach out of the folder.
                 if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
                     client.log_artifact(self.run_id, str(path))
+            # A report lies beside the points of its sweep.
+            sweep = self.folder.resolve().parent
+            for place, paths in self.seen.report.items():
+                for path in ((sweep / name).resolve() for name in paths):
+                    if path.is_file() and path.is_relative_to(sweep):
+                        client.log_artifact(self.run_id, str(path), place or None)
             for log in sorted(self.folder.glob("*.log")):
                 client.log_artifact(self.run_id, str(log), "logs")
             if (self.folder / "hydra").is_dir():
