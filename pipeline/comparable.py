@@ -104,10 +104,12 @@ def marks(runs: Sequence[Run]) -> list[list[str]]:
     """What is to be written beside the speed of each run: its doubts, and in what it differs from the largest group."""
     if not runs:
         return []
-    first = runs[groups(runs)[0][0]]
-    return [
-        doubts(run.result) + [f"differs in {name}" for name in _differing([facts(first), facts(run)])] for run in runs
-    ]
+    first = facts(runs[groups(runs)[0][0]])
+    found = []
+    for run in runs:
+        names = _differing([first, facts(run)])
+        found.append(doubts(run.result) + [f"differs in {' and '.join(names)}"] * bool(names))
+    return found
 
 
 def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:

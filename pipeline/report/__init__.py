@@ -165,5 +165,7 @@ def _told(written: Written) -> dict[str, Any]:
             "confidence": written.verdict.confidence,
             "verdict": " ".join(written.verdict.lines),
         },
-        "text": "\n\n".join([*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]),
+        "text": "\n\n".join(
+            [*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]
+        ),
     }
