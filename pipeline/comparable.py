@@ -121,7 +121,7 @@ def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
 def _batch_rule(result: Mapping[str, Any]) -> str | None:
     held = "global batch" if result.get("scaling") == "strong" else "replica batch"
     batch = result.get(held.replace(" ", "_"))
-    return None if batch is None else f"{held} {batch:,}"
+    return None if batch is None else f"{held} {batch:,}" if isinstance(batch, int) else f"{held} {batch}"
 
 
 def _built(name: Any, build: Any) -> str | None:

@@ -34,8 +34,8 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     finished    process: training is over; `weights` [] (a hash of the trained weights of each of its replicas); chief
                 adds `epochs`, `loss`, `metrics`, `val_loss`, `val_metrics`
     result      conductor: `values`, the whole of result.json
-    report      conductor: of a sweep, in a log of its own; `files` {} (paths in the sweep's folder, by the folder of the
-                artifacts), `values` {} of the best point, `tags` {}, `text`
+    report      conductor: of a sweep, in a log of its own; `files` {} (paths in the sweep's folder, by the folder among
+                the artifacts), `values` {} of the best point, `tags` {}, `text`
     ended       conductor: `status` (FINISHED, FAILED, KILLED or PREEMPTED), `error`; the last line, unless another
                 command goes on with the run
 

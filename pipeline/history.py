@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline import events, measure
+from pipeline import events
 
 
 class HistoryError(ValueError):
@@ -25,6 +25,9 @@ class Run:
     @cached_property
     def repeats(self) -> list[float]:
         """Examples per second of each timed repeat."""
+        # It needs NumPy, which whoever only shows results can do without.
+        from pipeline import measure
+
         told: dict[int, dict[int, Mapping[str, Any]]] = {}
         for event, _ in events.read(self.folder / "events.jsonl"):
             if event.get("event") == "measured" and event.get("group") == "point":
@@ -51,8 +54,8 @@ def find(name: str, output: Path) -> Path:
 
 def of(result: Mapping[str, Any]) -> Run:
     """The run that a result tells of, with its plan where that is still there."""
-    folder = result.get("folder")
-    return Run(Path(folder or "."), result, _read(Path(folder) / "plan.json") if folder else {})
+    folder = Path(str(result["folder"])) if result.get("folder") else None
+    return Run(folder or Path(), result, {} if folder is None else _read(folder / "plan.json"))
 
 
 def load(folder: Path) -> Run:

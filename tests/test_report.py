@@ -1,0 +1,319 @@
+"""The report of a sweep: what it says, what it shows at which width, and the one MLflow run that stands for it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from test_compare import wrote
+
+from pipeline import history, report
+from pipeline.history import HistoryError
+from pipeline.report import figures
+from pipeline.report.__main__ import main
+from pipeline.report.gather import find
+
+WIDTHS = (1280, 360)
+SCRIPT = "<script>document.title='taken'</script>"
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PARTS = {"input wait": 0.02, "communication": 0.2, "contention": 0.06, "host overhead": 0.01, "other": -0.01}
+
+
+def a_point(folder: Path, strategy: str, workers: int, speed: float, **result: Any) -> None:
+    """What a run of a sweep writes, with its epochs, an explanation and a prediction that was made before."""
+    one = 100.0
+    lost = 1 - speed / one / workers
+    told = {
+        "strategy": strategy, "workers": workers, "examples_per_second": speed, "examples_per_second_low": speed * 0.98,
+        "examples_per_second_high": speed * 1.02, "baseline_examples_per_second": one, "speedup": speed / one,
+        "speedup_low": speed / one * 0.97, "speedup_high": speed / one * 1.03, "efficiency": 1 - lost,
+        "step_ms_p50": 64_000 * workers / speed, "input_wait": 0.02, "mlflow_run_id": f"{workers}" * 32,
+        "predictions": [{"examples_per_second": speed * 1.1, "low": speed * 0.9, "high": speed * 1.3, "error": 0.1, "held": True}],
+        "explained": {
+            "lost": lost, "lost_low": lost - 0.02, "lost_high": lost + 0.02, "bound": "communication", "straggler": None,
+            "parts": [{"name": name, "share": share, "low": share - 0.01, "high": share + 0.01} for name, share in PARTS.items()],
+            "advice": "Communication takes 20% of the ideal throughput: try train.gradient_bits=16.",
+        } if workers > 1 else None,
+    }  # fmt: skip
+    wrote(folder, [speed * (1 + off / 100) for off in (-2, -1, 0, 1, 2)], {"workers": workers}, **told | result)
+    epochs = [
+        {"event": "epoch", "group": "point", "time": 1.0, "epoch": epoch, "step": epoch, "seconds": 100.0 / speed,
+         "loss": 1.0, "metrics": {}, "val_loss": 1 / epoch, "val_metrics": {"accuracy": 1 - 0.5**epoch}}
+        for epoch in range(1, 6)
+    ]  # fmt: skip
+    with (folder / "events.jsonl").open("a") as log:
+        log.writelines(json.dumps(event) + "\n" for event in epochs)
+
+
+def a_sweep(folder: Path) -> Path:
+    """Two strategies on one to four workers; one point is oversubscribed, one failed, one was refused."""
+    speeds = {("mirrored", 1): 101.0, ("mirrored", 2): 185.0, ("mirrored", 4): 320.0,
+              ("multi_worker", 1): 99.0, ("multi_worker", 2): 140.0, ("multi_worker", 4): 170.0}  # fmt: skip
+    for place, ((strategy, workers), speed) in enumerate(speeds.items()):
+        a_point(folder / f"{place}_{strategy}", strategy, workers, speed, oversubscribed=place == 5)
+    typed = folder / "0_mirrored" / "hydra"
+    typed.mkdir()
+    (typed / "overrides.yaml").write_text(json.dumps([f"+note={SCRIPT}"]))
+    for place, status, error in (
+        (10, "FAILED", "Worker 1 was killed."),
+        (11, "REFUSED", "Expected a TPU. Try workers=2."),
+    ):
+        (folder / f"{place}_tpu").mkdir()
+        told = {"status": status, "error": error, "strategy": "tpu", "workers": 8}
+        (folder / f"{place}_tpu" / "result.json").write_text(json.dumps(told))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> report.Written:
+    return report.write(a_sweep(tmp_path_factory.mktemp("outputs") / "sweeps" / "scaling"))
+
+
+def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(written):
+    lines = written.lines
+    assert (
+        lines[0]
+        == "mirrored on 4 workers (point 2) is the fastest: 320 examples/s (314 to 326), 3.20 times one device."
+    )
+    assert re.match(
+        r"Very sure: it is 1.73 times as fast as mirrored on 2 workers \(point 1\), the next, by chance", lines[1]
+    )
+    assert lines[2] == "Up to 4 workers, the most measured, each brought 50% of one alone or more."
+    assert lines[3] == "Left out of the verdict: point 5 (oversubscribed)."
+    assert lines[4].endswith("Communication takes 20% of the ideal throughput: try train.gradient_bits=16.")
+    assert lines[-1] == (
+        "6 predictions had been made for these points: the median error was 10%, and 6 of 6 intervals held what was measured."
+    )
+
+
+def test_every_figure_is_there_in_both_formats(written):
+    assert {path.name for path in written.figures} == {
+        f"{name}.{kind}" for name in ("scaling", "throughput", "learning", "steps") for kind in ("svg", "png")
+    }
+    assert all(path.stat().st_size > 5_000 for path in written.figures)
+    assert written.left_out == ()
+    page = written.html.read_text()
+    assert page.count("data:image/svg+xml;base64,") == 4
+    assert page.count('<img alt="') == 4
+
+
+def test_the_page_asks_no_host_and_shows_what_was_typed_as_text(written):
+    page = written.html.read_text()
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page
+    assert not re.search(r"https?://|<script|<link|url\(", page)
+    assert "+note=&lt;script&gt;" in page
+
+
+def test_the_page_tells_what_failed_and_what_was_skipped_and_why(written):
+    page = written.html.read_text()
+    assert "Point 6 failed: Worker 1 was killed." in page
+    assert "Point 7 refused: Expected a TPU. Try workers=2." in page
+    assert "2" * 32 in page
+
+
+def test_points_csv_has_all_numbers(written):
+    header, *rows = written.csv.read_text().splitlines()
+    names = header.split(",")
+    assert len(rows) == 8
+    assert {"examples_per_second_low", "explained.parts.communication.share", "predictions.0.held"} <= set(names)
+    assert dict(zip(names, rows[2].split(","), strict=False))["speedup"] == "3.2"
+
+
+def test_the_parts_of_a_step_add_up_to_it(written):
+    for point in written.sweep.measured:
+        split = figures.causes(point)
+        assert sum(split.values()) == pytest.approx(point.run.result["step_ms_p50"])
+
+
+def test_time_to_accuracy_is_told_beside_throughput(written):
+    sweep = written.sweep
+    assert (sweep.metric, sweep.target) == ("accuracy", 1 - 0.5**5)
+    assert sweep.seconds_to_target(sweep.points[2]) == pytest.approx(5 * 100 / 320)
+
+
+def test_a_report_is_written_again_in_its_place_and_is_no_run(written):
+    again = report.write(written.sweep.folder)
+    assert again.html.read_text() == written.html.read_text()
+    output = written.sweep.folder.parents[1]
+    with pytest.raises(HistoryError):
+        history.find("report", output)
+
+
+def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_path):
+    for place in range(2):
+        wrote(tmp_path / f"{place}_mirrored", [], examples_per_second=None)
+    made = report.write(tmp_path)
+    assert made.figures == ()
+    assert [each.title for each in made.left_out] == [
+        "Speedup and efficiency against workers", "Throughput by strategy", "Time to accuracy", "Step time by cause",
+    ]  # fmt: skip
+    assert "Left out: Throughput by strategy, since no point was measured." in made.html.read_text()
+    assert made.lines == ["No verdict: no point was measured."]
+
+
+def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_repeats(tmp_path):
+    points = []
+    for place, (strategy, repeat, speed) in enumerate(
+        [("mirrored", 0, 120.0), ("multi_worker", 0, 150.0), ("mirrored", 1, 122.0), ("multi_worker", 1, 151.0)]
+    ):
+        a_point(tmp_path / f"{place}_{strategy}", strategy, 2, speed)
+        points.append({"place": place, "repeat": repeat, "fingerprint": strategy, "folder": f"{place}_{strategy}",
+                       "overrides": [f"strategy={strategy}"], "status": "FINISHED", "error": None})  # fmt: skip
+    points.append({"place": 4, "repeat": 0, "fingerprint": "x", "folder": "4_tpu", "overrides": [], "status": None})
+    (tmp_path / "sweep.json").write_text(json.dumps({"name": "mine", "points": points}))
+    made = report.write(tmp_path)
+    assert made.sweep.name == "mine"
+    assert made.verdict.best is not None
+    assert made.verdict.best.places == (1, 3)
+    assert "multi_worker on 2 workers (points 1 and 3) is the fastest" in made.lines[0]
+    assert "Point 4 not run yet" in made.html.read_text()
+
+
+def test_equal_points_tie(tmp_path):
+    for place, speed in enumerate((100.0, 106.0)):
+        a_point(tmp_path / f"{place}_mirrored", "mirrored", 2, speed)
+    made = report.write(tmp_path)
+    assert made.verdict.confidence == "tie"
+    assert made.lines[1].startswith("It ties with mirrored on 2 workers (point 0)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep=nothing"], "Expected the folder of a sweep, or its name, received nothing. Try sweep=there."),
+        ([], "Expected the folder of a sweep, or its name, received none. Try sweep=there."),
+        (["swep=there"], "Expected sweep=... and output_dir=..., received swep. Try python -m pipeline.report sweep="),
+    ],
+)
+def test_a_sweep_that_is_not_there_is_refused_in_words(tmp_path, capsys, arguments, words):
+    wrote(tmp_path / "sweeps" / "there" / "0_mirrored", [1.0])
+    assert main([*arguments, *[f"output_dir={tmp_path}"] * ("swep=there" not in arguments)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_sweep_is_found_by_its_name_and_its_folder(tmp_path):
+    folder = tmp_path / "sweeps" / "there"
+    wrote(folder / "0_mirrored", [1.0])
+    assert find("there", tmp_path) == find(str(folder), Path("nowhere")) == folder
+
+
+@pytest.mark.parametrize("blindness", ["protanopia", "deuteranopia", "tritanopia"])
+def test_the_colours_are_told_apart_by_the_colour_blind(blindness):
+    # Linear RGB as the colour-blind see it (Machado, Oliveira & Fernandes, 2009, severity 1.0).
+    seen = np.array({
+        "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+        "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    }[blindness])  # fmt: skip
+    rgb = np.array([[int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)] for colour in figures.COLOURS])
+    shown = np.clip((rgb**2.2) @ seen.T, 0, 1) ** (1 / 2.2)
+    apart = [np.abs(one - two).max() for at, one in enumerate(shown) for two in shown[:at]]
+    assert min(apart) > 0.08
+    looks = {(marker, str(dashes)) for _, marker, dashes in map(figures._look, range(7))}
+    assert len(looks) == 7
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("Chromium is not there: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        driven = webdriver.Chrome(options=options, service=Service(driver))
+        try:
+            yield driven
+        finally:
+            driven.quit()
+
+
+OVERLAPPING = """
+const parts = [...document.querySelectorAll('h1, h2, h3, p, li, dt, dd, th, td, img')];
+const boxes = parts.map(each => each.getBoundingClientRect());
+const found = [];
+for (let i = 0; i < parts.length; i++) for (let j = 0; j < i; j++) {
+  const a = boxes[i], b = boxes[j];
+  const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+  const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+  if (wide > 1 && high > 1) found.push(parts[i].outerHTML.slice(0, 80) + ' / ' + parts[j].outerHTML.slice(0, 80));
+}
+return found;
+"""
+TOO_WIDE = """
+return [...document.querySelectorAll('body *')].filter(each => !each.closest('table')
+  && each.getBoundingClientRect().right > innerWidth + 0.5).map(each => each.outerHTML.slice(0, 80));
+"""
+SMALLEST = (
+    "return Math.min(...[...document.querySelectorAll('body *')].map(e => parseFloat(getComputedStyle(e).fontSize)));"
+)
+PICTURES = (
+    "return [...document.images].map(each => [each.complete && each.naturalWidth, each.width / each.naturalWidth]);"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_reads_at_desktop_and_phone_width(written, browser, width):
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
+    )
+    browser.get(written.html.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.execute_script(TOO_WIDE) == []
+    assert browser.execute_script(OVERLAPPING) == []
+    assert browser.execute_script(SMALLEST) >= 12
+    pictures = browser.execute_script(PICTURES)
+    assert len(pictures) == 4
+    # Texts of the figures have 9.5 points or more, so that they stay above 8 pixels.
+    assert all(drawn and scale > 8 / (9.5 * 96 / 72) for drawn, scale in pictures)
+    assert browser.title == "scaling: report of a sweep"
+    asked = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [each["params"]["request"]["url"] for each in asked if each["method"] == "Network.requestWillBeSent"]
+    assert written.html.as_uri() in urls
+    assert all(re.match("file:|data:", url) for url in urls)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.slow
+def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(pipeline):
+    from mlflow import MlflowClient
+
+    common = ("data=digits", "model=mlp", "train.epochs=1", "measure.repeats=2", "measure.steps=4")
+    ran = pipeline("-m", *common, "strategy=one_device,mirrored", "workers=1,2", timeout=400)
+    (sweep,) = ran.folder.glob("outputs/sweeps/*")
+    for _ in range(2):
+        command = [sys.executable, "-m", "pipeline.report", f"sweep={sweep.name}"]
+        told = subprocess.run(
+            command, cwd=ran.folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
+        )
+        assert (told.returncode, told.stderr) == (0, "")
+        assert f"report: {sweep / 'report.html'}" in told.stdout
+    client = MlflowClient(f"sqlite:///{ran.folder / 'outputs' / 'mlflow.db'}")
+    (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "pipeline"]
+    runs = client.search_runs([experiment], f"tags.sweep = '{sweep.name}'")
+    (run,) = [run for run in runs if run.data.tags.get("kind") == "report"]
+    assert len(runs) == 4
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["verdict"] in " ".join(told.stdout.split())
+    assert run.data.metrics["speedup"] > 0
+    there = {each.path for folder in ("", "figures") for each in client.list_artifacts(run.info.run_id, folder)}
+    assert {"report.html", "points.csv", "figures/throughput.svg", "figures/learning.png"} <= there
