@@ -175,18 +175,18 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     }
     ties = tuple(each for each in others if chances[each.places] is None)
     slower = [(each, chance) for each in others if (chance := chances[each.places]) is not None]
-    lines, sure = [_first(best, bool(others))], None
+    came = "came out first" if ties else "is the fastest" if others else "is the only point to judge"
+    lines, sure = [_first(best, came)], None
     if ties:
-        lines.append(
-            f"It ties with {_and([each.name for each in ties])}: intervals overlap, or equal runs lie as far apart."
-        )
+        names = _and([each.name for each in (best, *ties)])
+        lines.insert(0, f"A tie: {names} cannot be told apart. Intervals overlap, or equal runs lie as far apart.")
     if slower:
         runner, chance = slower[0]
         sure = confidence(max(chance for _, chance in slower))
         ratio = best.interval[0] / runner.interval[0]
         lines.append(
-            f"{sure.capitalize()}: it is {ratio:.2f} times as fast as {runner.name}{', the next' * (not ties)}, "
-            f"by chance with a probability of {chance:.2g}."
+            f"{sure.capitalize()}: {'the first' if ties else 'it'} is {ratio:.2f} times as fast as "
+            f"{runner.name}{', the next' * (not ties)}, by chance with a probability of {chance:.2g}."
         )
     found = knee([run for each in contestants for run in each.runs], best.runs[0], knee_share)
     if found is not None:
@@ -215,15 +215,15 @@ def knee(runs: Sequence[Run], best: Run, share: float) -> tuple[int, str] | None
     return counts[-1], f"Up to {counts[-1]} workers, the most measured, each brought {share:.0%} of one alone or more."
 
 
-def _first(best: Contestant, others: bool) -> str:
+def _first(best: Contestant, came: str) -> str:
     speed, low, high = best.interval
     results = [run.result for run in best.runs]
     speedups = [result["speedup"] for result in results if result.get("speedup") is not None]
     faster = f", {float(np.median(speedups)):.2f} times one device" if speedups else ""
     marked = ", ".join(comparable.doubts(results[0]))
     return (
-        f"{best.name} {'is the fastest' if others else 'is the only point to judge'}: {rate(speed)} examples/s "
-        f"({rate(low)} to {rate(high)}){faster}{f' ({marked})' * bool(marked)}."
+        f"{best.name} {came}: {rate(speed)} examples/s ({rate(low)} to {rate(high)}){faster}"
+        f"{f' ({marked})' * bool(marked)}."
     )
 
 

@@ -43,8 +43,9 @@ class Written:
 
     @property
     def lines(self) -> list[str]:
-        """The verdict, what it leaves out and what to change, in sentences."""
-        return [*self.verdict.lines, *page.advice(self.sweep, self.verdict), *filter(None, [page.score(self.sweep)])]
+        """The verdict, what it leaves out, what to change first and how good predictions were, in sentences."""
+        first = page.advice(self.sweep, self.verdict)[:1]
+        return [*self.verdict.lines, *first, *filter(None, [page.score(self.sweep)])]
 
 
 def write(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Written:

@@ -35,7 +35,7 @@ DASHES: tuple[Any, ...] = (
 CAUSES = {
     "computing": ("#56B4E9", ""), "communication": ("#D55E00", "//"), "input wait": ("#E69F00", ".."),
     "contention": ("#009E73", "xx"), "stragglers": ("#CC79A7", "\\\\"), "host overhead": ("#0072B2", "--"),
-    "other": ("#BBBBBB", ""), "all else": ("#56B4E9", ""),
+    "other": ("#BBBBBB", ""), "all else": ("#999999", ""),
 }  # fmt: skip
 # Inches. Every figure is as wide as a phone shows at a readable size.
 WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
@@ -93,12 +93,14 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
     below.plot([1, most], [1, 1], color=GREY, lw=1.2, ls=(0, (2, 2)))
     # Beside each other, where they would lie on each other.
     apart = 0.012 * most
+    beside: dict[int, float] = {}
     for place, (name, each) in enumerate(series.items()):
         each = sorted(each, key=lambda point: point.run.result["workers"])
         workers = [point.run.result["workers"] for point in each]
         colour, marker, dashes = _look(place)
         ends = [_ends(point, "speedup") for point in each]
         shifted = [count + apart * (place - (len(series) - 1) / 2) for count in workers]
+        beside |= {point.place: x + apart / 2 for point, x in zip(each, shifted, strict=True)}
         for axes, scale in ((above, [1] * len(each)), (below, workers)):
             axes.errorbar(
                 shifted,
@@ -113,8 +115,8 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
         count = next(point.run.result["workers"] for point in points if point.place == place)
         for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
             axes.errorbar(
-                [count], [middle / over], [[(middle - low) / over], [(high - middle) / over]], color=BLACK,
-                marker="D", mfc="none", ls="none", capsize=5, lw=1, ms=9, label=label or None,
+                [beside[place]], [middle / over], [[(middle - low) / over], [(high - middle) / over]], color=GREY,
+                marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, label=label or None, zorder=1.5,
             )  # fmt: skip
     above.set_ylabel("speedup")
     below.set_ylabel("efficiency")

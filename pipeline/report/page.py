@@ -105,12 +105,12 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
 def advice(sweep: Sweep, decided: Verdict) -> list[str]:
     """What explaining the lost efficiency came to: of the best point first, then of the others."""
     best = set(decided.best.places) if decided.best else set()
-    told = sorted(sweep.measured, key=lambda point: point.place not in best)
-    return [
-        f"Point {point.name}: {said}"
-        for point in told
-        if isinstance(found := point.run.result.get("explained"), Mapping) and (said := clean(found.get("advice")))
-    ]
+    points: dict[str, list[str]] = {}
+    for point in sorted(sweep.measured, key=lambda point: point.place not in best):
+        explained = point.run.result.get("explained")
+        if isinstance(explained, Mapping) and (said := clean(explained.get("advice"))):
+            points.setdefault(said, []).append(" ".join(point.name.split()))
+    return [f"Point{'s' * (len(names) > 1)} {'; '.join(names)}: {said}" for said, names in points.items()]
 
 
 def missing(sweep: Sweep) -> list[str]:
