@@ -57,6 +57,12 @@ def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):
     assert not found & {*SLOW, "dask", "distributed"}
 
 
+@pytest.mark.parametrize("arguments", ["['sweep=nothing']", "['--help']", "['swep=mine']"])
+def test_a_report_that_is_refused_imports_nothing_slow(tmp_path, arguments):
+    code = f"from pipeline.report.__main__ import main\nassert main({arguments}) in (0, 2)"
+    assert not imported_by(code, tmp_path) & {*SLOW, "jinja2", "scipy"}
+
+
 def test_importing_the_command_imports_nothing_slow(tmp_path):
     assert not imported_by("import pipeline.__main__", tmp_path) & set(SLOW)
 

@@ -20,7 +20,6 @@ from pipeline.events import EventLog, read, write_whole
 from pipeline.report import page
 from pipeline.report.figures import Drawn, LeftOut, draw
 from pipeline.report.gather import Point, Sweep, gather
-from pipeline.schema import PredictConfig
 from pipeline.track import Tracker
 from pipeline.verdict import Verdict
 
@@ -57,7 +56,7 @@ def write(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> W
     decided = verdict.decide(
         [point.run for point in sweep.points],
         [point.configuration for point in sweep.points],
-        PredictConfig().knee_share,
+        sweep.knee_share,
     )
     drawn = draw(sweep)
     beside = sweep.folder / FOLDER

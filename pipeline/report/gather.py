@@ -6,7 +6,6 @@ result, in the order of their folders' names.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +15,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline import comparable, events, history
+from pipeline import comparable, events, history, sweep
 from pipeline.history import HistoryError, Run
+from pipeline.schema import PredictConfig
 
 LOSS = "loss"
 
@@ -68,8 +68,14 @@ class Sweep:
     """A sweep as it lies in its folder."""
 
     folder: Path
-    name: str
     points: tuple[Point, ...]
+    # Of what one worker does, what another one has to bring to pay.
+    knee_share: float
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.folder.name
 
     @property
     def measured(self) -> list[Point]:
@@ -122,7 +128,7 @@ class Sweep:
 def find(name: str, output: Path) -> Path:
     """The folder of the sweep that `name` names: a folder, or the name of one. Raises `HistoryError`."""
     for folder in (Path(name), output / "sweeps" / name):
-        if name and ((folder / "sweep.json").is_file() or any(folder.glob("*/result.json"))):
+        if name and ((folder / sweep.FILE).is_file() or any(folder.glob("*/result.json"))):
             return folder
     there = [path for path in output.glob("sweeps/*") if any(path.glob("*/result.json"))]
     last = max(there, key=lambda folder: folder.stat().st_mtime, default=None)
@@ -133,11 +139,10 @@ def find(name: str, output: Path) -> Path:
 def gather(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Sweep:
     """The sweep in a folder; `results` are those of its points where they are at hand. Raises `HistoryError`."""
     folder = folder.resolve()
-    listed = _read(folder / "sweep.json")
     if results is not None:
         points = [_point(place, history.of(result)) for place, result in enumerate(results)]
-    elif listed.get("points"):
-        points = _listed(listed["points"], folder)
+    elif listed := sweep.read(folder):
+        points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
     else:
         folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_naturally)
         points = [_point(place, _run(each)) for place, each in enumerate(folders)]
@@ -145,7 +150,7 @@ def gather(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> 
         raise HistoryError(
             f"Expected a sweep with points, received {folder}, which has none. Try `python -m pipeline -m ...` first."
         )
-    return Sweep(folder, str(listed.get("name") or folder.name), tuple(_grouped(points)))
+    return Sweep(folder, tuple(_grouped(points)), _knee_share(points))
 
 
 def _point(place: int, run: Run) -> Point:
@@ -154,20 +159,23 @@ def _point(place: int, run: Run) -> Point:
     return Point(place, str(place), run, tuple(_typed(run.folder) if typed is None else map(str, typed)))
 
 
-def _listed(entries: Sequence[Mapping[str, Any]], folder: Path) -> list[Point]:
-    """The points as sweep.json lists them; what it says of one that left no result is its result.
+def _listed(place: int, entry: sweep.Entry, folder: Path) -> Point:
+    """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
+    run = _run(folder / entry.folder)
+    told = {name: value for name in ("status", "error") if (value := getattr(entry, name))}
+    return Point(place, str(entry.place), Run(run.folder, {**told, **run.result}, run.plan), tuple(entry.overrides))
 
-    Repeats of a configuration have its fingerprint. Where a configuration was typed twice, each has repeats of its own.
-    """
-    points, typed = [], Counter[tuple[Any, Any]]()
-    for place, entry in enumerate(entries):
-        one = entry.get("fingerprint") or place, entry.get("repeat") or 0
-        typed[one] += 1
-        run = _run(folder / str(entry["folder"])) if entry.get("folder") else Run(folder, {}, {})
-        told = {key: entry[key] for key in ("status", "error") if entry.get(key)}
-        named = Run(run.folder, {**told, **run.result}, run.plan)
-        points.append(Point(place, f"{one[0]} {typed[one]}", named, tuple(map(str, entry.get("overrides") or ()))))
-    return points
+
+def _knee_share(points: Sequence[Point]) -> float:
+    """The share of a worker that pays, as the sweep's config has it."""
+    for point in points:
+        try:
+            share = OmegaConf.select(OmegaConf.load(point.run.folder / "hydra" / "config.yaml"), "predict.knee_share")
+        except (OSError, ValueError):
+            continue
+        if isinstance(share, float):
+            return share
+    return PredictConfig().knee_share
 
 
 def _grouped(points: Sequence[Point]) -> list[Point]:
