@@ -54,6 +54,7 @@ def facts(run: Run) -> dict[str, str]:
         "machine": result.get("machine"),
         "versions": result.get("versions"),
         "examples left out": result.get("train_examples_skipped"),
+        "data servers": _data_servers(plan),
     }
     told = {name: _text(value) for name, value in known.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
@@ -116,6 +117,13 @@ def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
     """Names of the facts that are not the same in all runs of which they are known."""
     names = dict.fromkeys(name for each in told for name in each)
     return [name for name in names if len({each[name] for each in told if name in each}) > 1]
+
+
+def _data_servers(plan: Mapping[str, Any]) -> int | None:
+    """Processes on each host that make examples beside training."""
+    if "processes" not in plan or not plan.get("hosts"):
+        return None
+    return sum(each.get("role") == "data server" for each in plan["processes"]) // int(plan["hosts"])
 
 
 def _batch_rule(result: Mapping[str, Any]) -> str | None:

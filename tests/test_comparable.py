@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_compare import wrote
 
 from pipeline import comparable, compare, report, verdict
-from pipeline.history import load
+from pipeline.history import Run, load
 from pipeline.report.__main__ import main
 
 MLP = {"_target_": "pipeline.models.mlp"}
@@ -148,6 +149,42 @@ def runs(tmp_path: Path, *speeds: float, **result: Any) -> list[verdict.Contesta
 def test_ranges_that_fall_apart_by_less_than_equal_runs_do_are_a_tie(tmp_path, faster, tie):
     one, two = runs(tmp_path, 100.0, 100.0 * faster)
     assert (verdict.told_apart(one, two, verdict.spread([*one.runs, *two.runs][:1])) is None) is tie
+
+
+@pytest.mark.parametrize(
+    ("apart", "within", "least", "most"),
+    [(0.01, 0.01, 0.0, 0.05), (0.04, 0.01, 0.0, 0.08), (0.15, 0.15, 0.0, 0.1)],
+    ids=["quiet", "as usual", "busy"],
+)
+@pytest.mark.parametrize("turns", ["one run", "three runs"])
+def test_nine_in_ten_pairs_of_equal_points_tie_however_busy_the_machine(apart, within, least, most, turns):
+    told = _told_apart(apart, within, faster=1.0, runs=1 if turns == "one run" else 3)
+    assert least <= told <= most
+
+
+def test_what_is_a_third_faster_is_told_apart_on_a_usual_machine():
+    assert _told_apart(0.04, 0.01, faster=1.33, runs=1) > 0.9
+    assert _told_apart(0.02, 0.01, faster=1.08, runs=5) > 0.9
+
+
+def _told_apart(apart: float, within: float, faster: float, runs: int, pairs: int = 400) -> float:
+    """Of simulated pairs the share that is told apart: runs lie `apart`, and the repeats of each lie `within`."""
+    chance = np.random.default_rng(0)
+
+    def side(speed: float) -> verdict.Contestant:
+        made = [Run(Path(), {}, {}) for _ in range(runs)]
+        for run in made:
+            run.__dict__["repeats"] = list(speed * np.exp(apart * chance.normal() + within * chance.normal(size=5)))
+        return verdict.Contestant(tuple(range(runs)), tuple(made))
+
+    told = 0
+    for _ in range(pairs):
+        one, two = side(100.0), side(100.0 * faster)
+        squares = sum(float(np.var(np.log(each.speeds))) * runs for each in (one, two))
+        degrees = 2 * (runs - 1)
+        seen = verdict.Spread((squares / degrees) ** 0.5 if degrees else 0.0, degrees)
+        told += verdict.told_apart(one, two, seen) is not None
+    return told / pairs
 
 
 def test_runs_that_are_repeated_and_agree_make_a_smaller_difference_visible(tmp_path):
