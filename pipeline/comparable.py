@@ -123,7 +123,7 @@ def _data_servers(plan: Mapping[str, Any]) -> int | None:
     """Processes on each host that make examples beside training."""
     if "processes" not in plan or not plan.get("hosts"):
         return None
-    return sum(each.get("role") == "data server" for each in plan["processes"]) // int(plan["hosts"])
+    return int(sum(each.get("role") == "data server" for each in plan["processes"]) // plan["hosts"])
 
 
 def _batch_rule(result: Mapping[str, Any]) -> str | None:

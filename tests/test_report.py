@@ -314,7 +314,7 @@ def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(p
     from mlflow import MlflowClient
 
     common = ("data=digits", "model=mlp", "train.epochs=1", "measure.repeats=2", "measure.steps=4")
-    ran = pipeline("-m", *common, "strategy=one_device,mirrored", "workers=1,2", timeout=400)
+    ran = pipeline("-m", *common, "strategy=one_device,mirrored", "workers=2", timeout=400)
     (sweep,) = ran.folder.glob("outputs/sweeps/*")
     for _ in range(2):
         command = [sys.executable, "-m", "pipeline.report", f"sweep={sweep.name}"]
@@ -327,7 +327,7 @@ def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(p
     (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "pipeline"]
     runs = client.search_runs([experiment], f"tags.sweep = '{sweep.name}'")
     (run,) = [run for run in runs if run.data.tags.get("kind") == "report"]
-    assert len(runs) == 4
+    assert len(runs) == 3
     assert run.info.status == "FINISHED"
     assert run.data.tags["verdict"] in " ".join(told.stdout.split())
     assert run.data.metrics["speedup"] > 0

@@ -21,6 +21,8 @@ from pipeline.report import page
 from pipeline.report.figures import Drawn, LeftOut, draw
 from pipeline.report.gather import Point, Sweep, gather
 from pipeline.track import Tracker
+from pipeline.track.state import recall
+from pipeline.track.stores import Store
 from pipeline.verdict import Verdict
 
 # The folder beside the points, and what it is called as a run of MLflow.
@@ -71,7 +73,7 @@ def write(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> W
     return Written(sweep, decided, html, table, tuple(figures), left_out)
 
 
-def track(folder: Path, written: Written, tracker: Tracker, store: Mapping[str, Any]) -> None:
+def track(folder: Path, written: Written, tracker: Tracker, store: Store) -> None:
     """Has `tracker` send the report to `store`, as the one run that stands for the sweep.
 
     Like a run's, it is an event log that is sent, now or by `python -m pipeline.track sync`: written again, a report
@@ -93,6 +95,12 @@ def track(folder: Path, written: Written, tracker: Tracker, store: Mapping[str, 
     finally:
         log.close()
     tracker.follow(beside, store)
+
+
+def store_of(sweep: Sweep) -> Store | None:
+    """Where the points of a sweep are tracked; None for nowhere."""
+    stores = (recall(point.run.folder)["store"] or {} for point in sweep.points)
+    return next((store for store in stores if store.get("uri")), None)
 
 
 def points_csv(sweep: Sweep) -> str:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from pipeline import report, show
 from pipeline.history import HistoryError
-from pipeline.report.gather import Sweep, find
+from pipeline.report.gather import find
 from pipeline.track import Tracker
-from pipeline.track.state import recall
-from pipeline.track.stores import Store
 
 USAGE = "python -m pipeline.report sweep=NAME|FOLDER [output_dir=outputs]"
 # For MLflow to have it all; what is not there by then is sent by `python -m pipeline.track sync`.
@@ -58,7 +56,7 @@ def _asked(arguments: Sequence[str]) -> dict[str, str]:
 
 def _track(written: report.Written, output: Path) -> str | None:
     """Sends the report to where the sweep's points are tracked; returns what went wrong."""
-    store = _store(written.sweep)
+    store = report.store_of(written.sweep)
     if store is None:
         return None
     folder = written.sweep.folder
@@ -74,12 +72,6 @@ def _track(written: report.Written, output: Path) -> str | None:
         f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}. "
         f"`python -m pipeline.track sync {folder / report.FOLDER}` sends it."
     )
-
-
-def _store(sweep: Sweep) -> Store | None:
-    """Where the points are tracked; None for nowhere."""
-    stores = (recall(point.run.folder)["store"] or {} for point in sweep.points)
-    return next((store for store in stores if store.get("uri")), None)
 
 
 if __name__ == "__main__":
