@@ -137,18 +137,22 @@ def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> str:
     fast, slow = (ours, theirs) if ours.interval[0] > theirs.interval[0] else (theirs, ours)
     ratio = fast.interval[0] / slow.interval[0]
     return (
-        f"{fast.places[0]} is {ratio:.2f} times as fast as {slow.places[0]}, {confidence(chance)}: "
-        f"by chance with a probability of {chance:.2g}"
+        f"{fast.places[0]} is {ratio:.2f} times as fast as {slow.places[0]}, {confidence(chance, seen)}: "
+        f"{_by_chance(chance, seen)}"
     )
 
 
-def confidence(chance: float) -> str:
-    """How sure something is that is chance with this probability.
+def confidence(chance: float, seen: Spread) -> str:
+    """How sure something is that is chance with this probability: fairly at most, where no run was repeated.
 
-    >>> confidence(0.0004), confidence(0.02)
+    >>> confidence(0.0004, Spread(0.02, degrees=4)), confidence(0.0004, Spread(0.0, degrees=0))
     ('very sure', 'fairly sure')
     """
-    return next((words for below, words in CONFIDENCE if chance < below), "not sure")
+    return next(words for below, words in CONFIDENCE if chance < below and (seen.degrees or below == BY_CHANCE))
+
+
+def _by_chance(chance: float, seen: Spread) -> str:
+    return f"by chance with a probability of {chance:.2g}{', as far as one run of each can tell' * (not seen.degrees)}"
 
 
 def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> Verdict:
@@ -182,11 +186,11 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
         lines.insert(0, f"A tie: {names} cannot be told apart. Intervals overlap, or equal runs lie as far apart.")
     if slower:
         runner, chance = slower[0]
-        sure = confidence(max(chance for _, chance in slower))
+        sure = confidence(max(chance for _, chance in slower), seen)
         ratio = best.interval[0] / runner.interval[0]
         lines.append(
             f"{sure.capitalize()}: {'the first' if ties else 'it'} is {ratio:.2f} times as fast as "
-            f"{runner.name}{', the next' * (not ties)}, by chance with a probability of {chance:.2g}."
+            f"{runner.name}{', the next' * (not ties)}, {_by_chance(chance, seen)}."
         )
     found = knee([run for each in contestants for run in each.runs], best.runs[0], knee_share)
     if found is not None:

@@ -88,7 +88,7 @@ def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(writt
         == "mirrored on 4 workers (point 2) is the fastest: 320 examples/s (314 to 326), 3.20 times one device."
     )
     assert re.match(
-        r"Very sure: it is 1.73 times as fast as mirrored on 2 workers \(point 1\), the next, by chance", lines[1]
+        r"Fairly sure: it is 1.73 times as fast as mirrored on 2 workers \(point 1\), the next, by chance", lines[1]
     )
     assert lines[2] == "Up to 4 workers, the most measured, each brought 50% of one alone or more."
     assert lines[3] == "Left out of the verdict: point 5 (oversubscribed)."
