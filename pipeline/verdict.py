@@ -239,10 +239,8 @@ def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]
         why = [each for each in marks[place] if each != "asynchronous"]
         if place not in group or not comparable.sound(runs[place]):
             reasons.setdefault(_and(why), []).append(str(place))
-    return [
-        f"Left out of the verdict: point{'s' * (len(places) > 1)} {_and(places)} ({why})."
-        for why, places in reasons.items()
-    ]
+    told = [f"point{'s' * (len(places) > 1)} {_and(places)} ({why})" for why, places in reasons.items()]
+    return [f"Left out of the verdict: {'; '.join(told)}."] if told else []
 
 
 def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:

@@ -272,7 +272,9 @@ def _first(sweep: Sweep, points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _look(place: int) -> tuple[str, str, Any]:
-    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)], DASHES[place % len(DASHES)]
+    # Where the colours begin again, markers and dashes go on.
+    other = place + place // len(COLOURS)
+    return COLOURS[place % len(COLOURS)], MARKERS[other % len(MARKERS)], DASHES[other % len(DASHES)]
 
 
 def _axes(count: int, rows: int) -> tuple[Figure, list[Axes]]:
