@@ -19,8 +19,9 @@ from hydra._internal.utils import get_args_parser
 from rich.console import Console
 
 from pipeline import config as configs
-from pipeline import run, show, signals
+from pipeline import report, run, show, signals
 from pipeline.events import PREEMPTING
+from pipeline.history import HistoryError
 from pipeline.points import Points, compose
 from pipeline.sweep import SweepError
 
@@ -45,11 +46,12 @@ def command() -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
     session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
-    points = Points()
+    points, written = Points(), None
     try:
         with signals.interrupt(run.spares(session)):
             compose(session, points, partial(_tell, console=console))
             _run(points, session)
+            written = _report(points, session)
     except signals.Interrupted as interrupted:
         if points.many and session.results:
             console.print(show.sweep_table(_done(session)))
@@ -71,6 +73,10 @@ def command() -> int:
         session.close()
     if points.many and session.results:
         console.print(show.sweep_table(_done(session)))
+    if written is not None:
+        left_out = [(each.title, each.why) for each in written.left_out]
+        for line in show.report_lines(written.lines, str(written.html), left_out):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
     if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
         return PREEMPTED
@@ -101,6 +107,22 @@ def _run(points: Points, session: run.Session) -> None:
         _tell(result, points.many, session.console)
         if session.preemption.asked:
             break
+
+
+def _report(points: Points, session: run.Session) -> report.Written | None:
+    """The report of the sweep that has just ended, on its way to MLflow where its points are tracked."""
+    if points.sweep is None or session.preemption.asked:
+        return None
+    folder = points.sweep.folder
+    try:
+        written = report.write(folder)
+        store = report.store_of(written.sweep)
+        if store is not None:
+            report.track(folder, written, session.tracker(folder.parents[1] / "tracker.log"), store)
+    except (HistoryError, OSError) as error:
+        print(show.error_text(f"The report of the sweep was not written: {error}"), file=sys.stderr)
+        return None
+    return written
 
 
 def _kept_line(points: Points) -> str:
