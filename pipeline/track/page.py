@@ -17,12 +17,12 @@ KIND_TAG, VIEW_TAG = "mlflow.experimentKind", f"mlflow.sharedViewState.{VIEW}"
 KIND, WORKFLOW = "custom_model_development", "machine_learning"
 # What a column shows, and its width in pixels.
 COLUMNS = {
-    "params.`strategy`": 100,
-    "metrics.`config/workers`": 110,
-    "metrics.`speedup`": 90,
-    "metrics.`speedup_low`": 100,
-    "metrics.`speedup_high`": 105,
-    "metrics.`efficiency`": 90,
+    "params.`strategy`": 95,
+    "metrics.`config/workers`": 105,
+    "metrics.`speedup`": 85,
+    "metrics.`speedup_low`": 95,
+    "metrics.`speedup_high`": 98,
+    "metrics.`efficiency`": 80,
     "metrics.`examples_per_second`": 150,
     "metrics.`final/val_accuracy`": 130,
     "params.`model`": 90,
@@ -36,9 +36,9 @@ BARS = ("speedup", "efficiency", "examples_per_second", "final/val_accuracy")
 # Across and up.
 SCATTERS = (("config/workers", "speedup"), ("seconds_training", "final/val_accuracy"))
 DESCRIPTION = """\
-**How to read these runs.** One run is one training under one strategy, named strategy-workers-model-data. \
-*Views*, *By speedup* sorts them by what more devices brought; its chart button draws them side by side.
+**How to read these runs.** *Views*, *By speedup* sorts them by what more devices brought; its charts draw them.
 
+- One run is one training under one strategy, named strategy-workers-model-data.
 - `speedup` is throughput over that of the same model on one device without a strategy; `efficiency` is speedup \
 over the number of devices. `..._low` and `..._high` are the range of the repeats: **where two ranges overlap, the \
 runs tie.**
