@@ -27,10 +27,8 @@ $(READY): requirements.lock pyproject.toml
 run: setup ## train the default model on real digits, on every core of this machine
 	@$(BIN)/python -m pipeline $(ARGS)
 
-ui: setup ## the MLflow UI on 127.0.0.1 over what was logged; PORT=5000
-	@mkdir -p outputs
-	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(or $(PORT),5000) \
-	  --backend-store-uri sqlite:///outputs/mlflow.db
+ui: setup ## MLflow's UI on 127.0.0.1, opened at the runs by speedup; PORT=5000
+	@$(BIN)/python -m pipeline.ui --port $(or $(PORT),5000) $(ARGS)
 
 test: setup ## the tests, without the slow ones
 	@$(BIN)/python -m pytest -q $(TWO) -m "not slow" $(ARGS)

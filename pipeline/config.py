@@ -38,6 +38,11 @@ LISTS = (list[int], list[str])
 # What Hydra may make by itself: its own parts, and what its logging is made of.
 HYDRA_S_OWN = ("hydra.", "hydra_plugins.")
 LOGGING = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "colorlog.ColoredFormatter")
+# Of Hydra's parts, those that only its basic one may be, and why.
+ALONE = {
+    "launcher": "points that run side by side spoil each other's timing",
+    "sweeper": "all points are known before the first one runs",
+}
 HELP = "Try `python -m pipeline --help` for the choices and keys."
 PREPARE_HELP = "Try `python -m pipeline.prepare --help` for the choices and keys."
 Typed = TypeVar("Typed", Config, PrepareConfig)
@@ -94,6 +99,7 @@ def refused_unread() -> Iterator[None]:
         plain = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(plain, dict)
         check_hydra(plain.get("hydra"), "hydra")
+        _check_alone(plain.get("hydra") or {})
         tracking = plain.get("tracking")
         try:
             check_uri(tracking.get("uri") if isinstance(tracking, dict) else None)
@@ -155,6 +161,27 @@ Try without it.
                 f"{', '.join(map(str, inner))}. Try NAME=value before the command."
             )
         check_hydra(inner, f"{key}.{name}")
+
+
+def _check_alone(hydra: Mapping[str, Any]) -> None:
+    """Refuses what would run the points of a sweep in another way than one after the other."""
+    for name in ALONE:
+        node = hydra.get(name)
+        target = node.get("_target_") if isinstance(node, dict) else node
+        if target != f"hydra._internal.core_plugins.basic_{name}.Basic{name.capitalize()}":
+            choice = ((hydra.get("runtime") or {}).get("choices") or {}).get(f"hydra/{name}")
+            raise ConfigError(_not_alone(name, target if choice in (None, "basic") else choice))
+
+
+def _not_alone(name: str, received: Any) -> str:
+    """What is wrong with a launcher or sweeper of Hydra's that is not its basic one.
+
+    >>> _not_alone("sweeper", "optuna")
+    'Expected hydra/sweeper=basic, since all points are known before the first one runs, received optuna. \
+Try without it.'
+    """
+    named = "null" if received is None else received
+    return f"Expected hydra/{name}=basic, since {ALONE[name]}, received {named}. Try without it."
 
 
 def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
@@ -310,6 +337,8 @@ def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
 def _missing_choice(error: MissingConfigException) -> str:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
     options = sorted(error.options or [])
+    if group in [f"hydra/{name}" for name in ALONE]:
+        return _not_alone(group.removeprefix("hydra/"), choice)
     if not group:
         return f"Expected --config-name to be a config of this program, received {choice}. Try it without that option."
     if not options:

@@ -28,6 +28,7 @@ from pipeline.launch.local import LocalCluster
 from pipeline.plan import Plan, PlanError
 from pipeline.resume import Earlier, ResumeError
 from pipeline.schema import Config, Mode, Store
+from pipeline.show.words import marks
 from pipeline.signals import Interrupted
 from pipeline.track import Tracker
 
@@ -328,7 +329,7 @@ class Point:
                 | {
                     "event": "run",
                     "key": uuid.uuid4().hex,
-                    "name": f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}",
+                    "name": _name(planned),
                     "folder": str(folder),
                     "experiment": config.tracking.experiment,
                     "params": params,
@@ -670,6 +671,12 @@ def spares(session: Session) -> Callable[[int], bool]:
         return session.busy
 
     return spared
+
+
+def _name(planned: Plan) -> str:
+    """What the run is called in MLflow, where charts show nothing else of it."""
+    doubts = {"rehearsal": planned.rehearsal, "oversubscribed": planned.oversubscribed}
+    return f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}{marks(doubts)}"
 
 
 def _store(config: Config) -> dict[str, Any] | None:

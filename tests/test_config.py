@@ -107,6 +107,18 @@ def refusal(ran: Ran) -> str:
             "Expected hydra.callbacks.mine._target_ to be one of Hydra's own, received imports.model.",
         ),
         (["+hydra.job.env_set.LD_PRELOAD=a.so"], "Expected environment variables to be set in the shell"),
+        # What would run a sweep's points otherwise than one after the other.
+        (
+            ["-m", "hydra/launcher=joblib", "workers=1,2"],
+            "Expected hydra/launcher=basic, since points that run side by side spoil each other's timing, received "
+            "joblib. Try without it.",
+        ),
+        (["-m", "hydra/launcher=submitit_local", "workers=1,2"], "received submitit_local. Try without it."),
+        (
+            ["-m", "hydra/sweeper=optuna", "workers=1,2"],
+            "Expected hydra/sweeper=basic, since all points are known before the first one runs, received optuna.",
+        ),
+        (["hydra.launcher=null"], "Expected hydra/launcher=basic, since"),
         # Overrides that are none.
         (["train"], "Expected key=value or group=choice, received train. Try train=..."),
         (["train.epochs==3"], "received train.epochs==3. Try train.epochs=3."),
@@ -195,6 +207,15 @@ def test_a_fault_in_yaml_of_ones_own_is_refused_with_its_place(pipeline, tmp_pat
     assert words in refusal(pipeline("--config-dir=mine", "model=model"))
 
 
+def test_a_launcher_that_is_installed_is_refused_as_one_that_is_not(pipeline, tmp_path):
+    (tmp_path / "installed/hydra/launcher").mkdir(parents=True)
+    (tmp_path / "installed/hydra/launcher/joblib.yaml").write_text(
+        "_target_: hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher\n"
+    )
+    ran: Ran = pipeline("-m", "--config-dir=installed", "hydra/launcher=joblib", "workers=1,2")
+    assert "spoil each other's timing, received joblib. Try without it." in refusal(ran)
+
+
 def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_are_refused(pipeline, tmp_path):
     (tmp_path / "mine/experiment").mkdir(parents=True)
     experiment = tmp_path / "mine/experiment/short.yaml"
@@ -241,7 +262,7 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["workers=${oc.env:NOTHING_THERE}"], "Environment variable 'NOTHING_THERE' not found"),
         (["workers=${nowhere:x}"], "Unsupported interpolation type nowhere"),
         (["strategy=3"], "received a value of type int."),
-        (["hydra/launcher=joblib"], "Expected hydra/launcher to be one of basic, received joblib."),
+        (["hydra/launcher=joblib"], "spoil each other's timing, received joblib. Try without it."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

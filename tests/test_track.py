@@ -280,6 +280,7 @@ def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
         return name, value, round(1000 * (BEGAN + seconds)), step
 
     expected = [
+        point("config/workers", 2.0, 0, 0),
         point("measure/point/examples_per_second", 320.0, 3, 0),
         point("measure/baseline/examples_per_second", 64.0, 4, 0),
         point("loss", 4.0, 5, 1),
@@ -388,6 +389,50 @@ def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker)
     assert tracker.drain(30) == (True, None)
     run = only_run(uri, writer.key)
     assert (run.info.status, run.info.end_time, run.data.tags["error"]) == ("FAILED", 1000, "Out of memory.")
+
+
+def test_a_run_says_what_was_asked_for_and_what_its_speed_is_to_be_taken_for(home: Path) -> None:
+    tags = {"overrides": "strategy=mirrored `x`=<b>", "rehearsal": "true", "oversubscribed": "false"}
+    writer = Writer(home / "doubtful", tags=tags)
+    writer.write({"time": BEGAN, "event": "result", "values": {"notes": ["Input-bound.", "Input-bound."]}})
+    remember(writer.folder, local(home))
+    assert sync(writer.folder)[0]
+    assert only_run(local(home)["uri"], writer.key).data.tags["mlflow.note.content"].splitlines() == [
+        "- `strategy=mirrored ?x?=<b>`",
+        "- **rehearsal**: logical devices stand for others, so the speed is not theirs.",
+        "- Input-bound.",
+    ]
+
+
+def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(home: Path) -> None:
+    uri, view = local(home)["uri"], "mlflow.sharedViewState.speedup"
+    client = open_client(uri, None)
+    experiment = client.create_experiment("described", tags={"mlflow.note.content": "Ours."})
+
+    def send(name: str) -> dict[str, str]:
+        writer = Writer(home / name)
+        remember(writer.folder, local(home) | {"experiment": "described"})
+        assert sync(writer.folder)[0]
+        tags: dict[str, str] = client.get_experiment(experiment).tags
+        return tags
+
+    first = send("described first")
+    assert first["mlflow.note.content"] == "Ours."
+    assert json.loads(json.loads(first[view])["state"])["orderByKey"] == "metrics.`speedup`"
+    client.set_experiment_tag(experiment, view, "changed")
+    assert send("described second") == first | {view: "changed"}
+
+
+def test_workers_and_batches_are_sorted_as_numbers(home: Path) -> None:
+    for workers in (10, 9, 100):
+        writer = Writer(home / f"workers {workers}", params={"workers": workers, "global_batch": 64 * workers})
+        remember(writer.folder, local(home) | {"experiment": "sorted"})
+        assert sync(writer.folder)[0]
+    client = MlflowClient(local(home)["uri"])
+    (found,) = client.search_experiments(filter_string="name = 'sorted'")
+    for name in ("workers", "global_batch"):
+        runs = client.search_runs([found.experiment_id], order_by=[f"metrics.`config/{name}` ASC"])
+        assert [run.data.params["workers"] for run in runs] == ["9", "10", "100"]
 
 
 def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,8 +18,12 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 500
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
-    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
+    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
 )
+DOUBTS = {
+    "rehearsal": "logical devices stand for others, so the speed is not theirs.",
+    "oversubscribed": "more devices than cores for them, so the speed is not theirs.",
+}
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -139,6 +143,10 @@ def _run(event: Event, seen: Seen) -> Iterator[Change]:
     for name, value in (event.get("tags") or {}).items():
         yield Tag(safe_name(name), text(value, TAG_CHARACTERS))
     yield Tag("pipeline.folder", text(event.get("folder"), TAG_CHARACTERS))
+    # MLflow sorts parameters as text, and draws metrics alone.
+    for name in ("workers", "replica_batch", "global_batch"):
+        yield from _point(f"config/{name}", (event.get("params") or {}).get(name), event, 0)
+    yield from _noted(_about(event.get("tags") or {}), seen)
 
 
 def _resumed(event: Event, seen: Seen) -> Iterator[Change]:
@@ -225,10 +233,28 @@ def _system(event: Event, seen: Seen) -> Iterator[Change]:
 
 
 def _warning(event: Event, seen: Seen) -> Iterator[Change]:
-    note = f"- {event.get('text')}"
-    if note not in seen.notes:
-        seen.notes.append(note)
+    return _noted([str(event.get("text"))], seen)
+
+
+def _noted(notes: Iterable[str], seen: Seen) -> Iterator[Tag]:
+    """The run's description, where `notes` are new to it."""
+    new = [f"- {note}" for note in dict.fromkeys(notes) if f"- {note}" not in seen.notes]
+    seen.notes += new
+    if new:
         yield Tag(NOTE_TAG, text("\n".join(seen.notes), TAG_CHARACTERS))
+
+
+def _about(tags: Mapping[str, Any]) -> Iterator[str]:
+    """What was asked for, and what its speed is to be taken for.
+
+    >>> list(_about({"overrides": "workers=2", "rehearsal": "true", "oversubscribed": "false"}))
+    ['`workers=2`', '**rehearsal**: logical devices stand for others, so the speed is not theirs.']
+    """
+    if tags.get("overrides"):
+        yield f"`{str(tags['overrides']).replace('`', '?')}`"
+    for name, why in DOUBTS.items():
+        if tags.get(name) == "true":
+            yield f"**{name}**: {why}"
 
 
 def _saved(event: Event, seen: Seen) -> Iterator[Change]:
@@ -247,6 +273,7 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
     for name in ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound"):
         if values.get(name) is not None:
             yield Tag(name, text(values[name], TAG_CHARACTERS))
+    yield from _noted(values.get("notes") or (), seen)
 
 
 def _reported(event: Event, seen: Seen) -> Iterator[Change]:

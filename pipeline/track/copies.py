@@ -3,6 +3,7 @@
 It leaves to its callers when that is done, and what to do about a store that fails.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from pipeline import events
 from pipeline.events import Event
-from pipeline.track import state
+from pipeline.track import page, state
 from pipeline.track.changes import NAME_CHARACTERS, Begin, Change, Data, End, Param, Point, Seen, Tag, changes, ms, text
 from pipeline.track.state import FRESH, LOG
 from pipeline.track.stores import Store, open_client, requests_may_take, without_password
@@ -239,7 +240,8 @@ class Copy:
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
-                return str(client.create_experiment(name, artifact_location=self._store.get("artifacts")))
+                location, tags = self._store.get("artifacts"), page.missing({}, ms(run))
+                return str(client.create_experiment(name, artifact_location=location, tags=tags))
             except Exception:
                 # Someone else may just have created it.
                 found = client.get_experiment_by_name(name)
@@ -250,7 +252,16 @@ class Copy:
                 f"Expected the MLflow experiment {name!r} to be active, received a deleted one. "
                 f"Try `mlflow experiments restore --experiment-id {found.experiment_id}`."
             )
+        self._describe(found, run)
         return str(found.experiment_id)
+
+    def _describe(self, experiment: Any, run: Event) -> None:
+        """Gives an experiment that others made its page, where they let us."""
+        from mlflow.exceptions import MlflowException
+
+        with contextlib.suppress(MlflowException):
+            for name, content in page.missing(experiment.tags, ms(run)).items():
+                self._open().set_experiment_tag(experiment.experiment_id, name, content)
 
     def _with_this_key(self, experiment: str) -> list[str]:
         wanted = f"tags.`{KEY_TAG}` = '{_key(self.seen.run or {})}'"

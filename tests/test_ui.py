@@ -1,0 +1,242 @@
+"""MLflow's user interface as a person sees it: a real server over real runs, in headless Chromium.
+
+SCREENSHOTS=folder keeps what was seen there.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Ran, finish, left_behind, start
+
+from pipeline.ui import HOST, main
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --window-size=1280,900"
+)
+# On a busy machine.
+SECONDS = 60
+REPORT = "<!doctype html><meta charset=utf-8><title>Report</title><h1>Mirrored pays up to 2 workers</h1>"
+
+
+def test_a_port_that_is_taken_is_told_with_one_to_try_instead(capfd, tmp_path):
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["--port", str(port), "--output-dir", str(tmp_path)]) == 2
+    out, err = capfd.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert err.startswith(f"pipeline: Expected port {port} of 127.0.0.1 to be free, received: Address already in use.")
+    assert " Try PORT=" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "five", "-1", "5000.0"])
+def test_a_port_that_is_none_is_refused_in_one_message(capfd, port):
+    assert main([f"--port={port}"]) == 2
+    assert capfd.readouterr().err == (
+        f"pipeline: Expected a port from 1 to 65535, received {port}. Try PORT=5001, or --port=5001.\n"
+    )
+
+
+def test_an_output_folder_that_cannot_be_written_is_told_in_one_message(capfd):
+    assert main(["--port", str(free_port()), "--output-dir", "/proc/x"]) == 2
+    assert capfd.readouterr().err.startswith("pipeline: Expected to be able to write /proc/x, received: No such file")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server of runs, the address that it was opened with, what the runs came to, and a browser."""
+
+    address: str
+    ran: Ran
+    report: str
+    browser: Any
+
+    def open(self, url: str) -> None:
+        # Of an address that differs in its last part alone, the browser would not load the page.
+        self.browser.get("about:blank")
+        self.browser.get(url)
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.browser.find_elements("css selector", selector))
+
+    def wait(self, what: Callable[[], Any]) -> Any:
+        from selenium.common.exceptions import WebDriverException
+
+        until = time.monotonic() + SECONDS
+        while True:
+            try:
+                if found := what():
+                    return found
+            except WebDriverException:  # The page was just being drawn.
+                pass
+            assert time.monotonic() < until, self.browser.find_element("tag name", "body").text
+            time.sleep(0.2)
+
+    def keep(self, name: str) -> None:
+        if folder := os.environ.get("SCREENSHOTS"):
+            time.sleep(1)  # What moves comes to rest.
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.browser.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("Chromium and its driver are not installed: apt-get install chromium chromium-driver")
+    folder, began = tmp_path_factory.mktemp("ui"), time.monotonic()
+    sweep = start(
+        folder, "-m", "data=digits", "model=mlp", "train.steps=4", "train.save=false", "measure.repeats=2",
+        "strategy=one_device,mirrored", "workers=1,2",
+    )  # fmt: skip
+    ran = finish(sweep, folder, began, 240)
+    assert ran.code == 0, ran.err
+    report = log_report(folder / "outputs")
+    said = folder / "said"
+    with said.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.ui", "--port", str(free_port())],
+            cwd=folder,
+            env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=output,
+        )
+    browser = None
+    try:
+        browser = chromium(folder / "chromium")
+        until = time.monotonic() + SECONDS
+        while "Runs by speedup: " not in said.read_text():
+            assert server.poll() is None, said.read_text()
+            assert time.monotonic() < until, said.read_text()
+            time.sleep(0.2)
+        address = said.read_text().rpartition("Runs by speedup: ")[2].strip()
+        # Where its assistant would cover a quarter of the page.
+        browser.get(f"{address.partition('#')[0]}health")
+        browser.execute_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
+        yield Site(address, ran, report, browser)
+    finally:
+        if browser is not None:
+            browser.quit()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0, said.read_text()
+    assert not left_behind(folder)
+
+
+@pytest.mark.slow
+def test_the_address_that_make_ui_prints_shows_the_runs_by_speedup(site):
+    site.open(site.address)
+    rows = site.wait(lambda: len(rows := table(site)) == 4 and all(row["speedup"] for row in rows[:3]) and rows)
+    finished = [result for result in site.ran.results if result["status"] == "FINISHED"]
+    expected = sorted(finished, key=lambda result: -result["speedup"])
+    names = [f"{each['strategy']}-{each['workers']}-mlp-digits" for each in expected]
+    assert [row["name"] for row in rows] == [*names, "report"]
+    for row, result in zip(rows, expected, strict=False):
+        assert (row["strategy"], row["config/workers"]) == (result["strategy"], str(result["workers"]))
+        assert float(row["speedup"]) == pytest.approx(result["speedup"], rel=1e-6)
+    assert "How to read these runs." in site.browser.find_element("tag name", "body").text
+    site.keep("runs")
+
+
+@pytest.mark.slow
+def test_the_charts_beside_the_table_draw_speedup_first(site):
+    site.open(f"{site.address}&compareRunsMode=CHART")
+    words = site.wait(lambda: "Comparison\n(6)" in (text := body(site)) and text.count("mirrored-2") > 1 and text)
+    section = words.partition("Comparison\n(6)")[2]
+    assert section.index("speedup") < section.index("efficiency")
+    site.keep("charts")
+
+
+@pytest.mark.slow
+def test_three_runs_that_are_ticked_are_compared_metric_by_metric(site):
+    site.open(site.address)
+    site.wait(lambda: len(table(site)) == 4)
+    for index in range(3):
+        box = f".ag-pinned-left-cols-container [row-index='{index}'] .ag-selection-checkbox input"
+        site.wait(lambda box=box: site.all(box) and (site.all(box)[0].click() or True))
+    button = "//button[normalize-space()='Compare']"
+    site.wait(lambda: site.browser.find_element("xpath", button).click() or True)
+    site.wait(lambda: "Comparing 3 Runs from 1 Experiment" in body(site))
+    # Its first metrics, by name, are in view.
+    names = {"baseline_examples_per_second", "config/global_batch", "config/workers", "efficiency"}
+    words = site.wait(lambda: names <= set(words := body(site).rpartition("Metrics")[2].split()) and words)
+    finished = [result for result in site.ran.results if result["status"] == "FINISHED"]
+    assert {f"{round(each['efficiency'], 3):g}" for each in finished} <= set(words)
+    site.keep("compare")
+
+
+@pytest.mark.slow
+def test_a_report_among_a_run_s_artifacts_is_shown_as_a_page(site):
+    server, _, experiment = site.address.partition("#")[0], None, site.address.split("/experiments/")[1].split("/")[0]
+    site.open(f"{server}#/experiments/{experiment}/runs/{site.report}/artifacts/report.html")
+    frame = site.wait(lambda: site.all("iframe"))[0]
+    site.browser.switch_to.frame(frame)
+    site.wait(lambda: site.all("h1") and site.all("h1")[0].text == "Mirrored pays up to 2 workers")
+    site.browser.switch_to.default_content()
+    site.keep("report")
+
+
+def chromium(profile: Path) -> Any:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    # The page itself is as wide, without what frames it.
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    return browser
+
+
+def log_report(output: Path) -> str:
+    """A run with a page among its artifacts, in the store of `output`; returns its id."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+        (experiment,) = client.search_experiments(filter_string="name = 'pipeline'")
+        run = client.create_run(experiment.experiment_id, run_name="report")
+        client.log_text(run.info.run_id, REPORT, "report.html")
+        client.set_terminated(run.info.run_id)
+    return str(run.info.run_id)
+
+
+def table(site: Site) -> list[dict[str, str]]:
+    """What the runs table shows, row by row; its left columns stand still, and are a table of their own."""
+    rows: dict[int, dict[str, str]] = {}
+    for cell in site.browser.execute_script(
+        "return [...document.querySelectorAll('.ag-row .ag-cell')].map(cell => "
+        "[cell.parentNode.getAttribute('row-index'), cell.getAttribute('col-id'), cell.innerText])"
+    ):
+        index, column, words = cell
+        name = column.partition("`")[2].rstrip("`") or column
+        # Before a run's name is the colour that it is drawn in.
+        rows.setdefault(int(index), {})["name" if name == "Run Name" else name] = words.strip().rpartition("\n")[2]
+    return [rows[index] for index in sorted(rows)]
+
+
+def body(site: Site) -> str:
+    return str(site.browser.find_element("tag name", "body").text)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
