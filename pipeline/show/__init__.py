@@ -8,6 +8,7 @@ from pipeline.show.compare import compared_lines
 from pipeline.show.console import console_on, error_text
 from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
+from pipeline.show.predict import fitted_text, outlook_lines, predicted_lines, score_text
 from pipeline.show.progress import Progress
 from pipeline.show.result import result_rows, result_table, resumed_line
 from pipeline.show.sweep import sweep_notes, sweep_rows, sweep_table
@@ -17,6 +18,10 @@ __all__ = [
     "compared_lines",
     "console_on",
     "error_text",
+    "fitted_text",
+    "outlook_lines",
+    "predicted_lines",
+    "score_text",
     "estimate_lines",
     "plan_lines",
     "result_rows",
