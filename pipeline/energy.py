@@ -65,7 +65,7 @@ def _gpus(library: str) -> dict[str, Callable[[], tuple[int, int]]]:
     count = ctypes.c_uint()
     if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return {}
-    found = {}
+    found: dict[str, Callable[[], tuple[int, int]]] = {}
     for index in range(count.value):
         device = ctypes.c_void_p()
         if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):

@@ -3,6 +3,7 @@
 Takes results as result.json has them. Arithmetic only.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _knee(results: Sequence[Result], share: float) -> tuple[int | None, float | 
     places.sort(key=lambda place: results[place]["workers"])
     first = results[places[0]]
     of_first = first["examples_per_second"] / first["workers"]
-    for place, after in zip(places, places[1:], strict=False):
+    for place, after in itertools.pairwise(places):
         more = results[after]["workers"] - results[place]["workers"]
         if not more:
             return None, None

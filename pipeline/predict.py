@@ -33,7 +33,7 @@ PRIOR_FREEDOM = 4
 # further away as a random walk is.
 DRIFT_OF_DOUBLING = 0.05
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
-RIDGE = 1e-4
+RIDGE = 1e-5
 # A step that may take so many times as long as predicted is not known at all.
 UNKNOWN = 1e3
 HALVINGS = 40
@@ -240,8 +240,7 @@ def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
     scale = np.abs(rows).max(axis=0)
     scaled = rows / scale
     count = scaled.shape[1]
-    ridge = RIDGE * np.abs(target).max() * np.eye(count) / max(1.0, np.abs(scaled).max())
-    solved, _ = nnls(np.vstack([scaled, ridge]), np.concatenate([target, np.zeros(count)]), maxiter=100 * count)
+    solved, _ = nnls(np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)]), maxiter=100 * count)
     rest = float(np.sum((scaled @ solved - target) ** 2))
     return solved / scale, rest
 
@@ -306,10 +305,12 @@ def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, 
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
             f"open. Try more of them, with other workers and train.replica_batch."
         )
-    parts: Counter[str] = Counter()
+    parts: dict[str, float] = {}
     for name, value in zip(made.names, query * made.coefficients, strict=True):
-        parts[name.partition(" ")[0]] += value
-    parts["communication"] += offset
+        part = name.partition(" ")[0]
+        parts[part] = parts.get(part, 0.0) + float(value)
+    if offset:
+        parts["communication"] = parts.get("communication", 0.0) + offset
     total = fitted + offset
     return total, low + offset, high + offset, {name: value / total for name, value in parts.items() if value}, notes
 

@@ -43,7 +43,8 @@ PREPARED = "pipeline.data.tfrecord"
 PREDICTIONS = "predictions.jsonl"
 # What a point that cannot be laid out, or predicted, raises.
 REFUSALS = (
-    PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError, HistoryError, PredictError,
+    PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError, HistoryError,
+    PredictError,
 )  # fmt: skip
 
 

@@ -69,9 +69,7 @@ def outlook_lines(results: Sequence[Result]) -> list[str]:
     share = next((each["knee_share"] for each in results if "knee_share" in each), 0.5)
     made = outlook.look(results, share)
     best, knee, after = made.best, made.knee, made.after
-    lines = [
-        f"{BEST[what].capitalize()}: point {place}, {_name(results[place])}." for what, place in best.items()
-    ]
+    lines = [f"{BEST[what].capitalize()}: point {place}, {_name(results[place])}." for what, place in best.items()]
     if knee is not None and after is not None:
         workers = whole(results[knee].get("workers")) or 0
         lines.append(

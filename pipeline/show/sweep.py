@@ -53,7 +53,11 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
         return Group(Text(""), Text(header, style="bold"), *map(Text, [*planned, "", *_reasons(results)]))
     if any(result.get("status") == "PREDICTED" for result in results):
         header, *predicted = predicted_rows(results)
-        return Group(Text(""), Text(header, style="bold"), *map(Text, [*predicted, "", *outlook_lines(results), *_reasons(results)]))
+        return Group(
+            Text(""),
+            Text(header, style="bold"),
+            *map(Text, [*predicted, "", *outlook_lines(results), *_reasons(results)]),
+        )
     header, *rows = sweep_rows(results)
     shown: list[RenderableType] = [Text(header, style="bold")]
     for row in rows:
