@@ -240,7 +240,9 @@ def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
     scale = np.abs(rows).max(axis=0)
     scaled = rows / scale
     count = scaled.shape[1]
-    solved, _ = nnls(np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)]), maxiter=100 * count)
+    solved, _ = nnls(
+        np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)]), maxiter=100 * count
+    )
     rest = float(np.sum((scaled @ solved - target) ** 2))
     return solved / scale, rest
 
@@ -454,7 +456,7 @@ def _confounded(case: Case, runs: Sequence[Observed]) -> list[str]:
     return notes
 
 
-def record(planned: Plan, made: Prediction, now: float) -> dict[str, Any]:
+def record(planned: Plan, parameters: int, made: Prediction, now: float) -> dict[str, Any]:
     """A prediction as a line of predictions.jsonl."""
     return {
         "time": now,
@@ -465,6 +467,7 @@ def record(planned: Plan, made: Prediction, now: float) -> dict[str, Any]:
         "confidence": made.confidence,
         "strategy": planned.strategy,
         "workers": planned.workers,
+        "parameters": parameters,
         "fitted_on": {name: value for name, value in made.fitted_on.items() if name != "folders"},
     }
 

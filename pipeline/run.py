@@ -227,7 +227,7 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
         "knee_share": config.predict.knee_share,
         "score": predict.score([run.result for run in session.histories[sweep]]),
     }
-    line = predict.record(planned, made, time.time())
+    line = predict.record(planned, parameters, made, time.time())
     with (output / PREDICTIONS).open("a") as lines:
         lines.write(json.dumps(line) + "\n")
     for text in ["", *show.predicted_lines(result | {"notes": made.notes})]:

@@ -18,7 +18,7 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 500
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
-    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
+    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
 )
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
