@@ -25,13 +25,13 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.9
 # A run is not taken to repeat more closely than this, whatever its repeats say: they share one life of its processes.
-LEAST_SPREAD = 0.01
+LEAST_SPREAD = 0.02
 # What the spread of repeats weighs beside the residuals, in degrees of freedom: the residuals of a few runs say little
 # of themselves (the moderated t of Smyth, 2004).
 PRIOR_FREEDOM = 4
 # The model is off by about so much at twice, or half, of the workers, batch or parameters of the nearest run, and more
 # further away as a random walk is.
-DRIFT_OF_DOUBLING = 0.05
+DRIFT_OF_DOUBLING = 0.03
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
 # A step that may take so many times as long as predicted is not known at all.
@@ -70,11 +70,26 @@ class Case:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run measured: the case, the median step time in seconds, and its relative spread over the repeats."""
+    """What so many runs of a case measured: the median step time in seconds, and the relative spread of repeats."""
 
     case: Case
     seconds: float
     spread: float
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which terms a model of step time has.
+
+    With `apart`, links within a host and between hosts have coefficients of their own. With `by_link`, bytes are
+    divided by the speed of the link, which is known of all. From `cached` parameters on, each costs more the more there
+    are; None: each costs the same.
+    """
+
+    apart: bool = False
+    by_link: bool = False
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,24 +133,27 @@ def case_of(plan: Mapping[str, Any], parameters: int) -> Case:
     )
 
 
-def observed(run: Run) -> Observed:
-    """What a run that timed its steps says of its case."""
-    case = case_of(run.plan, run.result["parameters"])
-    seconds = [case.examples / each for each in run.repeats]
-    middle = float(np.median(seconds))
+def observed(runs: Sequence[Run]) -> list[Observed]:
+    """What runs that timed their steps say of each case that they are of."""
+    timed: dict[Case, list[Sequence[float]]] = {}
+    for run in runs:
+        timed.setdefault(case_of(run.plan, run.result["parameters"]), []).append(run.repeats)
+    return [_joined(case, [[case.examples / each for each in repeats] for repeats in many])
+            for case, many in timed.items()]  # fmt: skip
+
+
+def _joined(case: Case, runs: Sequence[Sequence[float]]) -> Observed:
+    middle = float(np.median([np.median(seconds) for seconds in runs]))
     # The median's deviation, as the standard deviation of a normal distribution: one slow repeat does not decide.
-    spread = 1.4826 * float(np.median(np.abs(np.asarray(seconds) - middle))) / middle
-    return Observed(case, middle, spread)
+    spread = 1.4826 * float(np.median(np.abs(np.concatenate(runs) - middle))) / middle
+    return Observed(case, middle, spread, len(runs))
 
 
-def terms(case: Case, apart: bool, by_link: bool) -> dict[str, float]:
+def terms(case: Case, shape: Shape) -> dict[str, float]:
     """The terms of a step's time, by a name that begins with the part that they are of.
 
-    With `apart`, links within a host and between hosts have coefficients of their own. With `by_link`, bytes are
-    divided by the speed of the link, which is known of all.
-
     >>> ring = Case(4, 64, 1000, 4000, 4, 1, 1, 1, "all_reduce", "gpu", None)
-    >>> [(name, value) for name, value in terms(ring, False, False).items() if "communication" in name]
+    >>> [(name, value) for name, value in terms(ring, Shape()).items() if "communication" in name]
     [('communication latency', 6), ('communication bytes', 6000.0)]
     """
     # A replica's computing is affine in its batch; that of a model in its parameters, which each example passes
@@ -146,6 +164,10 @@ def terms(case: Case, apart: bool, by_link: bool) -> dict[str, float]:
         "examples": float(case.replica_batch),
         "parameters x examples": float(case.replica_batch) * case.parameters,
     }
+    if shape.cached:
+        # What no cache holds is read from memory again and again.
+        beyond = max(0.0, math.log2(max(1, case.parameters) / shape.cached))
+        compute["parameters beyond a cache x examples"] = compute["parameters x examples"] * beyond
     made = {f"compute {name}": value for name, value in compute.items()}
     if case.kind == "cpu":
         # Devices that are slices of one processor take cache and memory bandwidth from each other.
@@ -154,8 +176,8 @@ def terms(case: Case, apart: bool, by_link: bool) -> dict[str, float]:
     made["input"] = float(case.replica_batch * case.together)
     latencies, travel = _exchanged(case)
     if latencies:
-        link = "" if not apart else " within a host" if case.hosts == 1 else " between hosts"
-        speed = (case.link_gbps or 1.0) if by_link else 1.0
+        link = "" if not shape.apart else " within a host" if case.hosts == 1 else " between hosts"
+        speed = (case.link_gbps or 1.0) if shape.by_link else 1.0
         made |= {f"communication latency{link}": latencies, f"communication bytes{link}": travel / speed}
     return made
 
@@ -187,8 +209,7 @@ class Fit:
     rows: Floats
     target: Floats
     chi_square: float
-    apart: bool
-    by_link: bool
+    shape: Shape
     spread: float
 
     @property
@@ -202,14 +223,18 @@ class Fit:
         return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + self.freedom)
 
 
-def fit(runs: Sequence[Observed], by_link: bool) -> Fit:
+def fit(runs: Sequence[Observed], by_link: bool) -> tuple[Fit, Fit]:
     """Fits step times by weighted non-negative least squares on relative residuals.
 
-    Links have one latency and bandwidth unless those within a host and between hosts differ so much that the runs
-    tell (by the criterion of Schwarz, 1978).
+    Of the shapes that a model can have the first is the simplest, unless the runs tell that another one is right (by
+    the criterion of Schwarz, 1978). The second allows for what the runs do not rule out: that of a larger model, each
+    parameter costs more.
     """
-    both = [_fit(runs, apart, by_link) for apart in (False, True)]
-    return min(both, key=_criterion)
+    sizes = sorted({run.case.parameters for run in runs})
+    larger = max(1, sizes[0]) if len(sizes) > 1 else None
+    fits = [_fit(runs, Shape(apart, by_link, cached)) for cached in (None, larger) for apart in (False, True)]
+    best = min(fits, key=_criterion)
+    return best, next(each for each in fits[2:] if each.shape.apart == best.shape.apart)
 
 
 def _criterion(made: Fit) -> float:
@@ -217,15 +242,15 @@ def _criterion(made: Fit) -> float:
     return count * math.log(1 + made.chi_square / count) + math.log(count) * int(np.count_nonzero(made.coefficients))
 
 
-def _fit(runs: Sequence[Observed], apart: bool, by_link: bool) -> Fit:
-    known = [terms(run.case, apart, by_link) for run in runs]
+def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
+    known = [terms(run.case, shape) for run in runs]
     names = tuple(dict.fromkeys(name for each in known for name, value in each.items() if value))
     pooled = max(LEAST_SPREAD, float(np.median([run.spread for run in runs])))
-    weights = np.asarray([1 / _moderated(run.spread, pooled) for run in runs])
+    weights = np.asarray([math.sqrt(run.runs) / _moderated(run.spread, pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
     rows = np.asarray([[each.get(name, 0.0) for name in names] for each in known]) * (weights / seconds)[:, None]
     coefficients, rest = _non_negative(rows, weights)
-    return Fit(names, coefficients, rows, weights, rest, apart, by_link, pooled)
+    return Fit(names, coefficients, rows, weights, rest, shape, pooled)
 
 
 def _moderated(spread: float, pooled: float) -> float:
@@ -282,15 +307,15 @@ def _edge(inside: Any, centre: float, most: float) -> float:
 def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, dict[str, float], list[str]]:
     """(step time, low, high, parts as shares, notes) of a case. Raises `PredictError` where the runs say nothing."""
     by_link = case.link_gbps is not None and all(run.case.link_gbps for run in runs if run.case.workers > 1)
-    made = fit(runs, by_link)
-    wanted = terms(case, made.apart, made.by_link)
+    made, allowed = fit(runs, by_link)
+    wanted = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
     # One of the two kinds of links was never measured, so what was measured of the other says nothing of it.
     strange = case.workers > 1 and len(only) == 1 and (case.hosts > 1) not in only
     notes: list[str] = []
     offset = 0.0
     for name, value in list(wanted.items()):
-        if value and (name not in made.names or (strange and name.startswith("communication"))):
+        if value and (name not in allowed.names or (strange and name.startswith("communication"))):
             offset += _unmeasured(name, value, case, runs, strange)
             wanted[name] = 0.0
     if offset:
@@ -301,7 +326,7 @@ def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, 
     query = np.asarray([wanted.get(name, 0.0) for name in made.names])
     fitted = float(query @ made.coefficients)
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
-    low, high = interval(made, query, fitted, off)
+    low, high = interval(allowed, np.asarray([wanted.get(name, 0.0) for name in allowed.names]), fitted, off)
     if high >= fitted * UNKNOWN:
         raise PredictError(
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
@@ -413,7 +438,7 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
 def of_plan(planned: Plan, parameters: int, found: Basis) -> Prediction:
     """What `planned` would do with a model of so many parameters. Raises `PredictError`."""
     case = case_of(json.loads(planned.to_json()), parameters)
-    runs = [observed(run) for run in found.runs]
+    runs = observed(found.runs)
     seconds, low, high, parts, notes = predict(case, runs)
     if planned.oversubscribed:
         notes.append("Predicted as if each device had cores of its own, as those that were measured.")
@@ -449,8 +474,8 @@ def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:
 def _confounded(case: Case, runs: Sequence[Observed]) -> list[str]:
     """What few runs cannot say."""
     notes = []
-    if len(runs) < PRIOR_FREEDOM:
-        notes.append(f"{len(runs)} run{'s' * (len(runs) > 1)} have no residuals: the interval is that of the repeats.")
+    if len(runs) <= PRIOR_FREEDOM:
+        notes.append("So few points leave hardly a residual: the interval is that which their repeats let expect.")
     if len({run.case.replica_batch for run in runs}) == 1 and case.replica_batch != runs[0].case.replica_batch:
         notes.append("One replica batch was measured, so what grows with it is not told from what does not.")
     return notes
