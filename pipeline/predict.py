@@ -129,7 +129,7 @@ def case_of(plan: Mapping[str, Any], parameters: int) -> Case:
         servers=max(1, sum(process["role"] == "parameter server" for process in plan["processes"])),
         exchange=plan["exchange"] or "",
         kind=plan["kind"],
-        link_gbps=plan["link_gbps"],
+        link_gbps=plan.get("link_gbps"),
     )
 
 
@@ -419,12 +419,12 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
             f"Expected runs to predict from in {where}, received {len(history)} that are rehearsals or oversubscribed, "
             f"whose speed is not that of the devices. Try {first} first."
         )
-    alike = [run for run in timed if not comparable.apart(run.plan, asked)]
+    alike = [run for run in timed if not comparable.apart(run.plan, asked) and _whole(run)]
     if not alike:
         why = min((comparable.apart(run.plan, asked) for run in timed), key=len)
         raise PredictError(
             f"Expected runs in {where} that say something of this one, received {len(timed)} that differ: the nearest "
-            f"in {_listed(why)}. Try {first} on such hardware first."
+            f"in {_listed(why) or 'workers that it lost, or events that it lacks'}. Try {first} on such hardware first."
         )
     groups: dict[str, list[Run]] = {}
     for run in alike:
@@ -435,11 +435,19 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
     return Basis(runs, len(history) - len(runs))
 
 
+def _whole(run: Run) -> bool:
+    """Has it timed all of its workers, and is that still there to be read?"""
+    return run.result.get("workers_at_end") in (None, run.plan["workers"]) and bool(run.repeats)
+
+
 def of_plan(planned: Plan, parameters: int, found: Basis) -> Prediction:
     """What `planned` would do with a model of so many parameters. Raises `PredictError`."""
     case = case_of(json.loads(planned.to_json()), parameters)
     runs = observed(found.runs)
     seconds, low, high, parts, notes = predict(case, runs)
+    bound = sum(bool(run.result.get("input_bound")) for run in found.runs)
+    if bound:
+        notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
     if planned.oversubscribed:
         notes.append("Predicted as if each device had cores of its own, as those that were measured.")
     return Prediction(

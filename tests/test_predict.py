@@ -167,6 +167,27 @@ def test_links_between_hosts_that_were_not_measured_are_refused_unless_the_confi
     assert "their latency is left out" in notes[0]
 
 
+def test_links_of_another_speed_are_predicted_where_the_config_says_how_fast_all_are():
+    ring = Ring(1e-3, 1e-5, 0.0, 1.25)
+    on_link = [
+        dataclasses.replace(each, case=dataclasses.replace(each.case, link_gbps=10.0))
+        for each in (seen(ring, workers, 64, PARAMETERS) for workers in (1, 2, 4))
+    ]
+    faster = dataclasses.replace(on_ring(8, 64, PARAMETERS), link_gbps=100.0)
+    wanted = Ring(1e-3, 1e-5, 0.0, 12.5).seconds(8, 64)
+    assert predict.predict(faster, on_link)[0] == pytest.approx(wanted, rel=0.01)
+
+
+def test_workers_that_race_are_predicted_by_what_their_servers_send(tmp_path):
+    asked = ("strategy=parameter_server", "model=mlp", "data=digits", "hardware=1gpu", "strategy.parameter_servers=1")
+    for workers in (1, 2, 4):
+        plan = planned(*asked, f"hardware.hosts={workers}", f"workers={workers}")
+        ran(tmp_path, plan, [1e-3 + workers * 8 * PARAMETERS / 1e10] * 3)
+    plan = planned(*asked, "hardware.hosts=8", "workers=8")
+    made = predict.of_plan(plan, PARAMETERS, predict.basis(plan, history.finished(tmp_path), "outputs"))
+    assert made.examples_per_second == pytest.approx(8 * 64 / (1e-3 + 8 * 8 * PARAMETERS / 1e10), rel=0.01)
+
+
 def test_several_workers_are_not_predicted_from_one():
     with pytest.raises(PredictError, match=r"Expected runs of two workers or more .* workers=1 alone.* Try workers=2"):
         predict.predict(on_ring(4, 64, 1000), [seen(RINGS[0][0], 1, 64, 1000)])
