@@ -34,6 +34,8 @@ PRIOR_FREEDOM = 4
 DRIFT_OF_DOUBLING = 0.03
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
+# How much more an equation weighs that has to hold than those that are fitted.
+HOLD = 1e3
 # A step that may take so many times as long as predicted is not known at all.
 UNKNOWN = 1e3
 HALVINGS = 40
@@ -280,15 +282,18 @@ def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float
     """
     from scipy.special import stdtrit
 
-    beyond = float(stdtrit(PRIOR_FREEDOM + made.freedom, (1 + CONFIDENCE) / 2)) ** 2 * made.scale
-    # That of one more run, in the units of the residuals: its own spread, and what the model is off there.
-    own = math.sqrt(made.spread**2 + off**2 / made.scale)
+    quantile = float(stdtrit(PRIOR_FREEDOM + made.freedom, (1 + CONFIDENCE) / 2))
+    held = HOLD * made.target.max()
 
     def inside(seconds: float) -> bool:
-        rows = np.vstack([made.rows, query / (seconds * own)])
-        return _non_negative(rows, np.append(made.target, 1 / own))[1] - made.chi_square <= beyond
+        """Do the runs allow coefficients that come to so many seconds?"""
+        rows = np.vstack([made.rows, held * query / seconds])
+        return _non_negative(rows, np.append(made.target, held))[1] - made.chi_square <= quantile**2 * made.scale
 
-    return _edge(inside, centre, 1 / UNKNOWN), _edge(inside, centre, UNKNOWN)
+    # What one more run differs by, and what the model is off there, in the logarithm as all of it.
+    own = quantile * math.sqrt(made.scale * made.spread**2 + off**2)
+    low, high = (math.log(_edge(inside, centre, most) / centre) for most in (1 / UNKNOWN, UNKNOWN))
+    return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
 
 
 def _edge(inside: Any, centre: float, most: float) -> float:
@@ -327,7 +332,7 @@ def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, 
     fitted = float(query @ made.coefficients)
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
     low, high = interval(allowed, np.asarray([wanted.get(name, 0.0) for name in allowed.names]), fitted, off)
-    if high >= fitted * UNKNOWN:
+    if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
         raise PredictError(
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
             f"open. Try more of them, with other workers and train.replica_batch."
