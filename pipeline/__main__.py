@@ -177,7 +177,7 @@ def _version() -> str:
 def _tell(result: run.Result, many: bool, console: Console) -> None:
     if result["status"] == "REFUSED":
         print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
-    elif result["status"] != "PLANNED":
+    elif result["status"] not in ("PLANNED", "PREDICTED"):
         if result["error"]:
             _show_log(result["log"], console)
             print(show.error_text(f"{result['error']} See {result['folder']}."), file=sys.stderr)

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.size import of_shape
+
 if TYPE_CHECKING:
     from pipeline.history import Run
 
@@ -59,6 +61,15 @@ def facts(run: Run) -> dict[str, str]:
     told = {name: _text(value) for name, value in known.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
     return told | {NAMES.get(name, name.replace("_", " ")): _text(plan[name]) for name in SETTINGS if name in plan}
+
+
+# What the time of a step depends on beside the numbers that a model of it has: workers, batch, size, links.
+OF_STEP = (
+    "strategy_build", "asynchronous", "min_shard_bytes", "exchange", "kind", "data_build", "shuffle", "parallel_reads",
+    "cache", "prefetch", "optimizer", "loss", "metrics", "precision", "gradient_bits", "static_batches",
+    "deterministic", "steps_per_call", "threads_per_device",
+)  # fmt: skip
+SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
 def unlike(one: Run, two: Run) -> list[str]:
@@ -152,6 +163,29 @@ def _short(value: str, *others: str) -> str:
     """
     name = value.partition("(")[0]
     return value if any(each.partition("(")[0] == name for each in others) else name
+
+
+def of_step(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What the time of a step depends on, from `Plan.to_json`'s values, beside workers, batch, size and links.
+
+    Of the model it is the function: what its arguments come to are parameters.
+    """
+    facts = {name: plan.get(name) for name in OF_STEP}
+    return facts | {
+        "strategy_build": {key: value for key, value in (facts["strategy_build"] or {}).items() if key != "address"},
+        "data_build": of_shape(facts["data_build"] or {}),
+        "model": (plan.get("model_build") or {}).get("_target_"),
+    }
+
+
+def apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Why the step time of a plan says nothing of that of another, with the values of each."""
+    ours, theirs = of_step(one), of_step(two)
+    return [
+        f"{SAID.get(name, name)} ({_text(ours[name])}; here {_text(theirs[name])})"
+        for name in ours
+        if json.dumps(ours[name], sort_keys=True) != json.dumps(theirs[name], sort_keys=True)
+    ]
 
 
 def _text(value: Any) -> str:

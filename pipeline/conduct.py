@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import measure
+from pipeline import energy, measure
 from pipeline.data.manifest import SPLITS
 from pipeline.events import PREEMPTING, Event
 from pipeline.launch import Cluster, Job
@@ -65,6 +65,8 @@ class Measured:
     versions: dict[str, str] = field(default_factory=dict)
     seconds_startup: float | None = None
     seconds_training: float | None = None
+    # What this host used in that time, where its counters can be read.
+    energy_joules: float | None = None
     steps_per_call: int | None = None
     notes: list[str] = field(default_factory=list)
     # How often lost processes were started again, and training went back since it had diverged.
@@ -110,11 +112,13 @@ class Group:
         self.replaced: list[str] = []
         # How long this group was asked for something, and the others waited.
         self.seconds = 0.0
+        # What this host used meanwhile; None where no counter can be read.
+        self.joules: float | None = 0.0
         self.job: Job = cluster.start(plan, name, folder)
 
     def ask(self, answer: str, command: Mapping[str, Any] | None = None) -> dict[int, Event]:
         """Gives a command, and returns each process's `answer` once all have given theirs. Raises `RunFailed`."""
-        began = time.monotonic()
+        began, meter = time.monotonic(), energy.Meter()
         if command is not None:
             self._watch.asked(began)
             self.job.send(dict(command))
@@ -122,6 +126,8 @@ class Group:
         # All join; from then on those answer who are told what to do.
         ranks = range(len(self.plan.processes)) if command is None else self.plan.leaders
         while not answers.keys() >= set(ranks):
+            # Often enough for a counter that begins anew.
+            meter.joules()
             for event in self._events():
                 if event["event"] == answer:
                     answers[event["rank"]] = event
@@ -132,6 +138,8 @@ class Group:
             failure = self._watch.failure(time.monotonic())
             if failure:
                 self._fail(failure)
+        used = meter.joules()
+        self.joules = None if self.joules is None or used is None else self.joules + used
         self.seconds += time.monotonic() - began
         return answers
 
@@ -292,6 +300,7 @@ def _attempt(
     began = time.monotonic()
     groups: list[Group] = []
     started: float | None = None
+    used: float | None = None
 
     def note(event: Event) -> None:
         if event.get("group") == "point":
@@ -315,7 +324,7 @@ def _attempt(
         if plan.profile and resume is None and measured.profile is None:
             measured.profile = _profile(point)
             tell({"time": time.time(), "event": "profiled", "values": measured.profile})
-        started = point.seconds
+        started, used = point.seconds, point.joules
         point.begin()
         try:
             per_call = _measure(plan, point, one, measured)
@@ -347,6 +356,8 @@ def _attempt(
             measured.restarts += len(groups[0].replaced)
             if started is not None:
                 measured.seconds_training = (measured.seconds_training or 0.0) + groups[0].seconds - started
+                if used is not None and groups[0].joules is not None:
+                    measured.energy_joules = (measured.energy_joules or 0.0) + groups[0].joules - used
         for group in groups:
             group.stop()
 

@@ -34,6 +34,12 @@ class Run:
                 told.setdefault(event["repeat"], {})[event["rank"]] = event
         return [measure.slowest(told[repeat]).examples_per_second for repeat in sorted(told)]
 
+    @cached_property
+    def train_examples(self) -> int | None:
+        """Examples of an epoch, where the run has told."""
+        built = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "built")
+        return next((each.get("train_examples") for each in built if each.get("group", "point") == "point"), None)
+
 
 def find(name: str, output: Path) -> Path:
     """The folder of the run that `name` names. Raises `HistoryError`."""
@@ -67,6 +73,38 @@ def load(folder: Path) -> Run:
             f"{'no plan' if run.result else 'no result'}. Try a run that ended."
         )
     return run
+
+
+def finished(output: Path, sweep: str | None = None) -> list[Run]:
+    """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `HistoryError`.
+
+    `sweep` is its folder, or its name.
+    """
+    where = [output / "runs", output / "sweeps"] if sweep is None else [_sweep(sweep, output)]
+    found = [path for folder in where for path in folder.glob("**/result.json")]
+    runs = [Run(path.parent, _read(path), _read(path.parent / "plan.json")) for path in sorted(found, key=_written)]
+    return [
+        run
+        for run in runs
+        if run.plan
+        and run.result.get("status") == "FINISHED"
+        and run.result.get("parameters")
+        and run.result.get("examples_per_second")
+    ]
+
+
+def _sweep(name: str, output: Path) -> Path:
+    """The folder of a sweep."""
+    for folder in (output / "sweeps" / name, Path(name)):
+        if folder.is_dir():
+            return folder
+    there = sorted(output.glob("sweeps/*/"), key=_written)
+    instead = f"predict.sweep={there[-1].name}, or predict.sweep=null" if there else "predict.sweep=null"
+    raise HistoryError(f"Expected predict.sweep to be a sweep's name or folder, received {name}. Try {instead}.")
+
+
+def _written(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -666,6 +666,7 @@ def _check_survival(config: Config) -> None:
         ("checkpoint.folder", asked.folder, "null"),
         ("checkpoint.keep_best", asked.keep_best, "val_loss"),
         ("resume", config.resume, "auto"),
+        ("predict.sweep", config.predict.sweep, "null"),
     ):
         if text is not None and not text.strip():
             raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={instead}.")

@@ -16,20 +16,23 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline import events, measure, plan, reach, resume, show, sweep, targets, weigh
+from pipeline import events, history, measure, outlook, plan, predict, reach, resume, show, sweep, targets, weigh
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
 from pipeline.data import manifest
 from pipeline.data.errors import DataError, first_of
 from pipeline.estimate import estimate
 from pipeline.events import PASSING, PREEMPTING, Event, EventLog, write_whole
+from pipeline.history import HistoryError
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import Plan, PlanError
+from pipeline.predict import PredictError
 from pipeline.resume import Earlier, ResumeError
 from pipeline.schema import Config, Mode, Store
 from pipeline.show.words import marks
 from pipeline.signals import Interrupted
+from pipeline.size import Size
 from pipeline.track import Tracker
 
 Result = dict[str, Any]
@@ -37,8 +40,13 @@ Result = dict[str, Any]
 SKIPPED_NAMED = 3
 # The function that reads what `python -m pipeline.prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
-# What a point that cannot be laid out raises.
-REFUSALS = (PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError)
+# A line for each prediction that was made, in the output folder.
+PREDICTIONS = "predictions.jsonl"
+# What a point that cannot be laid out, or predicted, raises.
+REFUSALS = (
+    PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError, HistoryError,
+    PredictError,
+)  # fmt: skip
 
 
 @dataclass
@@ -55,6 +63,8 @@ class Session:
     tpus: set[str] = field(default_factory=set)
     # Why a model could not be built, by the file that its size would be in.
     unbuilt: dict[Path, str] = field(default_factory=dict)
+    # What was logged before, by the sweep that is asked for.
+    histories: dict[str | None, list[history.Run]] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
     # Is a point under way, which a scheduler's signal lets end by itself?
     busy: bool = False
@@ -121,14 +131,15 @@ def look_over(asked: Asked, session: Session) -> Result | None:
 def run(asked: Asked, session: Session) -> Result:
     """One point. Returns what result.json holds, whatever happened, except when a signal ends the command.
 
-    Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, or REFUSED where it cannot be laid out.
+    Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED where it cannot be laid out.
     """
     config, full = asked.config, asked.config.mode is Mode.plan
+    starts = config.mode is Mode.run
     say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
     earlier = None
     try:
         planned, baseline, cluster = prepare(config, session)
-        if not full:
+        if starts:
             earlier = resume.find(config, planned, Path(config.output_dir), asked.folder if asked.own else None)
     except REFUSALS as error:
         return refused(str(error), asked)
@@ -141,8 +152,14 @@ def run(asked: Asked, session: Session) -> Result:
     folder, about = asked.folder, asked.about()
     for line in show.plan_lines(planned, full=full):
         say(line)
+    if not starts:
+        _remove(folder)
+    if config.mode is Mode.predict:
+        try:
+            return _predicted(planned, asked, cluster, session) | about
+        except REFUSALS as error:
+            return refused(str(error), asked)
     if full:
-        shutil.rmtree(folder, ignore_errors=True)
         return (
             {"status": "PLANNED", "error": None} | _chosen(config) | _weighed(planned, asked, cluster, session) | about
         )
@@ -171,19 +188,91 @@ def _with_folder(planned: Plan, asked: Asked, earlier: Earlier | None) -> Plan:
     return dataclasses.replace(planned, checkpoint=kept)
 
 
-def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
-    """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
+def _remove(folder: Path) -> None:
+    """Removes the folder of a point that starts nothing, and with the last one that of its sweep."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        if [path.name for path in folder.parent.iterdir()] == ["multirun.yaml"]:
+            shutil.rmtree(folder.parent)
+
+
+def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
+    """Shows how fast a plan would be, from what was logged, and notes it to be scored. Raises what is in `REFUSALS`."""
+    config, output = asked.config, Path(asked.config.output_dir)
+    sweep = config.predict.sweep
+    if sweep not in session.histories:
+        session.histories[sweep] = history.finished(output, sweep)
+    basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
+    same = [run for run in basis.runs if run.plan["model_build"] == planned.model_build]
+    if same:
+        parameters = int(same[-1].result["parameters"])
+    elif size := _size(planned, asked, cluster, session):
+        parameters = size.parameters
+    else:
+        why = session.unbuilt[weigh.file(planned, output, session.search)]
+        raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
+    made = predict.of_plan(planned, parameters, basis)
+    examples = planned.train_examples or next((run.train_examples for run in reversed(basis.runs)), None)
+    seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
+    watts = outlook.watts_of_worker([run.result for run in basis.runs])
+    result = {
+        "status": "PREDICTED",
+        "error": None,
+        **_chosen(config),
+        "workers": planned.workers,
+        "hosts": planned.hosts,
+        "replica_batch": planned.replica_batch,
+        "global_batch": planned.global_batch,
+        "scaling": planned.scaling,
+        "precision": planned.precision,
+        "examples_per_second": made.examples_per_second,
+        "examples_per_second_low": made.low,
+        "examples_per_second_high": made.high,
+        "interval_confidence": made.confidence,
+        "step_seconds": made.step_seconds,
+        "parts": dict(made.parts),
+        "fitted_on": dict(made.fitted_on),
+        "notes": [*planned.notes, *made.notes],
+        "seconds_to_finish": seconds,
+        "price_per_hour": config.hardware.price_per_hour,
+        "cost_to_finish": outlook.cost(config.hardware.price_per_hour, planned.hosts, seconds),
+        "energy_joules": None if watts is None or seconds is None else watts * planned.workers * seconds,
+        "knee_share": config.predict.knee_share,
+        "score": predict.score([run.result for run in session.histories[sweep]]),
+    }
+    line = predict.record(planned, parameters, made, time.time())
+    with (output / PREDICTIONS).open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
+    for text in ["", *show.predicted_lines(result | {"notes": made.notes})]:
+        session.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return result
+
+
+def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Size | None:
+    """The size of a plan's model, which is built once where it is not known; None where it cannot be built."""
     kept = weigh.file(planned, Path(asked.config.output_dir), session.search)
     size = weigh.known(planned, kept)
-    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
     if size is None and kept not in session.unbuilt:
-        say(f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it.")
+        session.console.print(
+            f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         try:
             size = weigh.keep(weigh.learn(planned, machines.detect(session.environ), cluster), kept)
         except RunFailed as failure:
             session.unbuilt[kept] = str(failure)
+    return size
+
+
+def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
+    """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
+    size = _size(planned, asked, cluster, session)
+    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
     if size is None:
-        say(f"\nestimate   none, since the model could not be built: {session.unbuilt[kept]}")
+        why = session.unbuilt[weigh.file(planned, Path(asked.config.output_dir), session.search)]
+        say(f"\nestimate   none, since the model could not be built: {why}")
         return {"workers": planned.workers, "estimate": None}
     made = estimate(planned, size)
     for line in ["", *show.estimate_lines(planned, made)]:
@@ -465,6 +554,8 @@ class Point:
         one = measure.interval(self._baseline_repeats)[0] if self._baseline_repeats else None
         finished = measured.finished
         waits = _input_waits(planned, measured)
+        price = self._config.hardware.price_per_hour
+        seconds = outlook.seconds_to_finish(planned, middle, measured.built.get("train_examples")) if middle else None
         quantiles: Mapping[str, float | None] = {f"step_ms_p{percent}": None for percent in (50, 95, 99)}
         return {
             "status": status,
@@ -473,6 +564,7 @@ class Point:
             "model": planned.model,
             "data": planned.data,
             "workers": planned.workers,
+            "hosts": planned.hosts,
             "processes": len(planned.processes),
             "replicas": planned.workers,
             "replica_batch": planned.replica_batch,
@@ -515,6 +607,11 @@ class Point:
             "parameters": measured.built.get("parameters"),
             "seconds_startup": measured.seconds_startup,
             "seconds_training": measured.seconds_training,
+            "energy_joules": measured.energy_joules,
+            "price_per_hour": price,
+            "seconds_to_finish": seconds,
+            "cost_to_finish": outlook.cost(price, planned.hosts, seconds),
+            "predictions": self._scored(middle) if status == "FINISHED" and middle else [],
             "mlflow_run_id": None,
             "tracking_note": None,
             "machine": planned.machine,
@@ -523,6 +620,11 @@ class Point:
             "log": None if self._blamed is None else str(self._blamed),
             "error": error,
         }
+
+    def _scored(self, measured: float) -> list[Result]:
+        """The predictions that were made for this run, and how far off they were."""
+        made = [line for line, _ in events.read(Path(self._config.output_dir) / PREDICTIONS)]
+        return predict.scored(made, json.loads(self._plan.to_json()), measured)
 
     def _survived(self) -> Result:
         """How it went on whatever happened: what was started again, what was done twice, and what that cost."""

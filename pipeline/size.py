@@ -74,6 +74,11 @@ class Size:
     example_bytes: int | None
     unknown: str | None = None
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers its variables have, as Keras counts them, which leaves out the state of random numbers."""
+        return sum(math.prod(each.shape) for each in self.variables if not each.dtype.startswith(("int", "uint")))
+
 
 def to_plain(size: Size) -> dict[str, Any]:
     """The size as plain values for an event or a file: each variable a list, what only an embedding has at its end."""
@@ -89,7 +94,7 @@ def from_plain(values: dict[str, Any]) -> Size:
 def facts(plan: Plan) -> dict[str, Any]:
     """What a model's size depends on, as far as a plan says."""
     decides = ("model_build", "num_classes", "optimizer", "loss", "precision")
-    return {name: getattr(plan, name) for name in decides} | {"data_build": _of_shape(plan.data_build)}
+    return {name: getattr(plan, name) for name in decides} | {"data_build": of_shape(plan.data_build)}
 
 
 def shipped(plan: Plan) -> Size | None:
@@ -118,7 +123,8 @@ def _listed(variable: Variable) -> list[Any]:
     return values[:5] if not variable.is_table and variable.whole == ONLY_TABLES else values
 
 
-def _of_shape(data_build: dict[str, Any]) -> dict[str, Any]:
+def of_shape(data_build: dict[str, Any]) -> dict[str, Any]:
+    """What makes data, without what only chooses its examples."""
     if not str(data_build.get("_target_")).startswith("pipeline.data."):
         return data_build
     return {name: value for name, value in data_build.items() if name not in OF_EXAMPLES}

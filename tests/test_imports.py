@@ -33,6 +33,7 @@ def imported_by(code: str, folder: Path) -> set[str]:
     [
         ["mode=plan"],
         ["mode=plan", "model=mlp", "strategy=multi_worker", "hardware=2x4gpu"],
+        ["mode=predict", "model=mlp"],
         ["--cfg", "job"],
         ["workers=0"],
     ],

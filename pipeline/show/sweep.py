@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import comparable, history
 from pipeline.show.estimate import planned_rows
+from pipeline.show.predict import outlook_lines, predicted_rows
 from pipeline.show.profile import profile_line
 from pipeline.show.result import STATUS_COLOURS
 from pipeline.show.words import (
@@ -50,6 +51,13 @@ def sweep_table(results: Sequence[Result]) -> RenderableType:
     if any(result.get("status") == "PLANNED" for result in results):
         header, *planned = planned_rows(results)
         return Group(Text(""), Text(header, style="bold"), *map(Text, [*planned, "", *_reasons(results)]))
+    if any(result.get("status") == "PREDICTED" for result in results):
+        header, *predicted = predicted_rows(results)
+        return Group(
+            Text(""),
+            Text(header, style="bold"),
+            *map(Text, [*predicted, "", *outlook_lines(results), *_reasons(results)]),
+        )
     header, *rows = sweep_rows(results)
     shown: list[RenderableType] = [Text(header, style="bold")]
     for row in rows:
@@ -143,7 +151,7 @@ def _reasons(results: Sequence[Result]) -> list[str]:
     places: dict[tuple[str, str], list[int]] = {}
     for place, result in enumerate(results):
         status = clean(result.get("status")) or "UNKNOWN"
-        if status not in ("FINISHED", "PLANNED"):
+        if status not in ("FINISHED", "PLANNED", "PREDICTED"):
             said = lines_of(result.get("error")) or [clean(note) for note in items(result.get("notes"))]
             places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
     return [f"{_points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]

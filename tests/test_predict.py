@@ -1,0 +1,291 @@
+"""Predictions from runs as runs write them: what is recovered, how sure that is, what it is said to stand on."""
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shipped_sizes import planned
+
+from pipeline import history, outlook, predict
+from pipeline.energy import Meter, counters
+from pipeline.history import HistoryError
+from pipeline.plan import Plan
+from pipeline.predict import Observed, PredictError
+
+VERSIONS = {"keras": "3", "tensorflow": "2"}
+PARAMETERS = 1_000_000
+ASKED = ("strategy=multi_worker", "model=mlp", "data=digits")
+
+
+def ran(
+    output: Path, plan: Plan, seconds: Sequence[float], parameters: int = PARAMETERS, **result: Any
+) -> dict[str, Any]:
+    """Writes what a run of `plan` writes, whose repeats had steps of so many seconds."""
+    folder = output / "runs" / f"{len(list(output.glob('runs/*')))}_{plan.strategy}"
+    folder.mkdir(parents=True)
+    examples = plan.workers * plan.replica_batch
+    speeds = sorted(examples / each for each in seconds)
+    wrote = {
+        "status": "FINISHED", "parameters": parameters, "examples_per_second": speeds[len(speeds) // 2],
+        "rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed, "versions": VERSIONS,
+    } | result  # fmt: skip
+    measured = [
+        {"event": "measured", "time": 1.0, "group": "point", "rank": rank, "repeat": repeat, "examples": examples,
+         "seconds": each, "calls": [[1, each]]}
+        for repeat, each in enumerate(seconds) for rank in plan.leaders
+    ]  # fmt: skip
+    events = [{"event": "built", "time": 0.0, "group": "point", "rank": 0, "train_examples": 1_000_000}, *measured]
+    (folder / "plan.json").write_text(plan.to_json())
+    (folder / "result.json").write_text(json.dumps(wrote))
+    (folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    return wrote
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """A cluster whose steps take as long as the ring's formula says."""
+
+    step: float
+    example: float
+    latency: float
+    gigabytes_per_second: float
+
+    def seconds(self, workers: int, batch: int, parameters: int = PARAMETERS) -> float:
+        sent = 2 * (workers - 1) / workers * 4 * parameters / (1e9 * self.gigabytes_per_second)
+        return self.step + batch * self.example + 2 * (workers - 1) * self.latency + sent
+
+
+RINGS = (
+    (Ring(2e-3, 1e-4, 5e-6, 1.25), 64, 1),
+    (Ring(1e-3, 2e-6, 2e-5, 12.5), 512, 1),
+    (Ring(5e-4, 1e-5, 1e-6, 0.125), 32, 1),
+    (Ring(1e-2, 3e-5, 5e-5, 25.0), 128, 8),
+    (Ring(0.0, 1e-3, 0.0, 100.0), 16, 4),
+)
+
+
+def on_gpus(workers: int, per_host: int, batch: int) -> tuple[str, ...]:
+    """The overrides of so many workers, on as many GPUs."""
+    return (*ASKED, f"hardware={per_host}gpu", f"hardware.hosts={workers // per_host}", f"train.replica_batch={batch}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ring", "batch", "per_host"), RINGS, ids=str)
+def test_a_ring_of_8_to_1024_workers_is_recovered_from_its_first_three_points(
+    tmp_path, pipeline, ring, batch, per_host
+):
+    for workers in (8, 16, 32):
+        ran(tmp_path / "outputs", planned(*on_gpus(workers, per_host, batch)), [ring.seconds(workers, batch)] * 3)
+    wanted = (64, 128, 256, 512, 1024)
+    hosts = ",".join(str(workers // per_host) for workers in wanted)
+    asked = [each for each in on_gpus(8, per_host, batch) if "hosts" not in each]
+    shown = pipeline("-m", "mode=predict", *asked, f"hardware.hosts={hosts}")
+    assert shown.code == 0, shown.err
+    lines = [json.loads(line) for line in (tmp_path / "outputs" / "predictions.jsonl").read_text().splitlines()]
+    assert [line["workers"] for line in lines] == list(wanted)
+    for line in lines:
+        truth = line["workers"] * batch / ring.seconds(line["workers"], batch)
+        assert line["examples_per_second"] == pytest.approx(truth, rel=0.05)
+        assert line["low"] <= truth <= line["high"]
+    assert not list((tmp_path / "outputs").glob("sweeps/*"))
+    assert "fitted on  3 runs: multi_worker, mlp of 1,000,000 parameters, workers 8,16,32" in shown.out
+    assert "Extrapolated: workers are 32 times the most that was measured." in shown.out
+    assert "Fastest: point 4, multi_worker, 1,024 workers." in shown.out
+
+
+def test_any_ring_is_recovered_within_a_twentieth_and_its_interval_holds():
+    chance = random.Random(0)
+    for _ in range(40):
+        ring = Ring(
+            10 ** chance.uniform(-4, -2),
+            10 ** chance.uniform(-6, -3),
+            10 ** chance.uniform(-7, -4.3),
+            10 ** chance.uniform(-1, 2),
+        )
+        parameters, batch = int(10 ** chance.uniform(4, 8)), 2 ** chance.randint(3, 11)
+        runs = [seen(ring, workers, batch, parameters) for workers in (8, 16, 32)]
+        for workers in (64, 256, 1024):
+            made = predict.predict(on_ring(workers, batch, parameters), runs)
+            truth = ring.seconds(workers, batch, parameters)
+            assert made[0] == pytest.approx(truth, rel=0.05)
+            assert made[1] <= truth <= made[2]
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.4])
+def test_the_interval_holds_a_noisy_truth_in_at_least_8_of_10_cases(spread):
+    chance, held = random.Random(1), []
+    for _ in range(50):
+        ring = Ring(2e-3, 10 ** chance.uniform(-5, -3), 10 ** chance.uniform(-6, -5), 10 ** chance.uniform(0, 1))
+        runs = [
+            seen(ring, workers, 64, parameters, noise=chance.gauss(0, spread))
+            for workers in (2, 4) for parameters in (200_000, 2_000_000)
+        ]  # fmt: skip
+        _, low, high, *_ = predict.predict(on_ring(8, 64, 600_000), runs)
+        held.append(low <= ring.seconds(8, 64, 600_000) * math.exp(chance.gauss(0, spread)) <= high)
+    assert sum(held) >= 0.8 * len(held)
+
+
+def on_ring(workers: int, batch: int, parameters: int) -> predict.Case:
+    return predict.Case(workers, batch, parameters, 4 * parameters, workers, 1, 1, 1, "all_reduce", "gpu", None)
+
+
+def seen(ring: Ring, workers: int, batch: int, parameters: int, noise: float = 0.0) -> Observed:
+    seconds = ring.seconds(workers, batch, parameters) * math.exp(noise)
+    return Observed(on_ring(workers, batch, parameters), seconds, abs(noise))
+
+
+def test_another_batch_than_the_one_that_was_measured_has_an_interval_from_fixed_to_proportional():
+    ring = Ring(1e-3, 1e-5, 0.0, 10.0)
+    seconds, low, high, *_ = predict.predict(on_ring(1, 256, 1000), [seen(ring, 1, 64, 1000)])
+    measured = ring.seconds(1, 64, 1000)
+    assert low <= measured < seconds < 4 * measured <= high
+
+
+def test_two_batches_tell_what_is_fixed_from_what_grows():
+    ring = Ring(1e-3, 1e-5, 0.0, 10.0)
+    runs = [seen(ring, 1, batch, 1000) for batch in (32, 64)]
+    assert predict.predict(on_ring(1, 256, 1000), runs)[0] == pytest.approx(ring.seconds(1, 256, 1000), rel=1e-3)
+
+
+def test_links_between_hosts_that_were_not_measured_are_refused_unless_the_config_says_how_fast_they_are():
+    ring = Ring(1e-3, 1e-5, 1e-6, 100.0)
+    within = [
+        dataclasses.replace(each, case=dataclasses.replace(each.case, hosts=1))
+        for each in (seen(ring, workers, 64, PARAMETERS) for workers in (1, 2, 4))
+    ]
+    between = on_ring(8, 64, PARAMETERS)
+    with pytest.raises(PredictError, match=r"exchange between hosts.*within one host alone.*hardware.link_gbps"):
+        predict.predict(between, within)
+    seconds, _, _, parts, notes = predict.predict(dataclasses.replace(between, link_gbps=10.0), within)
+    sent = 2 * 7 / 8 * 4 * PARAMETERS * 8 / 10e9
+    assert seconds == pytest.approx(1e-3 + 64 * 1e-5 + sent, rel=0.01)
+    assert parts["communication"] == pytest.approx(sent / seconds)
+    assert "their latency is left out" in notes[0]
+
+
+def test_links_of_another_speed_are_predicted_where_the_config_says_how_fast_all_are():
+    ring = Ring(1e-3, 1e-5, 0.0, 1.25)
+    on_link = [
+        dataclasses.replace(each, case=dataclasses.replace(each.case, link_gbps=10.0))
+        for each in (seen(ring, workers, 64, PARAMETERS) for workers in (1, 2, 4))
+    ]
+    faster = dataclasses.replace(on_ring(8, 64, PARAMETERS), link_gbps=100.0)
+    wanted = Ring(1e-3, 1e-5, 0.0, 12.5).seconds(8, 64)
+    assert predict.predict(faster, on_link)[0] == pytest.approx(wanted, rel=0.01)
+
+
+def test_workers_that_race_are_predicted_by_what_their_servers_send(tmp_path):
+    asked = ("strategy=parameter_server", "model=mlp", "data=digits", "hardware=1gpu", "strategy.parameter_servers=1")
+    for workers in (1, 2, 4):
+        plan = planned(*asked, f"hardware.hosts={workers}", f"workers={workers}")
+        ran(tmp_path, plan, [1e-3 + workers * 8 * PARAMETERS / 1e10] * 3)
+    plan = planned(*asked, "hardware.hosts=8", "workers=8")
+    made = predict.of_plan(plan, PARAMETERS, predict.basis(plan, history.finished(tmp_path), "outputs"))
+    assert made.examples_per_second == pytest.approx(8 * 64 / (1e-3 + 8 * 8 * PARAMETERS / 1e10), rel=0.01)
+
+
+def test_several_workers_are_not_predicted_from_one():
+    with pytest.raises(PredictError, match=r"Expected runs of two workers or more .* workers=1 alone.* Try workers=2"):
+        predict.predict(on_ring(4, 64, 1000), [seen(RINGS[0][0], 1, 64, 1000)])
+
+
+@pytest.mark.parametrize(
+    ("logged", "why"),
+    [
+        (("strategy=mirrored",), r"that differ: the nearest in strategy \(.*mirrored; here .*multi_worker"),
+        (("hardware=8cpu",), r"kind of device \(cpu; here gpu\)"),
+        (("train.precision=mixed_bfloat16",), r"precision \(mixed_bfloat16; here float32\)"),
+        (("model=cnn",), r"model \(pipeline.models.cnn; here pipeline.models.mlp\)"),
+        (("train.optimizer=sgd",), "optimizer"),
+        (("hardware.rehearse=true",), "rehearsals or oversubscribed"),
+    ],
+    ids=str,
+)
+def test_runs_that_say_nothing_of_a_plan_are_refused_with_the_reason(tmp_path, logged, why):
+    ran(tmp_path, planned(*ASKED, "hardware=8gpu", "workers=2", *logged), [1e-3] * 3)
+    with pytest.raises(PredictError, match=f"^Expected .*{why}.* Try "):
+        predict.basis(planned(*ASKED, "hardware=8gpu", "workers=4"), history.finished(tmp_path), "outputs")
+
+
+def test_runs_of_another_machine_or_of_other_versions_are_left_out_and_counted(tmp_path):
+    plan = planned(*ASKED, "hardware=8gpu", "workers=2")
+    for each in (plan, plan, dataclasses.replace(plan, machine="elsewhere")):
+        ran(tmp_path, each, [1e-3])
+    ran(tmp_path, plan, [1e-3], versions={"keras": "2"})
+    ran(tmp_path, plan, [1e-3], status="FAILED")
+    found = predict.basis(plan, history.finished(tmp_path), "outputs")
+    assert (len(found.runs), found.left_out) == (2, 2)
+
+
+def test_a_sweep_that_does_not_exist_is_refused_and_one_that_does_is_offered(tmp_path):
+    (tmp_path / "sweeps" / "mine").mkdir(parents=True)
+    with pytest.raises(HistoryError, match=r"received other. Try predict.sweep=mine, or predict.sweep=null"):
+        history.finished(tmp_path, "other")
+
+
+def test_without_runs_it_says_what_to_type_first(pipeline, tmp_path):
+    shown = pipeline("mode=predict", "hardware=2x4gpu", "strategy=multi_worker", "model=mlp")
+    assert shown.code == 2
+    assert shown.err == (
+        "pipeline: Expected runs to predict from in outputs, received none. "
+        "Try `python -m pipeline -m strategy=multi_worker model=mlp data=mnist5k workers=1,2` first.\n"
+    )
+    assert not list(tmp_path.glob("outputs/*/*"))
+
+
+def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
+    points = [
+        {"strategy": "mirrored", "workers": workers, "hosts": workers, "price_per_hour": 2.0, "scaling": "weak",
+         "examples_per_second": speed, "seconds_to_finish": 3600.0, "energy_joules": 3600.0 * workers * watts}
+        for workers, speed, watts in ((1, 100.0, 50), (2, 190.0, 40), (4, 330.0, 60), (8, 400.0, 60))
+    ]  # fmt: skip
+    made = outlook.look(points, knee_share=0.5)
+    assert made.best == {"time": 3, "cost": 0, "energy": 1}
+    assert (made.knee, made.after) == (2, 0.175)
+    assert outlook.look(points, knee_share=0.1).knee is None
+
+
+def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path):
+    for name, named in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram")):
+        zone = tmp_path / name
+        zone.mkdir()
+        (zone / "name").write_text(f"{named}\n")
+        (zone / "energy_uj").write_text("900000\n")
+        (zone / "max_energy_range_uj").write_text("1000000\n")
+    meter = Meter(counters(tmp_path, "no such library"))
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")
+    (tmp_path / "intel-rapl:0:1" / "energy_uj").write_text("1000000\n")
+    assert meter.joules() == pytest.approx(0.5 + 0.1)
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    assert meter.joules() is None
+
+
+def test_where_nothing_counts_energy_it_is_not_known(tmp_path):
+    assert Meter(counters(tmp_path, "no such library")).joules() is None
+
+
+@pytest.mark.slow
+def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_path):
+    point = ("strategy=mirrored", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
+             "measure.steps=5", "measure.repeats=3", "train.steps=6")  # fmt: skip
+    assert pipeline("-m", *point, "workers=1,2").code == 0
+    shown = pipeline("mode=predict", *point, "workers=2", "hardware.price_per_hour=2", "train.epochs=3",
+                     "train.steps=null")  # fmt: skip
+    assert shown.code == 0, shown.err
+    assert "fitted on  2 runs: mirrored, mlp" in shown.out
+    assert "at hardware.price_per_hour=2 on 1 host" in shown.out
+    assert pipeline(*point, "workers=2", "resume=never", "hardware.price_per_hour=2").code == 0
+    (path,) = tmp_path.glob("outputs/runs/*/result.json")
+    result = json.loads(path.read_text())
+    (scored,) = result["predictions"]
+    assert scored["measured"] == result["examples_per_second"]
+    assert scored["held"] == (scored["low"] <= scored["measured"] <= scored["high"])
+    assert scored["fitted_on"]["workers"] == [1, 2]
+    assert predict.score([result])["count"] == 1
+    assert result["cost_to_finish"] == pytest.approx(2.0 * result["seconds_to_finish"] / 3600)
+    assert "1 prediction scored: off by" in pipeline("mode=predict", *point, "workers=2").out
