@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import measure
+from pipeline import explain, measure
 from pipeline.data.manifest import SPLITS
 from pipeline.events import PREEMPTING, Event
 from pipeline.launch import Cluster, Job
@@ -24,6 +24,10 @@ POLL_SECONDS = 0.2
 STACK_SECONDS = 0.5
 # What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
+# Rounds of an explanation go on for about so long, but there are no fewer of them than this.
+EXPLAIN_SECONDS, LEAST_ROUNDS = 30.0, 3
+# So many replicas of a host are timed alone, at most.
+MOST_ALONE = 4
 
 
 class RunFailed(RuntimeError):
@@ -79,6 +83,8 @@ class Measured:
     size: Event | None = None
     # What the input and the model can do alone, where that was timed.
     profile: dict[str, Any] | None = None
+    # What the lost efficiency is made of, where that was asked for.
+    explained: dict[str, Any] | None = None
 
     def note(self, event: Event) -> None:
         """Takes in what the processes of the point tell."""
@@ -154,6 +160,8 @@ class Group:
 
     def leave(self) -> None:
         """Ends the processes in order."""
+        if self._stopped:
+            return
         self._watch.leaving, self._watch.replacing = True, False
         self.job.send({"do": "exit"})
         self.stop(self.plan.stop_timeout)
@@ -204,8 +212,11 @@ def conduct(
     resume: bool = False,
     preemption: Preemption | None = None,
     fewer: Callable[[Plan], Plan | None] = lambda plan: None,
+    one_device: Plan | None = None,
 ) -> None:
     """Runs `plan`, measured in turn with `baseline` where there is one, filling `measured` as it goes.
+
+    Where the plan is to be explained, that is done against `one_device`, the baseline even if it was measured before.
 
     With `ask_size`, also with the size of the model, where a process has it at hand. With `resume`, training goes on
     from its last checkpoint. `fewer` lays the plan over fewer workers, where a lost one does not come back; None: it
@@ -217,7 +228,8 @@ def conduct(
     while True:
         step = measured.step
         try:
-            _attempt(cluster, recovery.plan, baseline, folder, tell, measured, ask_size, recovery.resume, preemption)
+            now, resumed = recovery.plan, recovery.resume
+            _attempt(cluster, now, baseline, folder, tell, measured, ask_size, resumed, preemption, one_device)
             return
         except RunFailed as failed:
             what = recovery.after(failed, measured.step > step)
@@ -264,7 +276,9 @@ class _Recovery:
             self.restarts += 1
             often = f"{self.restarts} of {most} times (launch.max_restarts)"
             return f"All processes are started again, {often}, and go on from the last checkpoint."
-        self.plan, self.failed = smaller, None
+        if self.plan.explain:
+            measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
+        self.plan, self.failed = dataclasses.replace(smaller, explain=False), None
         measured.workers = smaller.workers
         if not _all_measured(smaller, measured, self.baseline):
             # What was timed with more workers says nothing of fewer.
@@ -288,10 +302,12 @@ def _attempt(
     ask_size: bool,
     resume: str | None,
     preemption: Preemption,
+    one_device: Plan | None,
 ) -> None:
     began = time.monotonic()
     groups: list[Group] = []
     started: float | None = None
+    trained: float | None = None
 
     def note(event: Event) -> None:
         if event.get("group") == "point":
@@ -334,19 +350,26 @@ def _attempt(
             if over is None:
                 raise
             finished = over
+        trained = point.seconds
         measured.finished = finished[0]
         digests = {digest for each in finished.values() for digest in each["weights"]}
         if len(digests) > 1:
             measured.notes.append(
                 "The replicas ended with different weights: something in the model is not synchronised."
             )
+        if plan.explain and one_device is not None and not preemption.asked:
+            one = Group(cluster, one_device, "baseline", folder, note, preemption)
+            groups.append(one)
+            _explain(point, one, per_call, measured, tell)
         point.leave()
     finally:
         if groups:
             measured.notes += groups[0].replaced
             measured.restarts += len(groups[0].replaced)
             if started is not None:
-                measured.seconds_training = (measured.seconds_training or 0.0) + groups[0].seconds - started
+                measured.seconds_training = (
+                    (measured.seconds_training or 0.0) + (trained or groups[0].seconds) - started
+                )
         for group in groups:
             group.stop()
 
@@ -410,6 +433,117 @@ def _profile(point: Group) -> dict[str, Any]:
         steps = measure.steps_of_piece(max(each["step_seconds"] for each in ask(what).values()))
         rates[what] = measure.slowest_rates(list(ask(what, steps).values()))
     return measure.verdict(rates["input"], rates["model"], ask("stages")[0]["stages"])
+
+
+def _explain(point: Group, one: Group, per_call: int, measured: Measured, tell: Callable[[Event], None]) -> None:
+    """Has the processes time their steps with parts switched off, in turn with one device.
+
+    Training is over: what fails here fails no run.
+    """
+    plan = point.plan
+    try:
+        one.ask("joined")
+        _build(one)
+        rounds = _rounds(point, one, per_call)
+    except RunFailed as failed:
+        measured.notes.append(f"What was lost could not be explained: {failed.failure.error}")
+        return
+    except Preempted:
+        measured.notes.append("What was lost is not explained, since the machine was asked for.")
+        return
+    names = {
+        number: process.role
+        + f" {process.rank}"
+        + (f" on {device}" if len(process.devices) > 1 and plan.kind != "cpu" else "")
+        for process in plan.processes
+        for number, device in zip(process.replicas, process.devices, strict=True)
+    }
+    measured.explained = explain.explain(rounds, [names[number] for number in sorted(names)], plan)
+    tell({"time": time.time(), "event": "explained", "values": measured.explained})
+
+
+def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
+    """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
+    plan = point.plan
+
+    def ask(group: Group, what: str, **how: Any) -> list[Event]:
+        return list(group.ask("explaining", {"do": "explain", "what": what} | how).values())
+
+    def seconds(group: Group, what: str, warmup_steps: int, steps: int) -> float:
+        """Of a step, by the slowest process, and of so many examples as a step of all workers trains."""
+        told = ask(group, what, warmup_steps=warmup_steps, steps=steps, steps_per_call=per_call)
+        rate = measure.throughput(told[0]["examples"], max(float(each["seconds"]) for each in told))
+        return plan.global_batch / rate
+
+    turns: dict[str, Callable[[], Any]] = {}
+
+    def prepare(group: Group, name: str, what: str) -> None:
+        """Compiles what is timed, and finds out how many steps fill a piece."""
+        if group is one and what == "everything":
+            seconds(group, what, 0, 1)
+        pace = seconds(group, what, 0, per_call) * group.plan.global_batch / plan.global_batch
+        steps = per_call * max(1, measure.steps_of_piece(pace) // per_call)
+        # What was made ahead meanwhile is taken first, and would come at once.
+        warmup = max(plan.warmup_steps, steps) if what == "everything" else 1
+        turns[name] = lambda: seconds(group, what, warmup, steps)
+
+    for group, prefix in ((one, "one_"), (point, "")):
+        for what in ("everything", "no input"):
+            prepare(group, prefix + what.replace(" ", "_"), what)
+        turns[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
+            [each["seconds"] / per_call for each in ask(group, "no step")]
+        )
+    if plan.workers > 1:
+
+        def apart(replicas: list[int], least: float = measure.PIECE_SECONDS) -> dict[int, float]:
+            how = {"replicas": replicas, "seconds": least, "steps_per_call": per_call}
+            told = ask(point, "no communication", **how)
+            taken = [dict(each["replicas"]) for each in told]
+            if plan.kind == "cpu":
+                # Those of one process share a pool of threads: which of them it serves first says nothing of any.
+                taken = [dict.fromkeys(each, sum(each.values()) / len(each)) for each in taken if each]
+            return {number: seconds for each in taken for number, seconds in each.items()}
+
+        everyone = list(range(plan.workers))
+        apart(everyone, least=0.0)
+        turns["together"] = lambda: apart(everyone)
+        for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
+            turns[f"alone {place}"] = lambda replicas=replicas: apart(replicas)  # type: ignore[misc]
+    ideal = plan.global_batch / (plan.workers * one.plan.global_batch)
+    rounds: list[explain.Round] = []
+    began, names = time.monotonic(), list(turns)
+    while len(rounds) < plan.repeats:
+        if len(rounds) >= LEAST_ROUNDS and time.monotonic() - began > EXPLAIN_SECONDS:
+            break
+        found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
+        alone = [found.pop(name) for name in names if name.startswith("alone")]
+        rounds.append(
+            explain.Round(
+                everything=found["everything"],
+                no_input=found["no_input"],
+                calling=found["calling"],
+                one_everything=found["one_everything"] / plan.workers,
+                one_no_input=found["one_no_input"] / plan.workers,
+                one_calling=found["one_calling"] * ideal,
+                together=found.get("together", {}),
+                alone={number: taken for each in alone for number, taken in each.items()},
+            )
+        )
+    return rounds
+
+
+def _one_of_each_host(plan: Plan) -> list[list[int]]:
+    """The first replicas of all hosts, the second ones, and so on: each is alone on its host."""
+    hosts: dict[int, list[int]] = {}
+    for process in plan.processes:
+        hosts.setdefault(process.host, []).extend(process.replicas)
+    most = max(map(len, hosts.values()))
+    return [[each[place] for each in hosts.values() if place < len(each)] for place in range(most)]
+
+
+def _middle(values: list[float]) -> float:
+    """The median, or the lower of two: one process that is slow does not decide."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
