@@ -15,8 +15,8 @@ Commands, each a dictionary with `do`:
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
     train      {"steps_per_call", "folder"}   train to the end, save; `saved`, `finished`
-    explain    {"what", ...}          once training is over, or in a baseline: time steps with "everything" or "no input"
-               ("warmup_steps", "steps", "steps_per_call"), a call with "no step", or some "replicas" with
+    explain    {"what", ...}          once training is over, or in a baseline: time steps with "everything" or
+               "no input" ("warmup_steps", "steps", "steps_per_call"), a call with "no step", or some "replicas" with
                "no communication" ("seconds", "steps_per_call"); each answered by `explaining`
     leave      {}                     write a checkpoint as soon as all agree to, and do nothing more; `left`. It is
                heard at once, whatever a process is at
