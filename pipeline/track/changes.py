@@ -262,7 +262,7 @@ def _explained(event: Event, seen: Seen) -> Iterator[Change]:
             yield Tag(f"explain.{name}", text(values[name], TAG_CHARACTERS))
     yield from _point("explain/lost", values.get("lost"), event, 0)
     for part in values.get("parts") or ():
-        yield from _point(f"explain/{str(part['name']).replace(' ', '_')}", part["share"], event, 0)
+        yield from _point(f"explain/{part['name'].replace(' ', '_')}", part["share"], event, 0)
 
 
 def _ended(event: Event, seen: Seen) -> Iterator[Change]:
