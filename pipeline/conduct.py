@@ -24,8 +24,11 @@ POLL_SECONDS = 0.2
 STACK_SECONDS = 0.5
 # What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
-# Rounds of an explanation go on for about so long, but there are no fewer of them than this.
-EXPLAIN_SECONDS, LEAST_ROUNDS = 30.0, 3
+# Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
+EXPLAIN_SECONDS, ENOUGH_ROUNDS = 15.0, 5
+PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
+# Short ones, since a machine that others use changes within seconds.
+EXPLAIN_PIECE_SECONDS = 0.25
 # So many replicas of a host are timed alone, at most.
 MOST_ALONE = 4
 
@@ -482,7 +485,7 @@ def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
         if group is one and what == "everything":
             seconds(group, what, 0, 1)
         pace = seconds(group, what, 0, per_call) * group.plan.global_batch / plan.global_batch
-        steps = per_call * max(1, measure.steps_of_piece(pace) // per_call)
+        steps = per_call * max(1, measure.steps_of_piece(pace, EXPLAIN_PIECE_SECONDS) // per_call)
         # What was made ahead meanwhile is taken first, and would come at once.
         warmup = max(plan.warmup_steps, steps) if what == "everything" else 1
         turns[name] = lambda: seconds(group, what, warmup, steps)
@@ -495,7 +498,7 @@ def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
         )
     if plan.workers > 1:
 
-        def apart(replicas: list[int], least: float = measure.PIECE_SECONDS) -> dict[int, float]:
+        def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
             how = {"replicas": replicas, "seconds": least, "steps_per_call": per_call}
             told = ask(point, "no communication", **how)
             taken = [dict(each["replicas"]) for each in told]
@@ -512,9 +515,7 @@ def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
     ideal = plan.global_batch / (plan.workers * one.plan.global_batch)
     rounds: list[explain.Round] = []
     began, names = time.monotonic(), list(turns)
-    while len(rounds) < plan.repeats:
-        if len(rounds) >= LEAST_ROUNDS and time.monotonic() - began > EXPLAIN_SECONDS:
-            break
+    while not _enough(len(rounds), time.monotonic() - began):
         found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
         alone = [found.pop(name) for name in names if name.startswith("alone")]
         rounds.append(
@@ -530,6 +531,11 @@ def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
             )
         )
     return rounds
+
+
+def _enough(rounds: int, seconds: float) -> bool:
+    enough = rounds >= ENOUGH_ROUNDS and seconds > EXPLAIN_SECONDS
+    return enough or (rounds >= LEAST_ROUNDS and seconds > PATIENCE_SECONDS)
 
 
 def _one_of_each_host(plan: Plan) -> list[list[int]]:

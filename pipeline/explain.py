@@ -3,6 +3,7 @@
 Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in docs/explaining.md.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 from pipeline.plan import Plan
 
 PARTS = ("input wait", "communication", "contention", "stragglers", "host overhead", "other")
+# Of the ends of each part, where there are rounds enough for it.
+CONFIDENCE = 0.9
 # What takes a smaller share of the step time is not called the bound.
 LEAST_SHARE = 0.05
 # A worker is a straggler where it takes so much longer than the others.
@@ -43,7 +46,8 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     """The parts of the lost efficiency, `explained` of result.json, from rounds and the replicas' names.
 
     A share is that of the step time, and so of the throughput that ideal scaling would have brought in that time:
-    efficiency is `one_everything / everything`. Shares are of the medians, and their ends the range of the rounds.
+    efficiency is `one_everything / everything`. Shares are those of the medians, and their ends hold the median of such
+    rounds with a probability of `CONFIDENCE`.
     """
     middle = _middle(rounds)
     behind = _behind(rounds)
@@ -54,7 +58,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     # The baseline waits for its input too, which is no loss of scaling, but would be gained just as well.
     gains = {name: (each["share"], each["low"]) for name, each in ranges.items()}
     waits = [(each.everything - each.no_input) / each.everything for each in (middle, *rounds)]
-    gains["input wait"] = (waits[0], min(waits))
+    gains["input wait"] = (waits[0], ends(waits[1:])[0])
     bound = _bound(gains)
     return {
         **_with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_"),
@@ -94,6 +98,22 @@ def shares(one: Round, behind: int | None = None) -> dict[str, float]:
     return {name: each / one.everything for name, each in seconds.items()}
 
 
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """The closest two of the values that hold the true median with a probability of `CONFIDENCE`, or the outermost.
+
+    The k-th value from either end misses it where fewer than k of n fall on one side (David & Nagaraja, Order
+    Statistics, 2003, section 7.1).
+
+    >>> ends([3.0, 1.0, 2.0, 5.0, 4.0]), ends([8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    ((1.0, 5.0), (2.0, 7.0))
+    """
+    count, place = len(values), 0
+    missed = 2 * 0.5**count
+    while (missed := missed + 2 * math.comb(count, place + 1) * 0.5**count) <= 1 - CONFIDENCE:
+        place += 1
+    return sorted(values)[place], sorted(values, reverse=True)[place]
+
+
 def disagreement(explained: Mapping[str, Any], efficiency: tuple[float, float, float]) -> list[str]:
     """What is to be said where the efficiency that was timed in training is another: the machine has changed.
 
@@ -130,23 +150,23 @@ def _middle(rounds: Sequence[Round]) -> Round:
 
 
 def _behind(rounds: Sequence[Round]) -> int | None:
-    """The replica that others wait for, if there is one: slower in its best round than they are in their worst."""
+    """The replica that others wait for, if there is one: slower than they are by more than either varies."""
     together = {place: [each.together[place] for each in rounds] for place in rounds[0].together}
     if len(together) < 2:
         return None
     slowest = max(together, key=lambda place: float(np.median(together[place])))
-    others = np.median([taken for place, taken in together.items() if place != slowest], axis=0)
+    others = np.median([taken for place, taken in together.items() if place != slowest], axis=0).tolist()
     slow = together[slowest]
-    clearly = min(slow) > max(others) and float(np.median(slow)) > BEHIND * float(np.median(others))
+    clearly = ends(slow)[0] > ends(others)[1] and np.median(slow) > BEHIND * np.median(others)
     return slowest if clearly else None
 
 
 def _with_ends(
     value: str, name: str, found: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
 ) -> dict[str, float]:
-    """The value of that name, and the range of it and of the rounds' values."""
-    values = [found[name], *(each[name] for each in of_rounds)]
-    return {value: values[0], f"{prefix}low": min(values), f"{prefix}high": max(values)}
+    """The value of that name, and the ends of the rounds' values, which may be moved for it to be between them."""
+    low, high = ends([each[name] for each in of_rounds])
+    return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
 
 
 def _bound(gains: Mapping[str, tuple[float, float]]) -> str | None:

@@ -87,8 +87,8 @@ class Switched:
         return sorted(taken.items())
 
     def _timed(self, batches: Iterator[Any], warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
-        for _ in range(-(-warmup_steps // steps_per_call)):
-            self._loop.on(batches, steps_per_call)
+        for done in range(0, warmup_steps, steps_per_call):
+            self._loop.on(batches, min(steps_per_call, warmup_steps - done))
         calls = [self._loop.on(batches, steps_per_call) for _ in range(-(-steps // steps_per_call))]
         return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
 
