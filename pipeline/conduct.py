@@ -25,7 +25,7 @@ STACK_SECONDS = 0.5
 # What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
 # Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
-EXPLAIN_SECONDS, ENOUGH_ROUNDS = 15.0, 5
+EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
 PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25

@@ -16,7 +16,7 @@ PARTS = ("input wait", "communication", "contention", "stragglers", "host overhe
 # Of the ends of each part, where there are rounds enough for it.
 CONFIDENCE = 0.9
 # What takes a smaller share of the step time is not called the bound.
-LEAST_SHARE = 0.05
+LEAST_SHARE = 0.1
 # A worker is a straggler where it takes so much longer than the others.
 BEHIND = 1.1
 
