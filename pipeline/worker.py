@@ -38,6 +38,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -488,7 +489,8 @@ class Work:
         """Times steps, or what is left of them when a part is switched off."""
         process = self._process
         if self._switched is None:
-            self._switched = Switched(self._ready(), self._make, process.replicas, process.cores)
+            beat = partial(self._tell, "beat")
+            self._switched = Switched(self._ready(), self._make, process.replicas, process.cores, beat)
         told: dict[str, Any] = {}
         if what == "no step":
             told["seconds"] = self._switched.no_step()

@@ -8,13 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.train import step
-from pipeline.train.loop import Loop
+from pipeline.train.loop import Call, Loop
 
 # Calls without a step that are timed together.
 CALLS = 20
@@ -29,11 +30,12 @@ class Switched:
         make: Callable[[tf.distribute.Strategy], keras.Model],
         replicas: Sequence[int],
         cores: Sequence[int],
+        beat: Callable[[], None],
     ) -> None:
         """`make` makes the model once more under another strategy; `replicas` are the numbers of this process's
-        replicas, which are pinned to its `cores` where it has any.
+        replicas, which are pinned to its `cores` where it has any. `beat` is called as it gets on.
         """
-        self._loop, self._make = loop, make
+        self._loop, self._make, self._beat = loop, make, beat
         self._replicas, self._cores = tuple(replicas), tuple(cores)
         self._ready: Iterator[Any] | None = None
         self._copies: dict[int, _Copy] = {}
@@ -65,32 +67,34 @@ class Switched:
         if not self._copies:
             self._copy()
         mine = [number for number in self._replicas if number in replicas]
-        taken: dict[int, float] = {}
+        for number in mine:
+            self._copies[number].train(1)
         ready = threading.Barrier(max(1, len(mine)))
 
-        def work(number: int) -> None:
-            self._copies[number].train(1)
+        def work(number: int) -> tuple[int, float]:
             ready.wait()
             began, steps = time.perf_counter(), 0
             while not steps or time.perf_counter() - began < seconds:
                 self._copies[number].train(steps_per_call)
                 steps += steps_per_call
-            taken[number] = (time.perf_counter() - began) / steps
+                self._beat()
+            return number, (time.perf_counter() - began) / steps
 
         # One of several is held to a device's share of the cores, as the baseline is, and as it has while all compute.
-        with _pinned(self._share(mine[0])) if len(mine) == 1 < len(self._replicas) else contextlib.nullcontext():
-            threads = [threading.Thread(target=work, args=(number,)) for number in mine]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
-        return sorted(taken.items())
+        cores = self._share(mine[0]) if len(mine) == 1 < len(self._replicas) else ()
+        with _pinned(cores), ThreadPoolExecutor(max(1, len(mine))) as threads:
+            return list(threads.map(work, mine))
 
     def _timed(self, batches: Iterator[Any], warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
         for done in range(0, warmup_steps, steps_per_call):
-            self._loop.on(batches, min(steps_per_call, warmup_steps - done))
-        calls = [self._loop.on(batches, steps_per_call) for _ in range(-(-steps // steps_per_call))]
+            self._call(batches, min(steps_per_call, warmup_steps - done))
+        calls = [self._call(batches, steps_per_call) for _ in range(-(-steps // steps_per_call))]
         return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
+
+    def _call(self, batches: Iterator[Any], steps: int) -> Call:
+        made = self._loop.on(batches, steps)
+        self._beat()
+        return made
 
     def _batch(self) -> Any:
         """(examples, a batch for each replica here) of a step that has a whole global batch."""
@@ -134,7 +138,7 @@ class _Copy:
 
 @contextlib.contextmanager
 def _pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Inside, all threads of this process, TensorFlow's too, run on these cores; where there are none, on any."""
+    """Inside, all threads of this process, TensorFlow's too, run on these cores; where none are named, as they did."""
     if not cores:
         yield
         return
