@@ -26,7 +26,7 @@ STACK_SECONDS = 0.5
 ROLLBACK_SCALE = 0.5
 # Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
 EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
-PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
+PATIENCE_SECONDS, LEAST_ROUNDS = 30.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
 # So many replicas of a host are timed alone, at most.

@@ -162,7 +162,7 @@ def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Call
 
 @pytest.mark.slow
 def test_resnet20_is_not_called_bound_by_communication(pipeline: Callable[..., Ran]):
-    found = assert_whole(pipeline("strategy=multi_worker", "model=resnet20", *EXPLAINED))
+    found = assert_whole(pipeline("strategy=multi_worker", "model=resnet20", *EXPLAINED, timeout=480))
     assert found["bound"] != "communication", found
 
 
