@@ -55,17 +55,24 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS}
     lost = [{"lost": sum(each.values())} for each in (found, *of_rounds)]
     straggler = None if behind is None else names[behind]
+    of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
+    # No part that scaling has to do with can bring more than all that is lost.
+    gains = {
+        name: (min(each["share"], of_lost["lost"]), min(each["low"], of_lost["lost_low"]))
+        for name, each in ranges.items()
+    }
     # The baseline waits for its input too, which is no loss of scaling, but would be gained just as well.
-    gains = {name: (each["share"], each["low"]) for name, each in ranges.items()}
     waits = [(each.everything - each.no_input) / each.everything for each in (middle, *rounds)]
     gains["input wait"] = (waits[0], ends(waits[1:])[0])
-    bound = _bound(gains)
+    largest = max(PARTS, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
+    gain, low = gains[largest]
+    bound = largest if gain >= LEAST_SHARE and low > 0 else None
     return {
-        **_with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_"),
+        **of_lost,
         "parts": [{"name": name, **each} for name, each in ranges.items()],
         "bound": bound,
         "straggler": straggler,
-        "advice": _advice(bound, gains, lost[0]["lost"], straggler, plan),
+        "advice": _advice(bound, gain, of_lost["lost"], straggler, plan),
     }
 
 
@@ -169,19 +176,10 @@ def _with_ends(
     return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
 
 
-def _bound(gains: Mapping[str, tuple[float, float]]) -> str | None:
-    """The part that there is most to gain from, where all rounds say that it is one."""
-    name, (share, low) = max(gains.items(), key=lambda item: item[1][0])
-    return name if share >= LEAST_SHARE and low > 0 else None
-
-
-def _advice(
-    bound: str | None, gains: Mapping[str, tuple[float, float]], lost: float, straggler: str | None, plan: Plan
-) -> str:
+def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, plan: Plan) -> str:
     """What to change, and what it would bring at most, in one sentence."""
     if bound is None:
         return f"No part of the {max(0.0, lost):.0%} that is lost stands out: there is little to gain on this machine."
-    share = gains[bound][0]
     fewer_bits = "train.gradient_bits=16, " if plan.gradient_bits == 32 else ""
     larger = "a larger train.replica_batch" if plan.scaling == "weak" else "a larger train.global_batch"
     what, instead = {
@@ -193,5 +191,5 @@ def _advice(
         "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
     }[bound]
     return (
-        f"{what} takes {share:.0%} of each step: without it at most {1 / (1 - share):.2g} times as fast; try {instead}."
+        f"{what} takes {gain:.0%} of each step: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."
     )

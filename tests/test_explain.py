@@ -94,6 +94,15 @@ def test_nothing_is_called_the_bound_where_little_is_lost_or_rounds_differ():
     assert share(unsure, "communication") > 0.1
 
 
+def test_no_part_is_said_to_bring_more_than_is_lost():
+    torn = a_round(everything=0.52, no_input=0.52, together={0: 1.2, 1: 1.2}, alone={0: 0.5, 1: 0.5})
+    assert share(explained(torn), "contention") > 1
+    assert explained(torn)["bound"] is None
+    found = explained(dataclasses.replace(torn, everything=1.0, no_input=1.0))
+    assert found["bound"] == "contention"
+    assert "takes 50% of each step: without it at most 2 times" in found["advice"]
+
+
 def test_an_input_that_one_device_waits_for_as_well_is_no_loss_but_worth_telling():
     found = explained(a_round(everything=2.0, one_everything=2.0))
     assert (found["lost"], share(found, "input wait"), found["bound"]) == (0, 0, "input wait")
