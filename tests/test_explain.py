@@ -1,12 +1,15 @@
 """What the lost efficiency is made of: the arithmetic, and whole runs whose loss is known to be of one kind."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,24 +200,36 @@ def test_a_worker_that_is_held_back_is_named(pipeline: Callable[..., Ran], tmp_p
     assert found["advice"].startswith("Waiting for worker 1")
 
 
-def hold_back(folder, process) -> None:
-    """Stops worker 1 for most of the time, from when it has its model until the command ends."""
-    pid = None
+def pid_of_worker_1(folder: Path, process: subprocess.Popen[str], since: str) -> int:
+    """Its process, as soon as it has told of something."""
     while process.poll() is None:
-        if pid is None:
-            told = [json.loads(line) for path in folder.glob("outputs/runs/*/events.jsonl")
-                    for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]  # fmt: skip
-            mine = {each["event"]: each for each in told if each.get("rank") == 1}
-            pid = mine["started"]["pid"] if "calibrated" in mine else None
-            time.sleep(0.1)
-            continue
-        try:
+        told = [json.loads(line) for path in folder.glob("outputs/runs/*/events.jsonl")
+                for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]  # fmt: skip
+        mine = {each["event"]: each for each in told if each.get("rank") == 1}
+        if since in mine:
+            return int(mine["started"]["pid"])
+        time.sleep(0.1)
+    pytest.fail(f"worker 1 never told of {since}")
+
+
+def hold_back(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Stops worker 1 for most of the time, from when training is over until the command ends."""
+    pid = pid_of_worker_1(folder, process, "finished")
+    with contextlib.suppress(ProcessLookupError):
+        while process.poll() is None:
             os.kill(pid, signal.SIGSTOP)
             time.sleep(0.1)
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.02)
-        except ProcessLookupError:
-            return
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_loss_is_explained_fails_no_run(pipeline: Callable[..., Ran], tmp_path):
+    process = start(tmp_path, "strategy=multi_worker", "model=mlp", *EXPLAINED)
+    os.kill(pid_of_worker_1(tmp_path, process, "explaining"), signal.SIGKILL)
+    ran = finish(process, tmp_path, time.monotonic(), 240)
+    assert (ran.code, ran.result["status"], ran.result["explained"]) == (0, "FINISHED", None), ran.err
+    assert any("could not be explained: worker 1 was killed" in note for note in ran.result["notes"])
 
 
 @pytest.mark.slow
