@@ -360,7 +360,7 @@ def _attempt(
             measured.notes.append(
                 "The replicas ended with different weights: something in the model is not synchronised."
             )
-        if plan.explain and one_device is not None and not preemption.asked:
+        if plan.explain and one_device is not None:
             one = Group(cluster, one_device, "baseline", folder, note, preemption)
             groups.append(one)
             _explain(point, one, per_call, measured, tell)
@@ -454,10 +454,10 @@ def _explain(point: Group, one: Group, per_call: int, measured: Measured, tell: 
     except Preempted:
         measured.notes.append("What was lost is not explained, since the machine was asked for.")
         return
+    # Devices of a process that share a pool of threads are not told apart.
+    apart = plan.kind != "cpu"
     names = {
-        number: process.role
-        + f" {process.rank}"
-        + (f" on {device}" if len(process.devices) > 1 and plan.kind != "cpu" else "")
+        number: f"{process.role} {process.rank}{f' on {device}' * (apart and len(process.devices) > 1)}"
         for process in plan.processes
         for number, device in zip(process.replicas, process.devices, strict=True)
     }
@@ -467,6 +467,17 @@ def _explain(point: Group, one: Group, per_call: int, measured: Measured, tell: 
 
 def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
     """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
+    turns = _turns(point, one, per_call)
+    rounds: list[explain.Round] = []
+    began, names = time.monotonic(), list(turns)
+    while not _enough(len(rounds), time.monotonic() - began):
+        found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
+        rounds.append(_round(found, point.plan, one.plan))
+    return rounds
+
+
+def _turns(point: Group, one: Group, per_call: int) -> dict[str, Callable[[], Any]]:
+    """What is timed in a round, by name, compiled by now: seconds of a step, or those of each replica by its number."""
     plan = point.plan
 
     def ask(group: Group, what: str, **how: Any) -> list[Event]:
@@ -505,32 +516,29 @@ def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
             if plan.kind == "cpu":
                 # Those of one process share a pool of threads: which of them it serves first says nothing of any.
                 taken = [dict.fromkeys(each, sum(each.values()) / len(each)) for each in taken if each]
-            return {number: seconds for each in taken for number, seconds in each.items()}
+            return {number: each_takes for each in taken for number, each_takes in each.items()}
 
         everyone = list(range(plan.workers))
         apart(everyone, least=0.0)
         turns["together"] = lambda: apart(everyone)
         for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
             turns[f"alone {place}"] = lambda replicas=replicas: apart(replicas)  # type: ignore[misc]
-    ideal = plan.global_batch / (plan.workers * one.plan.global_batch)
-    rounds: list[explain.Round] = []
-    began, names = time.monotonic(), list(turns)
-    while not _enough(len(rounds), time.monotonic() - began):
-        found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
-        alone = [found.pop(name) for name in names if name.startswith("alone")]
-        rounds.append(
-            explain.Round(
-                everything=found["everything"],
-                no_input=found["no_input"],
-                calling=found["calling"],
-                one_everything=found["one_everything"] / plan.workers,
-                one_no_input=found["one_no_input"] / plan.workers,
-                one_calling=found["one_calling"] * ideal,
-                together=found.get("together", {}),
-                alone={number: taken for each in alone for number, taken in each.items()},
-            )
-        )
-    return rounds
+    return turns
+
+
+def _round(found: Mapping[str, Any], plan: Plan, one: Plan) -> explain.Round:
+    """What the turns have found, the baseline's as if there were an ideal device for each worker."""
+    alone = [each for name, each in found.items() if name.startswith("alone")]
+    return explain.Round(
+        everything=found["everything"],
+        no_input=found["no_input"],
+        calling=found["calling"],
+        one_everything=found["one_everything"] / plan.workers,
+        one_no_input=found["one_no_input"] / plan.workers,
+        one_calling=found["one_calling"] * plan.global_batch / (plan.workers * one.global_batch),
+        together=found.get("together", {}),
+        alone={number: taken for each in alone for number, taken in each.items()},
+    )
 
 
 def _enough(rounds: int, seconds: float) -> bool:
