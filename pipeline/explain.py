@@ -178,6 +178,8 @@ def _with_ends(
 
 def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, plan: Plan) -> str:
     """What to change, and what it would bring at most, in one sentence."""
+    if bound is None and lost >= LEAST_SHARE:
+        return f"{lost:.0%} is lost, and no part of it is sure to be the largest; try again while the machine is idle."
     if bound is None:
         return f"No part of the {max(0.0, lost):.0%} that is lost stands out: there is little to gain on this machine."
     fewer_bits = "train.gradient_bits=16, " if plan.gradient_bits == 32 else ""

@@ -94,6 +94,7 @@ def test_nothing_is_called_the_bound_where_little_is_lost_or_rounds_differ():
     assert explained(a_round(everything=0.51))["advice"].startswith("No part of the 2% that is lost stands out")
     unsure = explained(a_round(everything=0.8, no_input=0.8), a_round(), a_round(everything=0.9, no_input=0.9))
     assert unsure["bound"] is None
+    assert "no part of it is sure to be the largest; try again while the machine is idle" in unsure["advice"]
     assert share(unsure, "communication") > 0.1
 
 
