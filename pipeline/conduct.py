@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import energy, measure
+from pipeline import energy, explain, measure
 from pipeline.data.manifest import SPLITS
 from pipeline.events import PREEMPTING, Event
 from pipeline.launch import Cluster, Job
@@ -24,6 +24,13 @@ POLL_SECONDS = 0.2
 STACK_SECONDS = 0.5
 # What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
+# Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
+EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
+PATIENCE_SECONDS, LEAST_ROUNDS = 30.0, 3
+# Short ones, since a machine that others use changes within seconds.
+EXPLAIN_PIECE_SECONDS = 0.25
+# So many replicas of a host are timed alone, at most.
+MOST_ALONE = 4
 
 
 class RunFailed(RuntimeError):
@@ -81,6 +88,8 @@ class Measured:
     size: Event | None = None
     # What the input and the model can do alone, where that was timed.
     profile: dict[str, Any] | None = None
+    # What the lost efficiency is made of, where that was asked for.
+    explained: dict[str, Any] | None = None
 
     def note(self, event: Event) -> None:
         """Takes in what the processes of the point tell."""
@@ -162,6 +171,8 @@ class Group:
 
     def leave(self) -> None:
         """Ends the processes in order."""
+        if self._stopped:
+            return
         self._watch.leaving, self._watch.replacing = True, False
         self.job.send({"do": "exit"})
         self.stop(self.plan.stop_timeout)
@@ -212,8 +223,11 @@ def conduct(
     resume: bool = False,
     preemption: Preemption | None = None,
     fewer: Callable[[Plan], Plan | None] = lambda plan: None,
+    one_device: Plan | None = None,
 ) -> None:
     """Runs `plan`, measured in turn with `baseline` where there is one, filling `measured` as it goes.
+
+    Where the plan is to be explained, that is done against `one_device`, the baseline even if it was measured before.
 
     With `ask_size`, also with the size of the model, where a process has it at hand. With `resume`, training goes on
     from its last checkpoint. `fewer` lays the plan over fewer workers, where a lost one does not come back; None: it
@@ -225,7 +239,8 @@ def conduct(
     while True:
         step = measured.step
         try:
-            _attempt(cluster, recovery.plan, baseline, folder, tell, measured, ask_size, recovery.resume, preemption)
+            now, resumed = recovery.plan, recovery.resume
+            _attempt(cluster, now, baseline, folder, tell, measured, ask_size, resumed, preemption, one_device)
             return
         except RunFailed as failed:
             what = recovery.after(failed, measured.step > step)
@@ -272,7 +287,9 @@ class _Recovery:
             self.restarts += 1
             often = f"{self.restarts} of {most} times (launch.max_restarts)"
             return f"All processes are started again, {often}, and go on from the last checkpoint."
-        self.plan, self.failed = smaller, None
+        if self.plan.explain:
+            measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
+        self.plan, self.failed = dataclasses.replace(smaller, explain=False), None
         measured.workers = smaller.workers
         if not _all_measured(smaller, measured, self.baseline):
             # What was timed with more workers says nothing of fewer.
@@ -296,11 +313,13 @@ def _attempt(
     ask_size: bool,
     resume: str | None,
     preemption: Preemption,
+    one_device: Plan | None,
 ) -> None:
     began = time.monotonic()
     groups: list[Group] = []
-    started: float | None = None
-    used: float | None = None
+    # Seconds and joules of the point's group when training began, and when it was over.
+    started: tuple[float, float | None] | None = None
+    over_with: tuple[float, float | None] | None = None
 
     def note(event: Event) -> None:
         if event.get("group") == "point":
@@ -324,7 +343,7 @@ def _attempt(
         if plan.profile and resume is None and measured.profile is None:
             measured.profile = _profile(point)
             tell({"time": time.time(), "event": "profiled", "values": measured.profile})
-        started, used = point.seconds, point.joules
+        started = point.seconds, point.joules
         point.begin()
         try:
             per_call = _measure(plan, point, one, measured)
@@ -343,21 +362,27 @@ def _attempt(
             if over is None:
                 raise
             finished = over
+        over_with = point.seconds, point.joules
         measured.finished = finished[0]
         digests = {digest for each in finished.values() for digest in each["weights"]}
         if len(digests) > 1:
             measured.notes.append(
                 "The replicas ended with different weights: something in the model is not synchronised."
             )
+        if plan.explain and one_device is not None:
+            one = Group(cluster, one_device, "baseline", folder, note, preemption)
+            groups.append(one)
+            _explain(point, one, per_call, measured, tell)
         point.leave()
     finally:
         if groups:
             measured.notes += groups[0].replaced
             measured.restarts += len(groups[0].replaced)
             if started is not None:
-                measured.seconds_training = (measured.seconds_training or 0.0) + groups[0].seconds - started
-                if used is not None and groups[0].joules is not None:
-                    measured.energy_joules = (measured.energy_joules or 0.0) + groups[0].joules - used
+                seconds, joules = over_with or (groups[0].seconds, groups[0].joules)
+                measured.seconds_training = (measured.seconds_training or 0.0) + seconds - started[0]
+                if joules is not None and started[1] is not None:
+                    measured.energy_joules = (measured.energy_joules or 0.0) + joules - started[1]
         for group in groups:
             group.stop()
 
@@ -421,6 +446,128 @@ def _profile(point: Group) -> dict[str, Any]:
         steps = measure.steps_of_piece(max(each["step_seconds"] for each in ask(what).values()))
         rates[what] = measure.slowest_rates(list(ask(what, steps).values()))
     return measure.verdict(rates["input"], rates["model"], ask("stages")[0]["stages"])
+
+
+def _explain(point: Group, one: Group, per_call: int, measured: Measured, tell: Callable[[Event], None]) -> None:
+    """Has the processes time their steps with parts switched off, in turn with one device.
+
+    Training is over: what fails here fails no run.
+    """
+    plan = point.plan
+    try:
+        one.ask("joined")
+        _build(one)
+        rounds = _rounds(point, one, per_call)
+    except RunFailed as failed:
+        measured.notes.append(f"What was lost could not be explained: {failed.failure.error}")
+        return
+    except Preempted:
+        measured.notes.append("What was lost is not explained, since the machine was asked for.")
+        return
+    # Devices of a process that share a pool of threads are not told apart.
+    apart = plan.kind != "cpu"
+    names = {
+        number: f"{process.role} {process.rank}{f' on {device}' * (apart and len(process.devices) > 1)}"
+        for process in plan.processes
+        for number, device in zip(process.replicas, process.devices, strict=True)
+    }
+    measured.explained = explain.explain(rounds, [names[number] for number in sorted(names)], plan)
+    tell({"time": time.time(), "event": "explained", "values": measured.explained})
+
+
+def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
+    """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
+    turns = _turns(point, one, per_call)
+    rounds: list[explain.Round] = []
+    began, names = time.monotonic(), list(turns)
+    while not _enough(len(rounds), time.monotonic() - began):
+        found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
+        rounds.append(_round(found, point.plan, one.plan))
+    return rounds
+
+
+def _turns(point: Group, one: Group, per_call: int) -> dict[str, Callable[[], Any]]:
+    """What is timed in a round, by name, compiled by now: seconds of a step, or those of each replica by its number."""
+    plan = point.plan
+
+    def ask(group: Group, what: str, **how: Any) -> list[Event]:
+        return list(group.ask("explaining", {"do": "explain", "what": what} | how).values())
+
+    def seconds(group: Group, what: str, warmup_steps: int, steps: int) -> float:
+        """Of a step, by the slowest process, and of so many examples as a step of all workers trains."""
+        told = ask(group, what, warmup_steps=warmup_steps, steps=steps, steps_per_call=per_call)
+        rate = measure.throughput(told[0]["examples"], max(float(each["seconds"]) for each in told))
+        return plan.global_batch / rate
+
+    turns: dict[str, Callable[[], Any]] = {}
+
+    def prepare(group: Group, name: str, what: str) -> None:
+        """Compiles what is timed, and finds out how many steps fill a piece."""
+        if group is one and what == "everything":
+            seconds(group, what, 0, 1)
+        pace = seconds(group, what, 0, per_call) * group.plan.global_batch / plan.global_batch
+        steps = per_call * max(1, measure.steps_of_piece(pace, EXPLAIN_PIECE_SECONDS) // per_call)
+        # What was made ahead meanwhile is taken first, and would come at once.
+        warmup = max(plan.warmup_steps, steps) if what == "everything" else 1
+        turns[name] = lambda: seconds(group, what, warmup, steps)
+
+    for group, prefix in ((one, "one_"), (point, "")):
+        for what in ("everything", "no input"):
+            prepare(group, prefix + what.replace(" ", "_"), what)
+        turns[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
+            [each["seconds"] / per_call for each in ask(group, "no step")]
+        )
+    if plan.workers > 1:
+
+        def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
+            how = {"replicas": replicas, "seconds": least, "steps_per_call": per_call}
+            told = ask(point, "no communication", **how)
+            taken = [dict(each["replicas"]) for each in told]
+            if plan.kind == "cpu":
+                # Those of one process share a pool of threads: which of them it serves first says nothing of any.
+                taken = [dict.fromkeys(each, sum(each.values()) / len(each)) for each in taken if each]
+            return {number: each_takes for each in taken for number, each_takes in each.items()}
+
+        everyone = list(range(plan.workers))
+        apart(everyone, least=0.0)
+        turns["together"] = lambda: apart(everyone)
+        for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
+            turns[f"alone {place}"] = lambda replicas=replicas: apart(replicas)  # type: ignore[misc]
+    return turns
+
+
+def _round(found: Mapping[str, Any], plan: Plan, one: Plan) -> explain.Round:
+    """What the turns have found, the baseline's as if there were an ideal device for each worker."""
+    alone = [each for name, each in found.items() if name.startswith("alone")]
+    return explain.Round(
+        everything=found["everything"],
+        no_input=found["no_input"],
+        calling=found["calling"],
+        one_everything=found["one_everything"] / plan.workers,
+        one_no_input=found["one_no_input"] / plan.workers,
+        one_calling=found["one_calling"] * plan.global_batch / (plan.workers * one.global_batch),
+        together=found.get("together", {}),
+        alone={number: taken for each in alone for number, taken in each.items()},
+    )
+
+
+def _enough(rounds: int, seconds: float) -> bool:
+    enough = rounds >= ENOUGH_ROUNDS and seconds > EXPLAIN_SECONDS
+    return enough or (rounds >= LEAST_ROUNDS and seconds > PATIENCE_SECONDS)
+
+
+def _one_of_each_host(plan: Plan) -> list[list[int]]:
+    """The first replicas of all hosts, the second ones, and so on: each is alone on its host."""
+    hosts: dict[int, list[int]] = {}
+    for process in plan.processes:
+        hosts.setdefault(process.host, []).extend(process.replicas)
+    most = max(map(len, hosts.values()))
+    return [[each[place] for each in hosts.values() if place < len(each)] for place in range(most)]
+
+
+def _middle(values: list[float]) -> float:
+    """The median, or the lower of two: one process that is slow does not decide."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:

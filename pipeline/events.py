@@ -33,6 +33,9 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     failed      process: `error` (one line for a person), `peer` (true where it only lost its peers), `diverged`
     finished    process: training is over; `weights` [] (a hash of the trained weights of each of its replicas); chief
                 adds `epochs`, `loss`, `metrics`, `val_loss`, `val_metrics`
+    explaining  process: `what` it timed after training: "everything", "no input" (`examples`, `seconds`), "no step"
+                (`seconds` of a call), "no communication" (`replicas` [[number, seconds of a step]])
+    explained   conductor: what that comes to; `values`, as in result.json
     result      conductor: `values`, the whole of result.json
     report      conductor: of a sweep, in a log of its own; `files` {} (paths in the sweep's folder, by the folder among
                 the artifacts), `values` {} of the best point, `tags` {}, `text`

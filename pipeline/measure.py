@@ -83,13 +83,13 @@ def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
     return float(np.median([max(each) for each in shares])), [float(np.median(each)) for each in workers]
 
 
-def steps_of_piece(step_seconds: float) -> int:
-    """Steps of one of the pieces in which the input or the model is timed alone.
+def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) -> int:
+    """Steps of one of the pieces in which a part of training is timed alone.
 
     >>> steps_of_piece(0.05)
     10
     """
-    return int(np.clip(round(PIECE_SECONDS / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
+    return int(np.clip(round(piece_seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
 
 
 def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:

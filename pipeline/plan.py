@@ -163,6 +163,8 @@ class Plan:
     rate_scale: float = 1.0
     # Are the input and the model timed alone before training?
     profile: bool = False
+    # Is the lost efficiency taken apart after training?
+    explain: bool = False
 
     @property
     def lanes(self) -> int:
@@ -363,6 +365,7 @@ def make(
         machine=_machine_name(machine),
         notes=tuple(notes),
         profile=config.data.profile,
+        explain=_explain(config, kind),
     )
 
 
@@ -450,6 +453,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         rehearsal=False,
         oversubscribed=False,
         notes=(),
+        explain=False,
     )
 
 
@@ -614,7 +618,7 @@ def identity(plan: dict[str, Any]) -> dict[str, Any]:
     of_no_matter = (
         "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
         "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
-        "prefetch", "service", "output_dir", "divided", "profile",
+        "prefetch", "service", "output_dir", "divided", "profile", "explain",
     )  # fmt: skip
     return {name: value for name, value in plan.items() if name not in of_no_matter}
 
@@ -918,6 +922,29 @@ def _baseline(config: Config, kind: str) -> str:
             f"received {named.value}. Try measure.baseline=none, and -m workers=1,{config.workers or 8} to compare."
         )
     return "none"
+
+
+def _explain(config: Config, kind: str) -> bool:
+    """Is the lost efficiency to be explained? Refused where none is known, or a step is not of all workers."""
+    if not config.measure.explain:
+        return False
+    if config.strategy.asynchronous:
+        raise PlanError(
+            f"Expected measure.explain=false with strategy={config.strategy.name}, whose workers share no step that "
+            f"could be taken apart, received true. Try measure.explain=false, or strategy=multi_worker."
+        )
+    if config.measure.steps == 0:
+        raise PlanError(
+            "Expected a run that is measured with measure.explain=true, received measure.steps=0. "
+            "Try measure.steps=null, or measure.explain=false."
+        )
+    if _baseline(config, kind) == "none":
+        raise PlanError(
+            f"Expected a baseline with measure.explain=true, since efficiency is lost against it, received none"
+            f"{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}. "
+            f"Try {'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false."
+        )
+    return True
 
 
 def _notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> list[str]:

@@ -120,8 +120,10 @@ class _Composing:
         if self._points.sweep is not None:
             self._points.sweep.write()
         elif self._folder is not None and self._folder.name == sweeps.COMPOSED:
-            # Of a plan, nothing stays.
+            # Of what starts nothing, nothing stays.
             shutil.rmtree(self._folder, ignore_errors=True)
+            if [each.name for each in self._folder.parent.iterdir()] == ["multirun.yaml"]:
+                shutil.rmtree(self._folder.parent)
 
     def _look_over(self, place: int, asked: run.Asked) -> None:
         asked = self._in_sweep(

@@ -16,7 +16,21 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline import events, history, measure, outlook, plan, predict, reach, resume, show, sweep, targets, weigh
+from pipeline import (
+    events,
+    explain,
+    history,
+    measure,
+    outlook,
+    plan,
+    predict,
+    reach,
+    resume,
+    show,
+    sweep,
+    targets,
+    weigh,
+)
 from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
 from pipeline.data import manifest
@@ -448,6 +462,7 @@ class Point:
                     resume=self._earlier is not None,
                     preemption=session.preemption,
                     fewer=partial(self._fewer, cluster),
+                    one_device=baseline,
                 )
             status = "FINISHED"
         except Preempted:
@@ -583,6 +598,7 @@ class Point:
             "efficiency": None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
             **waits,
             "profile": measured.profile,
+            "explained": measured.explained,
             "interval_confidence": measure.confidence(len(points)) if points else None,
             "repeats": len(points),
             "steps_per_call": measured.steps_per_call,
@@ -593,6 +609,7 @@ class Point:
                 *measured.notes,
                 *_timed_with(planned, measured),
                 *_bound_by_input(waits),
+                *_explained_otherwise(measured.explained, faster, measured.timed_workers or planned.workers),
                 *_skipped(measured),
             ],
             **{f"{part}_examples_skipped": _lost(measured, part) for part in manifest.SPLITS},
@@ -700,6 +717,16 @@ def _bound_by_input(waits: Result) -> list[str]:
         f"time. data.profile=true says which stage of the input costs most. Try data.cache=memory, data.service=2, or "
         f"to prepare the data once with python -m pipeline.prepare."
     ]
+
+
+def _explained_otherwise(
+    explained: Mapping[str, Any] | None, speedup: tuple[float | None, ...], workers: int
+) -> list[str]:
+    """What is to be said where what was explained is not what training was timed with."""
+    value, low, high = speedup
+    if explained is None or value is None or low is None or high is None:
+        return []
+    return explain.disagreement(explained, (value / workers, low / workers, high / workers))
 
 
 def _unwritten(values: Result, problem: OSError) -> Result:

@@ -15,6 +15,9 @@ Commands, each a dictionary with `do`:
     calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
     train      {"steps_per_call", "folder"}   train to the end, save; `saved`, `finished`
+    explain    {"what", ...}          once training is over, or in a baseline: time steps with "everything" or
+               "no input" ("warmup_steps", "steps", "steps_per_call"), a call with "no step", or some "replicas" with
+               "no communication" ("seconds", "steps_per_call"); each answered by `explaining`
     leave      {}                     write a checkpoint as soon as all agree to, and do nothing more; `left`. It is
                heard at once, whatever a process is at
     exit       {}                     end with 0
@@ -35,6 +38,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,6 +61,7 @@ from pipeline.train.profile import Profile
 from pipeline.train.reading import Reading
 from pipeline.train.scheduled import ScheduledLoop
 from pipeline.train.state import on_all
+from pipeline.train.switched import Switched
 from pipeline.train.training import Diverged, Left, Survival, Training
 
 CALIBRATION_STEPS = 3
@@ -217,8 +222,9 @@ class Work:
         self._profile: Profile | None = None
         self._training: Training | None = None
         self._survival: Survival | None = None
-        # Makes the same model again, without a strategy.
-        self._plain: Callable[[], keras.Model] = keras.Model
+        self._switched: Switched | None = None
+        # Makes the same model again, under another strategy.
+        self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
         self._put_back = contextlib.ExitStack()
         self._spare = False
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
@@ -356,7 +362,7 @@ class Work:
                 self._tell("warning", text=text)
         else:
             model, outputs = make(strategy)
-        self._plain = lambda: make(tf.distribute.get_strategy())[0]
+        self._make = lambda under: make(under)[0]
         chief = self._process.rank == 0
         alone = len(plan.leaders) == 1
         first, rest = (*held_out, None, None)[:2]
@@ -473,10 +479,27 @@ class Work:
         self._put_back.close()
         if loop.chief and self._plan.save:
             build.unscaled(loop.model.optimizer)
-            model = tables.whole(loop.model, self._plain()) if tables.has_tables(loop.model) else loop.model
+            plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
+            model = loop.model if plain is None else tables.whole(loop.model, plain)
             save(model, Path(folder) / "model.keras")
             self._tell("saved", path="model.keras")
         self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
+
+    def explain(self, what: str, **how: Any) -> None:
+        """Times steps, or what is left of them when a part is switched off."""
+        process = self._process
+        if self._switched is None:
+            beat = partial(self._tell, "beat")
+            self._switched = Switched(self._ready(), self._make, process.replicas, process.cores, beat)
+        told: dict[str, Any] = {}
+        if what == "no step":
+            told["seconds"] = self._switched.no_step()
+        elif what == "no communication":
+            told["replicas"] = self._switched.no_communication(**how)
+        else:
+            timed = self._switched.everything if what == "everything" else self._switched.no_input
+            told["examples"], told["seconds"] = timed(**how)
+        self._tell("explaining", what=what, **told)
 
     def leave(self) -> None:
         """Writes a checkpoint where training has begun and is not over, and raises `Left`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.show.explained import explained_lines
 from pipeline.show.profile import profile_lines
 from pipeline.show.words import (
     clean,
@@ -69,6 +70,7 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("step time", _step_times(result)),
         ("input wait", _input_wait(result)),
         *_labelled("profile", profile_lines(result.get("profile"))),
+        *_labelled("lost", explained_lines(result.get("explained"))),
         ("staleness", _staleness(result)),
         ("steps", _steps_of_workers(result)),
         ("training", trained),

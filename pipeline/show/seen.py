@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.events import Event
 from pipeline.plan import Plan
+from pipeline.show.explained import explained_lines
 from pipeline.show.profile import profile_lines
 from pipeline.show.words import clean, duration, items, listed, named, number, pairs, plural, rate, whole
 
@@ -90,7 +91,7 @@ class Seen:
         self._told: set[str] = set()
         self._repeats_told = 0
         self._training = _Training(plan)
-        self._failed = self._ended = False
+        self._failed = self._ended = self._explaining = False
 
     def take(self, event: Event, now: float) -> list[Line]:
         """Adds one event, and returns what there is to tell of it."""
@@ -108,6 +109,8 @@ class Seen:
         """What is happening now."""
         if self._failed:
             return View("stopping", where="a process failed")
+        if self._explaining:
+            return View("explaining", where="steps with parts switched off")
         if self._ended:
             return View("ending", 1, 1)
         if self.timing:
@@ -138,12 +141,18 @@ class Seen:
                 return []
             case "profiled":
                 return [Line(text, lasting=True) for text in profile_lines(event.get("values"))]
+            case "explaining":
+                self._explaining = True
+                return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
+            case "explained":
+                return [Line(text, lasting=True) for text in explained_lines(event.get("values"))]
             case "warning":
                 return self._once(f"warning: {clean(event.get('text')) or '(without words)'}", lasting=True)
             case "failed":
                 return self._failure(event)
             case "finished" | "ended":
                 self._ended = self._ended or chief or kind == "ended"
+                self._explaining = self._explaining and kind != "ended"
         return []
 
     def _stage(self, stage: str, baseline: bool, event: Event, now: float) -> list[Line]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import comparable, history
 from pipeline.show.estimate import planned_rows
+from pipeline.show.explained import explained_line
 from pipeline.show.predict import outlook_lines, predicted_rows
 from pipeline.show.profile import profile_line
 from pipeline.show.result import STATUS_COLOURS
@@ -86,8 +87,8 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
         doubts = listed(marked, "input-bound" * (result.get("input_bound") is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
         overrides = left + " ".join(clean(each) for each in items(result.get("overrides")))
-        profile = f"{left}{said}" if (said := profile_line(result.get("profile"))) else ""
-        rows += [text for text in (below, profile, overrides) if text.strip()]
+        said = (profile_line(result.get("profile")), explained_line(result.get("explained")))
+        rows += [text for text in (below, *(f"{left}{each}" for each in said), overrides) if text.strip()]
     return rows
 
 
@@ -135,6 +136,8 @@ def _legend(results: Sequence[Result]) -> list[str]:
         lines.append("Under eff.: share of the step time that was spent waiting for input.")
     if any(result.get("input_bound") is True for result in measured):
         lines.append("input-bound: a faster input would make it faster; data.profile=true says which part of it.")
+    if any(explained_line(result.get("explained")) for result in measured):
+        lines.append("lost: what efficiency lacks of 100%, and to what; shares of the step time.")
     if metric:
         lines.append(f"val: {metric} on the validation data.")
     if any(result.get("rehearsal") for result in measured):

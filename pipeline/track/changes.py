@@ -294,6 +294,16 @@ def _profiled(event: Event, seen: Seen) -> Iterator[Change]:
         yield from _point(f"profile/{name}", values.get(name), event, 0)
 
 
+def _explained(event: Event, seen: Seen) -> Iterator[Change]:
+    values = event.get("values") or {}
+    for name in ("bound", "straggler"):
+        if values.get(name):
+            yield Tag(f"explain.{name}", text(values[name], TAG_CHARACTERS))
+    yield from _point("explain/lost", values.get("lost"), event, 0)
+    for part in values.get("parts") or ():
+        yield from _point(f"explain/{part['name'].replace(' ', '_')}", part["share"], event, 0)
+
+
 def _ended(event: Event, seen: Seen) -> Iterator[Change]:
     preempted = event.get("status") == "PREEMPTED"
     status = "KILLED" if preempted else event.get("status") if event.get("status") in STATUSES else "FAILED"
@@ -310,7 +320,7 @@ def _ended(event: Event, seen: Seen) -> Iterator[Change]:
 _CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
     "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
     "warning": _warning, "resumed": _resumed, "restarted": _warning, "profiled": _profiled, "saved": _saved,
-    "result": _result, "report": _reported, "ended": _ended,
+    "explained": _explained, "result": _result, "report": _reported, "ended": _ended,
 }  # fmt: skip
 
 

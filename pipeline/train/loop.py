@@ -154,9 +154,13 @@ class Loop:
         """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
         whatever number of steps is `wanted` in all.
         """
+        return self.on(self.reader(), count)
+
+    def reader(self) -> Iterator[Any]:
+        """The batches of training, from the next step's on."""
         if self._training is None:
             self._training = self.train_data.iterator(self._position)
-        return self.on(self._training, count)
+        return self._training
 
     def on(self, batches: Iterator[Any], count: int) -> Call:
         """Trains `count` steps on the next of these batches."""
@@ -183,10 +187,8 @@ class Loop:
 
     def graph(self) -> Any:
         """The graph of the compiled loop, compiled now if it was not yet."""
-        if self._training is None:
-            self._training = self.train_data.iterator(self._position)
         compiled: Any = self._train
-        return compiled.get_concrete_function(self._training, tf.constant(1)).graph
+        return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
 
     def facts(self) -> dict[str, Any]:
         """What else there is to tell of the training so far."""

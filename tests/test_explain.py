@@ -1,0 +1,247 @@
+"""What the lost efficiency is made of: the arithmetic, and whole runs whose loss is known to be of one kind."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Ran, finish, start
+from test_plan import cluster, config, machine
+
+from pipeline import explain
+from pipeline.conduct import _one_of_each_host
+from pipeline.explain import PARTS, Round, shares
+from pipeline.plan import PlanError, make
+from pipeline.schema import Baseline
+from pipeline.show.explained import explained_line, explained_lines
+from pipeline.track.changes import Point, Seen, Tag, changes
+
+PLAN = make(config("multi_worker", workers=2, hardware="2cpu"), machine())
+NAMES = ("chief 0", "worker 1")
+EXPLAINED = ("tracking=none", "workers=2", "measure.explain=true", "measure.repeats=3", "train.steps=6",
+             "train.save=false")  # fmt: skip
+
+
+def a_round(**changed: Any) -> Round:
+    """One in which a step takes 1 s, and half of it is lost to nothing in particular."""
+    each = {0: 0.5, 1: 0.5}
+    return dataclasses.replace(Round(0.5, 0.5, 0.0, 0.5, 0.5, 0.0, each, each), **changed)
+
+
+def explained(*rounds: Round) -> dict[str, Any]:
+    return explain.explain(rounds, NAMES, PLAN)
+
+
+def share(found: dict[str, Any], name: str) -> float:
+    return next(part["share"] for part in found["parts"] if part["name"] == name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_add_up_to_what_is_lost_whatever_was_measured(seed):
+    chance = np.random.default_rng(seed)
+    rounds = []
+    for _ in range(5):
+        taken = chance.uniform(0.1, 1.0, 6)
+        together, alone = (dict(enumerate(chance.uniform(0.1, 1.0, 2))) for _ in range(2))
+        rounds.append(Round(*taken, together=together, alone=alone))
+    found = explained(*rounds)
+    assert [part["name"] for part in found["parts"]] == list(PARTS)
+    assert sum(part["share"] for part in found["parts"]) == pytest.approx(found["lost"])
+    everything, one = (np.median([getattr(each, f"{name}everything") for each in rounds]) for name in ("", "one_"))
+    assert found["lost"] == pytest.approx(1 - one / everything)
+    for part in found["parts"]:
+        assert part["low"] <= part["share"] <= part["high"]
+    assert found["lost_low"] <= found["lost"] <= found["lost_high"]
+
+
+def test_each_part_is_what_its_switch_saves():
+    halved = {"everything": 1.0, "no_input": 1.0}
+    slow = {0: 1.0, 1: 1.0}
+    for part, one in {
+        "input wait": a_round(everything=1.0),
+        "communication": a_round(**halved),
+        "contention": a_round(**halved, together=slow),
+        "host overhead": a_round(**halved, calling=0.5),
+        "other": a_round(**halved, together=slow, alone=slow),
+    }.items():
+        found = explained(one)
+        assert share(found, part) == found["lost"] == 0.5, part
+        assert found["bound"] == part
+        assert "takes 50% of each step: without it at most 2 times as fast" in found["advice"], part
+    found = explained(a_round(**halved, together={0: 0.5, 1: 1.0}, alone={0: 0.5, 1: 1.0}))
+    assert (share(found, "stragglers"), found["straggler"], found["bound"]) == (0.5, "worker 1", "stragglers")
+    assert found["advice"].startswith("Waiting for worker 1 takes 50%")
+
+
+def test_who_is_slower_in_some_rounds_alone_is_no_straggler():
+    turns = [a_round(together={0: 0.5, 1: taken}) for taken in (0.9, 0.4, 0.8)]
+    found = explained(*turns)
+    assert found["straggler"] is None
+    assert share(found, "stragglers") == 0
+
+
+def test_nothing_is_called_the_bound_where_little_is_lost_or_rounds_differ():
+    assert explained(a_round(everything=0.51))["bound"] is None
+    assert explained(a_round(everything=0.51))["advice"].startswith("No part of the 2% that is lost stands out")
+    unsure = explained(a_round(everything=0.8, no_input=0.8), a_round(), a_round(everything=0.9, no_input=0.9))
+    assert unsure["bound"] is None
+    assert "no part of it is sure to be the largest; try again while the machine is idle" in unsure["advice"]
+    assert share(unsure, "communication") > 0.1
+
+
+def test_no_part_is_said_to_bring_more_than_is_lost():
+    torn = a_round(everything=0.52, no_input=0.52, together={0: 1.2, 1: 1.2}, alone={0: 0.5, 1: 0.5})
+    assert share(explained(torn), "contention") > 1
+    assert explained(torn)["bound"] is None
+    found = explained(dataclasses.replace(torn, everything=1.0, no_input=1.0))
+    assert found["bound"] == "contention"
+    assert "takes 50% of each step: without it at most 2 times" in found["advice"]
+
+
+def test_an_input_that_one_device_waits_for_as_well_is_no_loss_but_worth_telling():
+    found = explained(a_round(everything=2.0, one_everything=2.0))
+    assert (found["lost"], share(found, "input wait"), found["bound"]) == (0, 0, "input wait")
+    assert "at most 4 times as fast; try data.cache=memory" in found["advice"]
+
+
+def test_a_single_replica_has_nothing_to_communicate():
+    found = shares(Round(1.0, 0.9, 0.1, 0.8, 0.8, 0.0, {}, {}))
+    assert {name for name, each in found.items() if each} == {"input wait", "host overhead"}
+
+
+def test_those_that_are_timed_alone_at_once_are_on_different_hosts():
+    assert _one_of_each_host(PLAN) == [[0], [1]]
+    assert _one_of_each_host(cluster(hardware="2x4gpu", gpus=4)) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "words"),
+    [
+        ("parameter_server", {}, r"Expected measure.explain=false with strategy=parameter_server"),
+        ("mirrored", {"measure__steps": 0}, r"received measure.steps=0. Try measure.steps=null"),
+        ("mirrored", {"measure__baseline": Baseline.none}, r"received none. Try measure.baseline=null, or"),
+        ("tpu", {"hardware": "tpu_v5e_8"}, r"received none on a TPU.* Try measure.explain=false"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
+    with pytest.raises(PlanError, match=words):
+        make(config(strategy, measure__explain=True, **keys), machine(), present=False)
+
+
+def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
+    found = explained(a_round(everything=1.0, no_input=1.0), a_round(everything=1.25, no_input=1.25))
+    first, second = explained_lines(found)
+    assert first == found["advice"]
+    assert second.startswith("56% of the ideal is lost (50% to 60%): communication 56% (50% to 60%), ")
+    assert explained_line(found) == "lost 56%: communication 56%"
+    made = list(changes({"event": "explained", "time": 1.0, "values": found | {"straggler": "worker 1"}}, Seen()))
+    assert {each.name: each.value for each in made if isinstance(each, Tag)} == {
+        "explain.bound": "communication", "explain.straggler": "worker 1",
+    }  # fmt: skip
+    points = {each.name: each.value for each in made if isinstance(each, Point)}
+    assert points["explain/lost"] == found["lost"]
+    assert points["explain/input_wait"] == 0
+    assert len(points) == 1 + len(PARTS)
+
+
+def assert_whole(ran: Ran) -> dict[str, Any]:
+    """What holds for every explanation; returns it."""
+    assert ran.code == 0, ran.err
+    found: dict[str, Any] = ran.result["explained"]
+    assert sum(part["share"] for part in found["parts"]) == pytest.approx(found["lost"])
+    # Timed at another moment, and in other rounds: that they differ by more is said.
+    ends = [ran.result[f"speedup_{end}"] / 2 for end in ("low", "high")]
+    apart = ends[0] > 1 - found["lost_low"] or ends[1] < 1 - found["lost_high"]
+    assert any("the machine has changed" in note for note in ran.result["notes"]) is apart
+    assert found["advice"] in ran.out
+    return found
+
+
+@pytest.mark.slow
+def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Callable[..., Ran]):
+    many = ("model=mlp", "model.build.hidden=[4096,4096]", "train.optimizer=sgd", "train.replica_batch=4")
+    found = assert_whole(pipeline("strategy=multi_worker", *many, *EXPLAINED))
+    assert found["bound"] == "communication", found
+
+
+@pytest.mark.slow
+def test_resnet20_is_not_called_bound_by_communication(pipeline: Callable[..., Ran]):
+    found = assert_whole(pipeline("strategy=multi_worker", "model=resnet20", *EXPLAINED, timeout=480))
+    assert found["bound"] != "communication", found
+
+
+@pytest.mark.slow
+def test_a_slow_input_that_workers_share_is_called_the_bound(pipeline: Callable[..., Ran]):
+    asleep = ("data.build._target_=own.sleepy", "data.num_classes=4", "data.shuffle=false", "train.replica_batch=8")
+    found = assert_whole(pipeline("strategy=mirrored", *asleep, "model.build._target_=own.tiny", *EXPLAINED))
+    assert found["bound"] == "input wait", found
+    assert share(found, "input wait") > 0.25
+    assert "try data.cache=memory" in found["advice"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_held_back_is_named(pipeline: Callable[..., Ran], tmp_path):
+    # Its steps mostly wait, and so take as long on a busy machine.
+    unhurried = ("data.build._target_=own.through", "data.num_classes=4", "model.build._target_=own.unhurried")
+    process = start(tmp_path, "strategy=multi_worker", "train.replica_batch=32", *unhurried, *EXPLAINED)
+    holding = threading.Thread(target=hold_back, args=(tmp_path, process))
+    holding.start()
+    found = assert_whole(finish(process, tmp_path, time.monotonic(), 240))
+    holding.join()
+    assert (found["straggler"], found["bound"]) == ("worker 1", "stragglers"), found
+    assert found["advice"].startswith("Waiting for worker 1")
+
+
+def pid_of_worker_1(folder: Path, process: subprocess.Popen[str], since: str) -> int:
+    """Its process, as soon as it has told of something."""
+    while process.poll() is None:
+        told = [json.loads(line) for path in folder.glob("outputs/runs/*/events.jsonl")
+                for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]  # fmt: skip
+        mine = {each["event"]: each for each in told if each.get("rank") == 1}
+        if since in mine:
+            return int(mine["started"]["pid"])
+        time.sleep(0.1)
+    pytest.fail(f"worker 1 never told of {since}")
+
+
+def hold_back(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Stops worker 1 for most of the time, from when training is over until the command ends."""
+    pid = pid_of_worker_1(folder, process, "finished")
+    with contextlib.suppress(ProcessLookupError):
+        while process.poll() is None:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.1)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_while_loss_is_explained_fails_no_run(pipeline: Callable[..., Ran], tmp_path):
+    process = start(tmp_path, "strategy=multi_worker", "model=mlp", *EXPLAINED)
+    os.kill(pid_of_worker_1(tmp_path, process, "explaining"), signal.SIGKILL)
+    ran = finish(process, tmp_path, time.monotonic(), 240)
+    assert (ran.code, ran.result["status"], ran.result["explained"]) == (0, "FINISHED", None), ran.err
+    assert any("could not be explained: worker 1 was killed" in note for note in ran.result["notes"])
+
+
+@pytest.mark.slow
+def test_nothing_that_is_trained_changes(pipeline: Callable[..., Ran]):
+    common = ("strategy=mirrored", "model=mlp", *EXPLAINED, "train.deterministic=true", "train.steps=20")
+    assert pipeline(*common, "measure.explain=false", "resume=never").code == 0
+    ran = pipeline(*common, "resume=never")
+    assert ran.code == 0, ran.err
+    told = [(folder / "events.jsonl").read_text() for folder in ran.run_folders]
+    without, with_one = [[json.loads(line) for line in text.splitlines()] for text in told]
+    for kind, field in (("steps", "losses"), ("finished", "weights"), ("epoch", "val_loss")):
+        made = [[each[field] for each in events if each["event"] == kind] for events in (without, with_one)]
+        assert made[0] == made[1] != [], kind
+    assert [result["explained"] is None for result in ran.results] == [True, False]
