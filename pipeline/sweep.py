@@ -95,7 +95,7 @@ def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise SweepError(
             f"Expected sweep.name to be a folder's name of letters, digits, '.', '_' and '-', received "
-            f"{name or 'nothing'}. Try sweep.name=mine."
+            f"{name.strip() or 'nothing'}. Try sweep.name=mine."
         )
 
 

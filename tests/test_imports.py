@@ -104,4 +104,4 @@ def section(text: str, group: str) -> str:
 
 def test_every_choice_opens_with_when_to_pick_it():
     for path in sorted(config.folder().rglob("*.yaml")):
-        assert re.match(r"# [A-Z0-9].*\.", path.read_text()), path
+        assert re.match(r"(# @package _global_\n)?# [A-Z0-9].*[.?]", path.read_text()), path

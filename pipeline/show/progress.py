@@ -37,7 +37,7 @@ class Ahead:
         """In words.
 
         >>> Ahead(2, 12, 65.0).text
-        'point 3 of 12, about 1 min 5 s left'
+        'point 3 of 12, about 1 min 05 s left'
         """
         left = "" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
         return listed(f"point {self.done + 1} of {self.points}", left)
