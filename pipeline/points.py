@@ -153,7 +153,7 @@ class _Composing:
         made = self._points.sweep
         assert made is not None
         name = name or asked.config.strategy.name
-        entry = made.point(name, about, asked.overrides, repeat, None if repeat else asked.folder)
+        entry = made.point(place, name, about, asked.overrides, repeat, None if repeat else asked.folder)
         self._points.entries[place, repeat] = entry
         own = asked.config.sweep.name is not None or asked.config.sweep.repeats > 1
         return dataclasses.replace(asked, folder=made.folder / entry.folder, own=own)

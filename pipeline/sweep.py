@@ -114,14 +114,17 @@ class Sweep:
             ) from None
         self.entries = read(folder)
 
-    def point(self, name: str, about: str, overrides: Sequence[str], repeat: int, made: Path | None) -> Entry:
+    def point(
+        self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, made: Path | None
+    ) -> Entry:
         """The entry of the point with the fingerprint `about`, a new one where there is none.
 
-        `name` is a part of a new folder's name. What Hydra has put into the folder `made` is moved to the point's.
+        `place`, in the command, is its number where no other entry has that; `name` is a part of its folder's name.
+        What Hydra has put into the folder `made` is moved to the point's.
         """
         found = next((each for each in self.entries if (each.fingerprint, each.repeat) == (about, repeat)), None)
         if found is None:
-            found = Entry(self._number(about), repeat, about, "", list(overrides))
+            found = Entry(self._number(place, about), repeat, about, "", list(overrides))
             found.folder = f"{found.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
             self.entries.append(found)
         found.overrides = list(overrides)
@@ -165,12 +168,10 @@ class Sweep:
         shutil.rmtree(self.folder / COMPOSED, ignore_errors=True)
         self._lock.release()
 
-    def _number(self, about: str) -> int:
-        """The number of a new entry: that of its point's other repeats, or the next."""
-        for each in self.entries:
-            if each.fingerprint == about:
-                return each.place
-        return max((each.place for each in self.entries), default=-1) + 1
+    def _number(self, place: int, about: str) -> int:
+        """The number of a new entry: that of its point's other repeats, or that of its place, or the next."""
+        numbers = {each.fingerprint: each.place for each in self.entries}
+        return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
 
 
 def read(folder: Path) -> list[Entry]:

@@ -174,12 +174,6 @@ def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Call
 
 
 @pytest.mark.slow
-def test_resnet20_is_not_called_bound_by_communication(pipeline: Callable[..., Ran]):
-    found = assert_whole(pipeline("strategy=multi_worker", "model=resnet20", *EXPLAINED, timeout=480))
-    assert found["bound"] != "communication", found
-
-
-@pytest.mark.slow
 def test_a_slow_input_that_workers_share_is_called_the_bound(pipeline: Callable[..., Ran]):
     asleep = ("data.build._target_=own.sleepy", "data.num_classes=4", "data.shuffle=false", "train.replica_batch=8")
     found = assert_whole(pipeline("strategy=mirrored", *asleep, "model.build._target_=own.tiny", *EXPLAINED))
