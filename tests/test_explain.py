@@ -170,7 +170,9 @@ def assert_whole(ran: Ran) -> dict[str, Any]:
 def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Callable[..., Ran]):
     many = ("model=mlp", "model.build.hidden=[4096,4096]", "train.optimizer=sgd", "train.replica_batch=4")
     found = assert_whole(pipeline("strategy=multi_worker", *many, *EXPLAINED))
-    assert found["bound"] == "communication", found
+    assert max(found["parts"], key=lambda part: part["share"])["name"] == "communication", found
+    # Where others on the machine make rounds differ too much, no bound is named.
+    assert found["bound"] in ("communication", None), found
 
 
 @pytest.mark.slow
