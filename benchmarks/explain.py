@@ -34,10 +34,13 @@ def main() -> int:
     """Prints for each case what is lost, and to what; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", default="", help="the cases whose names hold this")
     parser.add_argument("overrides", nargs="*", help="for every run, such as train.replica_batch=32")
     arguments = parser.parse_args()
     for _ in range(arguments.rounds):
         for name, overrides in CASES.items():
+            if arguments.only not in name:
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 found = _explained(Path(folder), [*overrides, *COMMON, *arguments.overrides])
             parts = ", ".join(f"{part['name']} {part['share']:.0%}" for part in found["parts"])

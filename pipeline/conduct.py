@@ -26,7 +26,7 @@ STACK_SECONDS = 0.5
 ROLLBACK_SCALE = 0.5
 # Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
 EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
-PATIENCE_SECONDS, LEAST_ROUNDS = 30.0, 3
+PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
 # So many replicas of a host are timed alone, at most.
@@ -457,7 +457,7 @@ def _explain(point: Group, one: Group, per_call: int, measured: Measured, tell: 
     try:
         one.ask("joined")
         _build(one)
-        rounds = _rounds(point, one, per_call)
+        rounds = _rounds(point, one, per_call, measured.built.get("normalizations", 0))
     except RunFailed as failed:
         measured.notes.append(f"What was lost could not be explained: {failed.failure.error}")
         return
@@ -475,9 +475,9 @@ def _explain(point: Group, one: Group, per_call: int, measured: Measured, tell: 
     tell({"time": time.time(), "event": "explained", "values": measured.explained})
 
 
-def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
+def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> list[explain.Round]:
     """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
-    turns = _turns(point, one, per_call)
+    turns = _turns(point, one, per_call, normalizations)
     rounds: list[explain.Round] = []
     began, names = time.monotonic(), list(turns)
     while not _enough(len(rounds), time.monotonic() - began):
@@ -486,7 +486,7 @@ def _rounds(point: Group, one: Group, per_call: int) -> list[explain.Round]:
     return rounds
 
 
-def _turns(point: Group, one: Group, per_call: int) -> dict[str, Callable[[], Any]]:
+def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], Any]]:
     """What is timed in a round, by name, compiled by now: seconds of a step, or those of each replica by its number."""
     plan = point.plan
 
@@ -512,7 +512,9 @@ def _turns(point: Group, one: Group, per_call: int) -> dict[str, Callable[[], An
         turns[name] = lambda: seconds(group, what, warmup, steps)
 
     for group, prefix in ((one, "one_"), (point, "")):
-        for what in ("everything", "no input"):
+        # Those of one replica are not exchanged.
+        exchanged = ("no statistics",) if normalizations and plan.workers > 1 and group is point else ()
+        for what in ("everything", "no input", *exchanged):
             prepare(group, prefix + what.replace(" ", "_"), what)
         turns[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
             [each["seconds"] / per_call for each in ask(group, "no step")]
@@ -546,6 +548,7 @@ def _round(found: Mapping[str, Any], plan: Plan, one: Plan) -> explain.Round:
         one_everything=found["one_everything"] / plan.workers,
         one_no_input=found["one_no_input"] / plan.workers,
         one_calling=found["one_calling"] * plan.global_batch / (plan.workers * one.global_batch),
+        no_statistics=found.get("no_statistics"),
         together=found.get("together", {}),
         alone={number: taken for each in alone for number, taken in each.items()},
     )

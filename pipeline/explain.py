@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.plan import Plan
 
-PARTS = ("input wait", "communication", "contention", "stragglers", "host overhead", "other")
+PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
 # Of the ends of each part, where there are rounds enough for it.
 CONFIDENCE = 0.9
 # What takes a smaller share of the step time is not called the bound.
@@ -25,8 +25,9 @@ BEHIND = 1.1
 class Round:
     """Seconds of a step of all workers, as measured in turn within one round.
 
-    `everything` is what training does, `no_input` the same on a batch that is there, and `calling` what a step costs of
-    calling the compiled loop. Without communication, `together` has what each replica takes while all compute, and
+    `everything` is what training does, `no_input` the same on a batch that is there, `no_statistics` that without
+    exchanging what layers normalize by, where there are such, and `calling` what a step costs of calling the compiled
+    loop. Without communication, `together` has what each replica takes while all compute, and
     `alone` while the others wait, as far as they were timed so; both are empty where there is one replica.
 
     `one_everything`, `one_no_input` and `one_calling` are the baseline's, for as many examples on ideal devices.
@@ -40,6 +41,7 @@ class Round:
     one_calling: float
     together: Mapping[int, float]
     alone: Mapping[int, float]
+    no_statistics: float | None = None
 
 
 def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     middle = _middle(rounds)
     behind = _behind(rounds)
     found, *of_rounds = (shares(each, behind) for each in (middle, *rounds))
-    ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS}
+    ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS if name in found}
     lost = [{"lost": sum(each.values())} for each in (found, *of_rounds)]
     straggler = None if behind is None else names[behind]
     of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
@@ -64,7 +66,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     # The baseline waits for its input too, which is no loss of scaling, but would be gained just as well.
     waits = [(each.everything - each.no_input) / each.everything for each in (middle, *rounds)]
     gains["input wait"] = (waits[0], ends(waits[1:])[0])
-    largest = max(PARTS, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
+    largest = max(ranges, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
     gain, low = gains[largest]
     bound = largest if gain >= LEAST_SHARE and low > 0 else None
     return {
@@ -93,10 +95,12 @@ def shares(one: Round, behind: int | None = None) -> dict[str, float]:
     if one.together:
         others = [place for place in one.alone if place != behind]
         fair, alone = (float(np.mean([taken[place] for place in others])) for taken in (one.together, one.alone))
+    statistics = 0.0 if one.no_statistics is None else one.no_input - one.no_statistics
     slow = fair if behind is None else one.together[behind]
     seconds = {
         "input wait": (one.everything - one.no_input) - (one.one_everything - one.one_no_input),
-        "communication": without - slow,
+        "communication": without - statistics - slow,
+        **({} if one.no_statistics is None else {"batch statistics": statistics}),
         "contention": fair - alone,
         "stragglers": slow - fair,
         "host overhead": one.calling - one.one_calling,
@@ -153,6 +157,7 @@ def _middle(rounds: Sequence[Round]) -> Round:
         one_calling=median(lambda each: each.one_calling),
         together={place: median(lambda each, place=place: each.together[place]) for place in rounds[0].together},  # type: ignore[misc]
         alone={place: median(lambda each, place=place: each.alone[place]) for place in rounds[0].alone},  # type: ignore[misc]
+        no_statistics=None if rounds[0].no_statistics is None else median(lambda each: each.no_statistics or 0.0),
     )
 
 
@@ -187,6 +192,10 @@ def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, 
     what, instead = {
         "input wait": ("Waiting for input", "data.cache=memory or data.service=2; data.profile=true tells the stage"),
         "communication": ("Communication", f"{fewer_bits}{larger}, or fewer workers"),
+        "batch statistics": (
+            "Exchanging what BatchNormalization normalizes by",
+            f"{larger}, GroupNormalization in its place, or fewer workers",
+        ),
         "contention": ("Contention between workers of one machine", "fewer workers on it, or the same on more hosts"),
         "stragglers": (f"Waiting for {straggler}", "to see what else runs on its cores, or to do without it"),
         "host overhead": ("Calling the compiled loop", "train.steps_per_call=null"),

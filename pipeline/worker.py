@@ -16,8 +16,8 @@ Commands, each a dictionary with `do`:
     measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
     train      {"steps_per_call", "folder"}   train to the end, save; `saved`, `finished`
     explain    {"what", ...}          once training is over, or in a baseline: time steps with "everything" or
-               "no input" ("warmup_steps", "steps", "steps_per_call"), a call with "no step", or some "replicas" with
-               "no communication" ("seconds", "steps_per_call"); each answered by `explaining`
+               "no input" or "no statistics" ("warmup_steps", "steps", "steps_per_call"), a call with "no step", or
+               some "replicas" with "no communication" ("seconds", "steps_per_call"); each answered by `explaining`
     leave      {}                     write a checkpoint as soon as all agree to, and do nothing more; `left`. It is
                heard at once, whatever a process is at
     exit       {}                     end with 0
@@ -376,6 +376,7 @@ class Work:
         self._tell(
             "built",
             parameters=model.count_params(),
+            normalizations=len(build.normalizations(model)),
             input_shape=shape,
             input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
             num_classes=classes,
@@ -497,7 +498,7 @@ class Work:
         elif what == "no communication":
             told["replicas"] = self._switched.no_communication(**how)
         else:
-            timed = self._switched.everything if what == "everything" else self._switched.no_input
+            timed = getattr(self._switched, what.replace(" ", "_"))
             told["examples"], told["seconds"] = timed(**how)
         self._tell("explaining", what=what, **told)
 

@@ -52,9 +52,13 @@ def test_parts_add_up_to_what_is_lost_whatever_was_measured(seed):
     for _ in range(5):
         taken = chance.uniform(0.1, 1.0, 6)
         together, alone = (dict(enumerate(chance.uniform(0.1, 1.0, 2))) for _ in range(2))
-        rounds.append(Round(*taken, together=together, alone=alone))
+        # Every other model has layers that normalize by what replicas exchange.
+        statistics = {"no_statistics": chance.uniform(0.1, 1.0)} if seed % 2 else {}
+        rounds.append(Round(*taken, together=together, alone=alone, **statistics))
     found = explained(*rounds)
-    assert [part["name"] for part in found["parts"]] == list(PARTS)
+    assert [part["name"] for part in found["parts"]] == [
+        each for each in PARTS if seed % 2 or each != "batch statistics"
+    ]
     assert sum(part["share"] for part in found["parts"]) == pytest.approx(found["lost"])
     everything, one = (np.median([getattr(each, f"{name}everything") for each in rounds]) for name in ("", "one_"))
     assert found["lost"] == pytest.approx(1 - one / everything)
@@ -69,6 +73,7 @@ def test_each_part_is_what_its_switch_saves():
     for part, one in {
         "input wait": a_round(everything=1.0),
         "communication": a_round(**halved),
+        "batch statistics": a_round(**halved, no_statistics=0.5),
         "contention": a_round(**halved, together=slow),
         "host overhead": a_round(**halved, calling=0.5),
         "other": a_round(**halved, together=slow, alone=slow),
@@ -150,7 +155,7 @@ def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
     points = {each.name: each.value for each in made if isinstance(each, Point)}
     assert points["explain/lost"] == found["lost"]
     assert points["explain/input_wait"] == 0
-    assert len(points) == 1 + len(PARTS)
+    assert len(points) == 1 + len(found["parts"])
 
 
 def assert_whole(ran: Ran) -> dict[str, Any]:
@@ -173,6 +178,13 @@ def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Call
     assert max(found["parts"], key=lambda part: part["share"])["name"] == "communication", found
     # Where others on the machine make rounds differ too much, no bound is named.
     assert found["bound"] in ("communication", None), found
+
+
+@pytest.mark.slow
+def test_a_model_that_exchanges_what_it_normalizes_by_is_told_that(pipeline: Callable[..., Ran]):
+    found = assert_whole(pipeline("strategy=multi_worker", "model=resnet20", "data=digits", *EXPLAINED))
+    assert found["bound"] != "communication", found
+    assert share(found, "batch statistics") > share(found, "communication"), found
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ RANDOM = np.random.default_rng(11)
 X = RANDOM.normal(size=(61, 6)).astype("float32")
 Y = RANDOM.integers(0, 3, 61)
 WEIGHTS = RANDOM.uniform(0.5, 2.0, 61).astype("float32")
+# Of each example but the first few steps are padding.
+KEPT = np.arange(4) < RANDOM.integers(1, 5, 61)[:, None]
+SERIES = (RANDOM.normal(size=(61, 4, 3)) * KEPT[..., None]).astype("float32")
 TWO = {
     "x": {"left": X[:, :3], "right": X[:, 3:]},
     "y": {"kind": Y, "size": X.sum(axis=1, keepdims=True)},
@@ -52,6 +55,14 @@ def classifier(dropout: float = 0.0, normalised: bool = False, **compiled: Any) 
     model.add(keras.layers.Dense(3, activation="softmax"))
     chosen = {"weighted_metrics": ["accuracy"], "optimizer": keras.optimizers.Adam(0.01)} | compiled
     model.compile(loss="sparse_categorical_crossentropy", **chosen)
+    return model
+
+
+def of_series() -> keras.Model:
+    masked = keras.layers.Masking()(inputs := keras.Input((4, 3)))
+    hidden = keras.layers.BatchNormalization()(keras.layers.TimeDistributed(keras.layers.Dense(8))(masked))
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(keras.layers.LSTM(4)(hidden)))
+    model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
@@ -181,6 +192,10 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
     "batch normalisation": (
         lambda: classifier(normalised=True, steps_per_execution=3),
         lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 3, "validation_data": (X, Y)},
+    ),
+    "batch normalisation of what a mask leaves": (
+        of_series,
+        lambda: {"x": SERIES, "y": Y, "batch_size": 16, "epochs": 3, "validation_data": (SERIES, Y)},
     ),
     "subclassed, its own loss": (subclassed, lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 2}),
 }

@@ -34,8 +34,8 @@ DASHES: tuple[Any, ...] = (
 # Of what a step's time goes to, always the same colour and hatching.
 CAUSES = {
     "computing": ("#56B4E9", ""), "communication": ("#D55E00", "//"), "input wait": ("#E69F00", ".."),
-    "contention": ("#009E73", "xx"), "stragglers": ("#CC79A7", "\\\\"), "host overhead": ("#0072B2", "--"),
-    "other": ("#BBBBBB", ""), "all else": ("#999999", ""),
+    "batch statistics": ("#F0E442", "oo"), "contention": ("#009E73", "xx"), "stragglers": ("#CC79A7", "\\\\"),
+    "host overhead": ("#0072B2", "--"), "other": ("#BBBBBB", ""), "all else": ("#999999", ""),
 }  # fmt: skip
 # Inches. Every figure is as wide as a phone shows at a readable size.
 WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6

@@ -209,6 +209,15 @@ def _options(part: Any) -> tf.data.Options:
     return options
 
 
+def again(made: Any, of_type: Any) -> Any:
+    """An iterator that gives `made` again and again, typed as that of a stream of this spec.
+
+    A compiled function that has taken batches of the stream takes these without being traced again.
+    """
+    one = tf.data.Dataset.from_tensors(made).repeat()
+    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), of_type))
+
+
 def spec(part: Any) -> Any:
     """The structure of a batch of two examples: a tensor of zeros for each leaf of the part."""
     if isinstance(part, tf.data.Dataset | Examples):

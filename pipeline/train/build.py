@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -72,7 +73,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
         with strategy.scope():
             made._symbolic_build(data_batch=batch)
             kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
-            kept += [(layer, "synchronized", layer.synchronized) for layer in _normalizations(made)]
+            kept += [(layer, "synchronized", layer.synchronized) for layer in normalizations(made)]
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
             outputs = ready(made, strategy, batch)
@@ -82,6 +83,8 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
         for owner, name, value in kept:
             # Past Keras's own setter, which would track the value a second time.
             vars(owner)[name] = value
+        for layer in normalizations(made):
+            vars(layer).pop("_moments", None)
         step.sum_as_keras_does(made.optimizer)
 
 
@@ -142,9 +145,53 @@ def unscaled(optimizer: Any) -> None:
 
 def _synchronize(made: keras.Model) -> None:
     """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
-    for layer in _normalizations(made):
+    for layer in normalizations(made):
         layer.synchronized = True
+        # Past Keras's own setter, which would track it.
+        vars(layer)["_moments"] = partial(_moments, layer)
 
 
-def _normalizations(made: keras.Model) -> list[Any]:
+def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
+
+    Exchanged once. Keras exchanges sums, sums of squares and counts one after the other, which takes three times as
+    long where they are small, and those of a masked input not at all.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
+    axes, padding = layer._reduction_axes, 0.0
+    if mask is None:
+        counts = tf.fill([inputs.shape[layer.axis]], tf.size(inputs) // inputs.shape[layer.axis])
+    else:
+        within = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+        inputs, padding = tf.where(within, inputs, tf.zeros((), inputs.dtype)), keras.config.epsilon()
+        counts = tf.math.count_nonzero(within, axes)
+    here = tf.stack(
+        [tf.reduce_sum(inputs, axes), tf.reduce_sum(tf.square(inputs), axes), tf.cast(counts, inputs.dtype)]
+    )
+    sums, squares, counts = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+    mean = tf.math.divide_no_nan(sums, counts + padding)
+    # The sum of (x - mean)^2, without a second exchange.
+    spread = squares - 2 * mean * sums + counts * tf.square(mean)
+    return mean, tf.maximum(tf.math.divide_no_nan(spread, counts + padding), 0.0)
+
+
+@contextlib.contextmanager
+def with_own_statistics(made: keras.Model) -> Iterator[None]:
+    """Inside, a step that is compiled normalizes with the statistics of each replica's own batch."""
+    kept = [(layer, layer.synchronized, vars(layer).pop("_moments", None)) for layer in normalizations(made)]
+    for layer, _, _ in kept:
+        layer.synchronized = False
+    try:
+        yield
+    finally:
+        for layer, synchronized, moments in kept:
+            layer.synchronized = synchronized
+            if moments is not None:
+                vars(layer)["_moments"] = moments
+
+
+def normalizations(made: keras.Model) -> list[Any]:
+    """The layers whose statistics are those of the global batch."""
     return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -124,7 +125,8 @@ class Loop:
         self._position = position
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
-        self._train = steps.training_steps(model, strategy, gradient_bits, fed, layout.last != "short")
+        self._compile = partial(steps.training_steps, model, strategy, gradient_bits, fed, layout.last != "short")
+        self._train = self._compile()
         held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
@@ -162,11 +164,15 @@ class Loop:
             self._training = self.train_data.iterator(self._position)
         return self._training
 
-    def on(self, batches: Iterator[Any], count: int) -> Call:
-        """Trains `count` steps on the next of these batches."""
+    def on(self, batches: Iterator[Any], count: int, train: steps.Steps | None = None) -> Call:
+        """Trains `count` steps on the next of these batches, with `train` in place of its own compiled function."""
         started = time.perf_counter()
-        losses, sizes, waits = self._train(batches, tf.constant(count))
+        losses, sizes, waits = (train or self._train)(batches, tf.constant(count))
         return Call(losses.numpy(), sizes.numpy(), time.perf_counter() - started, waits.numpy())
+
+    def compiled_anew(self) -> steps.Steps:
+        """Its compiled function once more, for a model that is called otherwise by now."""
+        return self._compile()
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""

@@ -115,10 +115,7 @@ class _Together:
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps on one batch."""
         if self._cached is None:
-            one = tf.data.Dataset.from_tensors(_first(self._data)).repeat()
-            # Of the same type as the training's own, for which the step is not traced again.
-            spec = _stream(self._data).element_spec
-            self._cached = iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), spec))
+            self._cached = batches.again(_first(self._data), _stream(self._data).element_spec)
         return _sum([self._loop.on(self._cached, steps)])
 
 

@@ -1,4 +1,4 @@
-"""Times steps with parts of them switched off: their input, the exchange between replicas, and the steps themselves.
+"""Times steps with parts of them switched off: their input, what replicas exchange, and the steps themselves.
 
 For after training: what these steps change is of no use to anyone.
 """
@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from pipeline.train import step
+from pipeline.train import build, step
+from pipeline.train.batches import again
 from pipeline.train.loop import Call, Loop
 
 # Calls without a step that are timed together.
@@ -38,6 +39,7 @@ class Switched:
         self._loop, self._make, self._beat = loop, make, beat
         self._replicas, self._cores = tuple(replicas), tuple(cores)
         self._ready: Iterator[Any] | None = None
+        self._own_statistics: step.Steps | None = None
         self._copies: dict[int, _Copy] = {}
 
     def everything(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
@@ -46,13 +48,15 @@ class Switched:
 
     def no_input(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
         """The same on a batch that is there."""
-        if self._ready is None:
-            of_training = self._loop.reader()
-            one = tf.data.Dataset.from_tensors(self._batch()).repeat()
-            # Of the same type as the training's own, for which the step is not traced again.
-            spec = of_training.element_spec  # type: ignore[attr-defined]
-            self._ready = iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), spec))
-        return self._timed(self._ready, warmup_steps, steps, steps_per_call)
+        return self._timed(self._there(), warmup_steps, steps, steps_per_call)
+
+    def no_statistics(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
+        """The same, with each replica normalizing by the statistics of its own batch."""
+        if self._own_statistics is None:
+            self._own_statistics = self._loop.compiled_anew()
+        # The step is traced when it is called first.
+        with build.with_own_statistics(self._loop.model):
+            return self._timed(self._there(), warmup_steps, steps, steps_per_call, self._own_statistics)
 
     def no_step(self) -> float:
         """Seconds of a call of the compiled loop in which no step is made."""
@@ -85,16 +89,29 @@ class Switched:
         with _pinned(cores), ThreadPoolExecutor(max(1, len(mine))) as threads:
             return list(threads.map(work, mine))
 
-    def _timed(self, batches: Iterator[Any], warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
-        for done in range(0, warmup_steps, steps_per_call):
-            self._call(batches, min(steps_per_call, warmup_steps - done))
-        calls = [self._call(batches, steps_per_call) for _ in range(-(-steps // steps_per_call))]
-        return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
+    def _timed(
+        self,
+        batches: Iterator[Any],
+        warmup_steps: int,
+        steps: int,
+        steps_per_call: int,
+        train: step.Steps | None = None,
+    ) -> tuple[float, float]:
+        def call(count: int) -> Call:
+            made = self._loop.on(batches, count, train)
+            self._beat()
+            return made
 
-    def _call(self, batches: Iterator[Any], steps: int) -> Call:
-        made = self._loop.on(batches, steps)
-        self._beat()
-        return made
+        for done in range(0, warmup_steps, steps_per_call):
+            call(min(steps_per_call, warmup_steps - done))
+        calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
+        return float(sum(each.sizes.sum() for each in calls)), sum(each.seconds for each in calls)
+
+    def _there(self) -> Iterator[Any]:
+        """A batch that is there, again and again."""
+        if self._ready is None:
+            self._ready = again(self._batch(), self._loop.reader().element_spec)  # type: ignore[attr-defined]
+        return self._ready
 
     def _batch(self) -> Any:
         """(examples, a batch for each replica here) of a step that has a whole global batch."""
