@@ -76,7 +76,7 @@ def command() -> int:
     if written is not None:
         left_out = [(each.title, each.why) for each in written.left_out]
         for line in show.report_lines(written.lines, str(written.html), left_out):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
     # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
     if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
         return PREEMPTED
@@ -85,7 +85,7 @@ def command() -> int:
 
 def _run(points: Points, session: run.Session) -> None:
     """Runs what is to be run, and writes down what became of each."""
-    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+    say = partial(session.console.print, soft_wrap=True)
     if points.kept and points.sweep is not None:
         say(_kept_line(points))
     count, took = len(points.to_run), list[float]()
@@ -190,7 +190,7 @@ def _show_log(log: str | None, console: Console) -> None:
         return
     lines = [line for line in Path(log).read_text(errors="replace").splitlines() if line.strip()][-LOG_LINES:]
     for line in [f"The last lines of {log}:", *(f"    {line}" for line in lines)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _refuse(message: str) -> int:

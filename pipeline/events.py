@@ -51,6 +51,7 @@ import math
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,22 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text)
     partial.replace(path)
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
+    with suppress(OSError, ValueError):
+        values = json.loads(path.read_text())
+        if isinstance(values, dict):
+            return values
+    return {}
+
+
+def written(path: Path) -> float:
+    """When a file or folder was written last, in seconds since the epoch; 0 where there is none any more."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:

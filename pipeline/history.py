@@ -1,6 +1,5 @@
 """Reads what runs have written: finds a run by its folder, its name or its id in MLflow, and a sweep's runs."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import events
+
+# What a sweep's folder tells of its points.
+SWEEP = "sweep.json"
 
 
 class HistoryError(ValueError):
@@ -45,7 +47,10 @@ def find(name: str, output: Path) -> Path:
     """The folder of the run that `name` names. Raises `HistoryError`."""
     if (Path(name) / "result.json").is_file():
         return Path(name)
-    there = {path.parent: _read(path).get("mlflow_run_id") for path in sorted(output.glob("[rs]*/**/result.json"))}
+    there = {
+        path.parent: events.read_whole(path).get("mlflow_run_id")
+        for path in sorted(output.glob("[rs]*/**/result.json"))
+    }
     found = [folder for folder, number in there.items() if folder.name == name or str(number or "").startswith(name)]
     if len(found) == 1:
         return found[0]
@@ -53,7 +58,7 @@ def find(name: str, output: Path) -> Path:
         raise HistoryError(
             f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
         )
-    last = max(there, key=lambda folder: folder.stat().st_mtime, default=None)
+    last = max(there, key=events.written, default=None)
     instead = f"Try {last}." if last else "Try --output-dir=..."
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
@@ -61,12 +66,12 @@ def find(name: str, output: Path) -> Path:
 def of(result: Mapping[str, Any]) -> Run:
     """The run that a result tells of, with its plan where that is still there."""
     folder = Path(str(result["folder"])) if result.get("folder") else None
-    return Run(folder or Path(), result, {} if folder is None else _read(folder / "plan.json"))
+    return Run(folder or Path(), result, {} if folder is None else events.read_whole(folder / "plan.json"))
 
 
 def load(folder: Path) -> Run:
     """The run in a folder. Raises `HistoryError`."""
-    run = Run(folder, _read(folder / "result.json"), _read(folder / "plan.json"))
+    run = Run(folder, events.read_whole(folder / "result.json"), events.read_whole(folder / "plan.json"))
     if not run.result or not run.plan:
         raise HistoryError(
             f"Expected a run that was started, with result.json and plan.json, received {folder}, which has "
@@ -75,14 +80,21 @@ def load(folder: Path) -> Run:
     return run
 
 
-def finished(output: Path, sweep: str | None = None) -> list[Run]:
+def finished(output: Path, of_sweep: str | None = None) -> list[Run]:
     """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `HistoryError`.
 
-    `sweep` is its folder, or its name.
+    `of_sweep` is its folder, or its name.
     """
-    where = [output / "runs", output / "sweeps"] if sweep is None else [_sweep(sweep, output)]
+    where = (
+        [output / "runs", output / "sweeps"]
+        if of_sweep is None
+        else [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
+    )
     found = [path for folder in where for path in folder.glob("**/result.json")]
-    runs = [Run(path.parent, _read(path), _read(path.parent / "plan.json")) for path in sorted(found, key=_written)]
+    runs = [
+        Run(path.parent, events.read_whole(path), events.read_whole(path.parent / "plan.json"))
+        for path in sorted(found, key=events.written)
+    ]
     return [
         run
         for run in runs
@@ -93,23 +105,17 @@ def finished(output: Path, sweep: str | None = None) -> list[Run]:
     ]
 
 
-def _sweep(name: str, output: Path) -> Path:
-    """The folder of a sweep."""
-    for folder in (output / "sweeps" / name, Path(name)):
-        if folder.is_dir():
+def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
+    """The folder of the sweep that `name`, given for `key`, names, by its name or path. Raises `HistoryError`, which
+    tells what can be typed `otherwise`.
+    """
+    for folder in (Path(name), output / "sweeps" / name):
+        if name and _is_sweep(folder):
             return folder
-    there = sorted(output.glob("sweeps/*/"), key=_written)
-    instead = f"predict.sweep={there[-1].name}, or predict.sweep=null" if there else "predict.sweep=null"
-    raise HistoryError(f"Expected predict.sweep to be a sweep's name or folder, received {name}. Try {instead}.")
+    last = max(filter(_is_sweep, output.glob("sweeps/*")), key=events.written, default=None)
+    instead = f"{key}={last.name}, or {otherwise}" if last else otherwise
+    raise HistoryError(f"Expected {key} to be a sweep's name or folder, received {name or 'none'}. Try {instead}.")
 
 
-def _written(path: Path) -> float:
-    return path.stat().st_mtime
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+def _is_sweep(folder: Path) -> bool:
+    return (folder / SWEEP).is_file() or any(folder.glob("*/result.json"))

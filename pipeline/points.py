@@ -5,7 +5,6 @@ What cannot be composed or laid out has its result at once, and so has what an e
 
 import dataclasses
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,7 +103,7 @@ class _Composing:
             if all(each is None or each.config != one for each in self._asked):
                 asked = self._asked[place] = dataclasses.replace(asked, config=one)
                 say = f"Point {place} trains on one device, as {one.strategy.name} does."
-                self._session.console.print(say, markup=False, highlight=False)
+                self._session.console.print(say)
             self._look_over(place, asked)
         there = {place: asked for place, asked in enumerate(self._asked) if asked is not None}
         for place, asked in there.items():
@@ -120,10 +119,7 @@ class _Composing:
         if self._points.sweep is not None:
             self._points.sweep.write()
         elif self._folder is not None and self._folder.name == sweeps.COMPOSED:
-            # Of what starts nothing, nothing stays.
-            shutil.rmtree(self._folder, ignore_errors=True)
-            if [each.name for each in self._folder.parent.iterdir()] == ["multirun.yaml"]:
-                shutil.rmtree(self._folder.parent)
+            run.remove(self._folder)
 
     def _look_over(self, place: int, asked: run.Asked) -> None:
         asked = self._in_sweep(

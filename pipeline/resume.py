@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,10 +98,11 @@ def find(config: Config, planned: Plan, output: Path, only: Path | None = None) 
         return None
     if config.resume == AUTO:
         return _same(
-            planned, sorted(output.glob("[rs]*/**/plan.json") if only is None else only.glob("plan.json"), key=_written)
+            planned,
+            sorted(output.glob("[rs]*/**/plan.json") if only is None else only.glob("plan.json"), key=events.written),
         )
     folder = _named(config.resume, output)
-    values = _values(folder / "plan.json")
+    values = events.read_whole(folder / "plan.json")
     changed = [key for key in _changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)]
     if changed:
         raise ResumeError(
@@ -129,7 +129,7 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
     """The last run of the same config, if it did not finish and there is something to go on with."""
     wanted = plan.identity(json.loads(planned.to_json()))
     for path in reversed(with_plans):
-        values = _values(path)
+        values = events.read_whole(path)
         if plan.identity(values) != wanted:
             continue
         try:
@@ -148,7 +148,7 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
 def _named(name: str, output: Path) -> Path:
     if (Path(name) / "plan.json").is_file():
         return Path(name)
-    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=_written)]
+    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=events.written)]
     found = [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
     if len(found) == 1:
         return found[0]
@@ -200,17 +200,3 @@ def _repeats(told: Sequence[Event], group: str, ranks: Sequence[int]) -> list[me
 
 def _events(folder: Path) -> list[Event]:
     return [event for event, _ in events.read(folder / "events.jsonl") if "event" in event]
-
-
-def _values(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        values = json.loads(path.read_text())
-        if isinstance(values, dict):
-            return values
-    return {}
-
-
-def _written(path: Path) -> float:
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0

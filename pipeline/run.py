@@ -149,7 +149,7 @@ def run(asked: Asked, session: Session) -> Result:
     """
     config, full = asked.config, asked.config.mode is Mode.plan
     starts = config.mode is Mode.run
-    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+    say = partial(session.console.print, soft_wrap=True)
     earlier = None
     try:
         planned, baseline, cluster = prepare(config, session)
@@ -167,7 +167,7 @@ def run(asked: Asked, session: Session) -> Result:
     for line in show.plan_lines(planned, full=full):
         say(line)
     if not starts:
-        _remove(folder)
+        remove(folder)
     if config.mode is Mode.predict:
         try:
             return _predicted(planned, asked, cluster, session) | about
@@ -202,8 +202,8 @@ def _with_folder(planned: Plan, asked: Asked, earlier: Earlier | None) -> Plan:
     return dataclasses.replace(planned, checkpoint=kept)
 
 
-def _remove(folder: Path) -> None:
-    """Removes the folder of a point that starts nothing, and with the last one that of its sweep."""
+def remove(folder: Path) -> None:
+    """Removes the folder of a point that starts nothing, of which nothing stays, and with the last one its sweep's."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         if [path.name for path in folder.parent.iterdir()] == ["multirun.yaml"]:
@@ -258,7 +258,7 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
     with (output / PREDICTIONS).open("a") as lines:
         lines.write(json.dumps(line) + "\n")
     for text in ["", *show.predicted_lines(result | {"notes": made.notes})]:
-        session.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        session.console.print(text, soft_wrap=True)
     return result
 
 
@@ -269,8 +269,6 @@ def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) 
     if size is None and kept not in session.unbuilt:
         session.console.print(
             f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it.",
-            markup=False,
-            highlight=False,
             soft_wrap=True,
         )
         try:
@@ -283,7 +281,7 @@ def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) 
 def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
     """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
     size = _size(planned, asked, cluster, session)
-    say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+    say = partial(session.console.print, soft_wrap=True)
     if size is None:
         why = session.unbuilt[weigh.file(planned, Path(asked.config.output_dir), session.search)]
         say(f"\nestimate   none, since the model could not be built: {why}")
@@ -308,7 +306,7 @@ def _tell_shards(planned: Plan, asked: Asked, session: Session) -> None:
         return
     size = weigh.known(planned, weigh.file(planned, Path(asked.config.output_dir), session.search))
     for label, text in show.shard_lines(estimate(planned, size)) if size else ():
-        session.console.print(f"{label:<11}{text}", markup=False, highlight=False, soft_wrap=True)
+        session.console.print(f"{label:<11}{text}", soft_wrap=True)
 
 
 def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalCluster]:

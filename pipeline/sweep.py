@@ -17,10 +17,10 @@ from typing import Any
 
 from pipeline import events
 from pipeline.events import write_whole
+from pipeline.history import SWEEP
 from pipeline.resume import Lock
 from pipeline.schema import Config, Order
 
-FILE = "sweep.json"
 # Where Hydra puts the points of a named sweep, which are numbered anew by each command.
 COMPOSED = ".composed"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
@@ -142,14 +142,13 @@ class Sweep:
 
     def kept(self, entry: Entry) -> dict[str, Any] | None:
         """What result.json holds of a point that has finished; None for one that is to be run."""
-        with suppress(OSError, ValueError):
-            folder = self.folder / entry.folder
-            values = json.loads((folder / "result.json").read_text())
-            ended = any(event.get("event") == "ended" for event, _ in events.read(folder / "events.jsonl"))
-            # What is killed in between has no end that could be tracked.
-            if isinstance(values, dict) and values.get("status") == "FINISHED" and ended:
-                return values
-        return None
+        folder = self.folder / entry.folder
+        values = events.read_whole(folder / "result.json")
+        if values.get("status") != "FINISHED":
+            return None
+        # What was killed in between has no end that could be tracked.
+        ended = any(event.get("event") == "ended" for event, _ in events.read(folder / "events.jsonl"))
+        return values if ended else None
 
     def note(self, entry: Entry, result: Mapping[str, Any], seconds: float | None = None) -> None:
         """Takes in what became of a point."""
@@ -161,7 +160,7 @@ class Sweep:
     def write(self) -> None:
         """Writes `sweep.json`."""
         points = [dataclasses.asdict(each) for each in sorted(self.entries, key=lambda each: (each.place, each.repeat))]
-        write_whole(self.folder / FILE, json.dumps({"name": self.folder.name, "points": points}, indent=2))
+        write_whole(self.folder / SWEEP, json.dumps({"name": self.folder.name, "points": points}, indent=2))
 
     def release(self) -> None:
         """Lets other commands work on it."""
@@ -177,7 +176,7 @@ class Sweep:
 def read(folder: Path) -> list[Entry]:
     """The points that `sweep.json` in `folder` tells of; none where there is no such file, or it is broken."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [Entry(**each) for each in json.loads((folder / FILE).read_text())["points"]]
+        return [Entry(**each) for each in json.loads((folder / SWEEP).read_text())["points"]]
     return []
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = Path(__file__).resolve().parent / "own"
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
+)  # fmt: skip
 # Enough to run and no more: one short repeat, no baseline, no MLflow.
 QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
 
@@ -109,3 +115,25 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return process.pid != os.getpid() and Path(process.cwd()) == folder and process.status() != "zombie"
     except psutil.Error:
         return False
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, which logs what it asks of whom."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("Chromium and its driver are not installed: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        driven = webdriver.Chrome(options=options, service=Service(driver))
+        try:
+            yield driven
+        finally:
+            driven.quit()

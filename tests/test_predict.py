@@ -224,6 +224,7 @@ def test_runs_of_another_machine_or_of_other_versions_are_left_out_and_counted(t
 
 def test_a_sweep_that_does_not_exist_is_refused_and_one_that_does_is_offered(tmp_path):
     (tmp_path / "sweeps" / "mine").mkdir(parents=True)
+    (tmp_path / "sweeps" / "mine" / "sweep.json").write_text("{}")
     with pytest.raises(HistoryError, match=r"received other. Try predict.sweep=mine, or predict.sweep=null"):
         history.finished(tmp_path, "other")
 

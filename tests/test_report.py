@@ -2,11 +2,8 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,9 @@ from pipeline import history, report
 from pipeline.history import HistoryError
 from pipeline.report import figures
 from pipeline.report.__main__ import main
-from pipeline.report.gather import find
 
 WIDTHS = (1280, 360)
 SCRIPT = "<script>document.title='taken'</script>"
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
 SCORED = {"error": 0.1, "held": True}
 PARTS = {"input wait": 0.02, "communication": 0.2, "contention": 0.06, "host overhead": 0.01, "other": -0.01}
 
@@ -198,8 +190,8 @@ def test_equal_points_tie(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sweep=nothing"], "Expected the folder of a sweep, or its name, received nothing. Try sweep=there."),
-        ([], "Expected the folder of a sweep, or its name, received none. Try sweep=there."),
+        (["sweep=nothing"], "Expected sweep to be a sweep's name or folder, received nothing. Try sweep=there, or "),
+        ([], "Expected sweep to be a sweep's name or folder, received none. Try sweep=there, or "),
         (["swep=there"], "Expected sweep=... and output_dir=..., received swep. Try python -m pipeline.report sweep="),
     ],
 )
@@ -212,7 +204,8 @@ def test_a_sweep_that_is_not_there_is_refused_in_words(tmp_path, capsys, argumen
 def test_a_sweep_is_found_by_its_name_and_its_folder(tmp_path):
     folder = tmp_path / "sweeps" / "there"
     wrote(folder / "0_mirrored", [1.0])
-    assert find("there", tmp_path) == find(str(folder), Path("nowhere")) == folder
+    assert history.find_sweep("there", tmp_path, "sweep", "") == folder
+    assert history.find_sweep(str(folder), Path("nowhere"), "sweep", "") == folder
 
 
 # Linear RGB as the colour-blind see it (Machado, Oliveira & Fernandes, 2009, severity 1.0).
@@ -238,27 +231,6 @@ def test_the_colours_are_told_apart_by_the_colour_blind(blindness):
     assert min(apart) > 0.08
     looks = {(marker, str(dashes)) for _, marker, dashes in map(figures._look, range(7))}
     assert len(looks) == 7
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("Chromium is not there: apt-get install chromium chromium-driver")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    with tempfile.TemporaryDirectory() as profile:
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
-            options.add_argument(flag)
-        driven = webdriver.Chrome(options=options, service=Service(driver))
-        try:
-            yield driven
-        finally:
-            driven.quit()
 
 
 OVERLAPPING = """

@@ -4,7 +4,6 @@ SCREENSHOTS=folder keeps what was seen there.
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,11 +20,6 @@ from conftest import ROOT, Ran, finish, left_behind, start
 
 from pipeline.ui import HOST, main
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --window-size=1280,900"
-)
 # On a busy machine.
 SECONDS = 60
 
@@ -94,9 +88,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("Chromium and its driver are not installed: apt-get install chromium chromium-driver")
+def site(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Site]:
+    # The page itself is as wide, without what frames it.
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
     folder, began = tmp_path_factory.mktemp("ui"), time.monotonic()
     sweep = start(
         folder, "-m", "data=digits", "model=mlp", "train.steps=4", "train.save=false", "measure.repeats=2",
@@ -114,9 +110,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             stdout=output,
             stderr=output,
         )
-    browser = None
     try:
-        browser = chromium(folder / "chromium")
         until = time.monotonic() + SECONDS
         while "Runs by speedup: " not in said.read_text():
             assert server.poll() is None, said.read_text()
@@ -128,8 +122,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         browser.execute_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
         yield Site(address, ran, report, browser)
     finally:
-        if browser is not None:
-            browser.quit()
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0, said.read_text()
     assert not left_behind(folder)
@@ -192,21 +184,6 @@ def test_a_report_among_a_run_s_artifacts_is_shown_as_a_page(site):
     assert site.all("h1")[0].text == sweep.name
     site.browser.switch_to.default_content()
     site.keep("report")
-
-
-def chromium(profile: Path) -> Any:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    # The page itself is as wide, without what frames it.
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
-    return browser
 
 
 def report_of(output: Path) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import report, show
-from pipeline.history import HistoryError
-from pipeline.report.gather import find
+from pipeline.history import HistoryError, find_sweep
 from pipeline.track import Tracker
 
 USAGE = "python -m pipeline.report sweep=NAME|FOLDER [output_dir=outputs]"
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asked = _asked(given)
         output = Path(asked.get("output_dir", "outputs"))
-        written = report.write(find(asked.get("sweep", ""), output))
+        written = report.write(find_sweep(asked.get("sweep", ""), output, "sweep", "`python -m pipeline -m ...` first"))
         problem = _track(written, output)
     except (HistoryError, OSError) as error:
         said = error if isinstance(error, HistoryError) else f"The report cannot be written: {error}."
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in show.report_lines(
         written.lines, str(written.html), [(each.title, each.why) for each in written.left_out]
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if problem:
         print(show.error_text(problem), file=sys.stderr)
     return 0

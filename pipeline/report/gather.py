@@ -4,7 +4,6 @@ A sweep with `sweep.json` lists its points there, also those that were not run y
 result, in the order of their folders' names.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,17 +124,6 @@ class Sweep:
         return (min if self.falls else max)(value for _, value in curve)
 
 
-def find(name: str, output: Path) -> Path:
-    """The folder of the sweep that `name` names: a folder, or the name of one. Raises `HistoryError`."""
-    for folder in (Path(name), output / "sweeps" / name):
-        if name and ((folder / sweep.FILE).is_file() or any(folder.glob("*/result.json"))):
-            return folder
-    there = [path for path in output.glob("sweeps/*") if any(path.glob("*/result.json"))]
-    last = max(there, key=lambda folder: folder.stat().st_mtime, default=None)
-    instead = f"sweep={last.name}" if last else "output_dir=..., or `python -m pipeline -m ...` first"
-    raise HistoryError(f"Expected the folder of a sweep, or its name, received {name or 'none'}. Try {instead}.")
-
-
 def gather(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Sweep:
     """The sweep in a folder; `results` are those of its points where they are at hand. Raises `HistoryError`."""
     folder = folder.resolve()
@@ -200,7 +188,7 @@ def _letter(number: int) -> str:
 
 
 def _run(folder: Path) -> Run:
-    return history.of({**_read(folder / "result.json"), "folder": str(folder)})
+    return history.of({**events.read_whole(folder / "result.json"), "folder": str(folder)})
 
 
 def _typed(folder: Path) -> list[str]:
@@ -219,11 +207,3 @@ def _naturally(folder: Path) -> list[tuple[int, str]]:
     '2_b'
     """
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", folder.name)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
