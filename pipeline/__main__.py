@@ -72,11 +72,9 @@ def command() -> int:
         points.release()
         session.close()
     if points.many and session.results:
-        console.print(show.sweep_table(_done(session)))
-    if written is not None:
-        left_out = [(each.title, each.why) for each in written.left_out]
-        for line in show.report_lines(written.lines, str(written.html), left_out):
-            console.print(line, soft_wrap=True)
+        console.print(show.sweep_table(_done(session) if written is None else written.results))
+    for line in written.shown() if written else ():
+        console.print(line, soft_wrap=True)
     # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
     if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
         return PREEMPTED

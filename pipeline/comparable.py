@@ -8,7 +8,7 @@ an asynchronous step is another kind of step, which is said and not refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.size import of_shape
@@ -16,9 +16,18 @@ from pipeline.size import of_shape
 if TYPE_CHECKING:
     from pipeline.history import Run
 
-# What makes a speed less than it seems, and which of these keep it from being compared.
-DOUBTS = ("rehearsal", "oversubscribed", "asynchronous")
-REFUSED = ("rehearsal", "oversubscribed")
+# What makes a speed less than it seems, why, and which of these keep it from being compared.
+DOUBTS = {
+    "rehearsal": "logical devices stand for others, so the speed is not theirs.",
+    "oversubscribed": "there are more devices or threads than cores, so the speed is not that of as many devices.",
+    "asynchronous": "a step is one worker's, on weights that others may have changed meanwhile.",
+    "fewer workers": "some were lost before all was timed, so the speed is that of those that were left.",
+}
+REFUSED = {
+    "rehearsal": "one of them is a rehearsal",
+    "oversubscribed": "one of them is oversubscribed",
+    "fewer workers": "one of them was timed with fewer workers than it was to have",
+}
 # Of a plan: what decides speed under every strategy alike. What follows from the strategy is not among it.
 SETTINGS = (
     "kind", "threads_per_device", "optimizer", "loss", "metrics", "gradient_bits", "deterministic", "steps_per_call",
@@ -33,12 +42,13 @@ def doubts(about: Mapping[str, Any]) -> list[str]:
     >>> doubts({"rehearsal": True, "oversubscribed": False})
     ['rehearsal']
     """
-    return [name for name in DOUBTS if about.get(name)]
+    fewer = about.get("timed_workers") not in (None, about.get("workers"))
+    return [name for name in DOUBTS if about.get(name) or (fewer and name == "fewer workers")]
 
 
 def sound(run: Run) -> bool:
     """Is a run's speed that of its hardware?"""
-    return not any(run.result.get(name) for name in REFUSED)
+    return REFUSED.keys().isdisjoint(doubts(run.result))
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -65,9 +75,9 @@ def facts(run: Run) -> dict[str, str]:
 
 # What the time of a step depends on beside the numbers that a model of it has: workers, batch, size, links.
 OF_STEP = (
-    "strategy_build", "asynchronous", "min_shard_bytes", "exchange", "kind", "data_build", "shuffle", "parallel_reads",
-    "cache", "prefetch", "optimizer", "loss", "metrics", "precision", "gradient_bits", "static_batches",
-    "deterministic", "steps_per_call", "threads_per_device",
+    "strategy_build", "asynchronous", "min_shard_bytes", "exchange", "kind", "data_build", "shuffle", "shuffle_window",
+    "parallel_reads", "cache", "prefetch", "service", "optimizer", "loss", "metrics", "precision", "gradient_bits",
+    "static_batches", "deterministic", "steps_per_call", "threads_per_device",
 )  # fmt: skip
 SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
@@ -79,10 +89,8 @@ def unlike(one: Run, two: Run) -> list[str]:
         f"{name} differs ({_short(ours[name], theirs[name])}, {_short(theirs[name], ours[name])})"
         for name in _differing([ours, theirs])
     ]
-    for name in REFUSED:
-        what = f"one of them is {'a rehearsal' if name == 'rehearsal' else name}"
-        found += [what] * any(run.result.get(name) for run in (one, two))
-    return found
+    doubtful = {doubt for run in (one, two) for doubt in doubts(run.result)}
+    return [*found, *(why for name, why in REFUSED.items() if name in doubtful)]
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
@@ -104,24 +112,49 @@ def groups(runs: Sequence[Run]) -> list[list[int]]:
 
     Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise.
     """
-    found: dict[str, list[int]] = {}
-    told = [facts(run) for run in runs]
-    differing = _differing(told)
-    for place, each in enumerate(told):
-        found.setdefault(json.dumps([each.get(name) for name in differing]), []).append(place)
-    return sorted(found.values(), key=lambda group: (-sum(sound(runs[place]) for place in group), -len(group)))
+    return [places for _, places in _groups(runs)]
 
 
 def marks(runs: Sequence[Run]) -> list[list[str]]:
     """What is to be written beside the speed of each run: its doubts, and in what it differs from the largest group."""
     if not runs:
         return []
-    first = facts(runs[groups(runs)[0][0]])
+    first, _ = _groups(runs)[0]
     found = []
     for run in runs:
         names = _differing([first, facts(run)])
         found.append(doubts(run.result) + [f"differs in {' and '.join(names)}"] * bool(names))
     return found
+
+
+def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:
+    """What is known of each group of runs, and their places. What is not known of a run does not set it apart."""
+    found: list[tuple[dict[str, str], list[int]]] = []
+    for place, run in enumerate(runs):
+        told = facts(run)
+        known, places = next(((known, places) for known, places in found if not _differing([known, told])), ({}, []))
+        if not places:
+            found.append((known, places))
+        known |= told
+        places.append(place)
+    return sorted(found, key=lambda group: (-sum(sound(runs[place]) for place in group[1]), -len(group[1])))
+
+
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all that is in nested values; of named parts, by their names.
+
+    >>> list(flat({"a": {"b": 1}, "c": [2], "parts": [{"name": "other", "share": 0.1}]}))
+    [('a.b', 1), ('c', [2]), ('parts.other.share', 0.1)]
+    """
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(node, list) and node and all(isinstance(each, Mapping) for each in node):
+        for place, each in enumerate(node):
+            inner = {name: value for name, value in each.items() if name != "name"}
+            yield from flat(inner, f"{prefix}.{each.get('name', place)}")
+    else:
+        yield prefix, node
 
 
 def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
@@ -175,6 +208,7 @@ def of_step(plan: Mapping[str, Any]) -> dict[str, Any]:
         "strategy_build": {key: value for key, value in (facts["strategy_build"] or {}).items() if key != "address"},
         "data_build": of_shape(facts["data_build"] or {}),
         "model": (plan.get("model_build") or {}).get("_target_"),
+        "data servers": _data_servers(plan),
     }
 
 

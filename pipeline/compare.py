@@ -8,7 +8,7 @@ wrote and starts nothing. 0: compared. 2: a run cannot be found or read.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -65,16 +65,26 @@ class Compared:
 
 def compared(runs: Sequence[Run]) -> Compared:
     """What differs between `runs`."""
-    flat = [dict(_flat(_asked(run))) for run in runs]
+    flat = [dict(comparable.flat(_asked(run))) for run in runs]
     keys = list(dict.fromkeys(key for each in flat for key in each))
     settings = [(key, tuple(each.get(key) for each in flat)) for key in keys]
-    outcomes = [dict(_flat({name: run.result.get(name) for name in ONCE})) for run in runs]
+    outcomes = [dict(comparable.flat({name: run.result.get(name) for name in ONCE})) for run in runs]
     names = list(dict.fromkeys(name for each in outcomes for name in each))
     seen = verdict.spread(runs)
-    unlike = tuple(dict.fromkeys(why for one, other in combinations(runs, 2) for why in comparable.unlike(one, other)))
+    unlike = tuple(
+        dict.fromkeys(
+            f"{f'{one} and {other}: ' * (len(runs) > 2)}{why}"
+            for one, other in combinations(range(len(runs)), 2)
+            for why in comparable.unlike(runs[one], runs[other])
+        )
+    )
     return Compared(
         tuple((key, values) for key, values in settings if len(set(map(repr, values))) > 1),
-        tuple((name, tuple(each.get(name) for each in outcomes)) for name in names),
+        tuple(
+            (name, tuple(each.get(name) for each in outcomes))
+            for name in names
+            if any(each.get(name) is not None for each in outcomes)
+        ),
         tuple(
             verdict.between(one, other, runs[one], runs[other], seen)
             for one, other in combinations(range(len(runs)), 2)
@@ -87,19 +97,6 @@ def _asked(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.plan.items() if name not in OF_NO_INTEREST} | {
         "versions": run.result.get("versions")
     }
-
-
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in nested dictionaries.
-
-    >>> list(_flat({"a": {"b": 1}, "c": [2]}))
-    [('a.b', 1), ('c', [2])]
-    """
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    else:
-        yield prefix, node
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def refused_unread() -> Iterator[None]:
 def _check_not_swept(overrides: Sequence[str]) -> None:
     """Refuses several values of what a sweep is as a whole."""
     for each in OverridesParser.create().parse_overrides(list(overrides)):
-        if each.key_or_group.split(".")[0] in ("sweep", "output_dir") and each.is_sweep_override():
+        if each.key_or_group.split(".")[0] in ("sweep", "output_dir", "mode") and each.is_sweep_override():
             raise ConfigError(
                 f"Expected one value of {each.key_or_group} for a whole sweep, received {each.input_line}. "
                 f"Try a command for each."

@@ -33,8 +33,12 @@ class Meter:
 
     def __init__(self, read: dict[str, Callable[[], tuple[int, int]]] | None = None) -> None:
         self._read = counters() if read is None else read
-        self._last = {name: each()[0] for name, each in self._read.items()}
+        self._last: dict[str, int] = {}
         self._sum = 0
+        try:
+            self._last = {name: each()[0] for name, each in self._read.items()}
+        except OSError:
+            self._read = {}
 
     def joules(self) -> float | None:
         """Since it was made; None where nothing can be read."""
@@ -43,7 +47,7 @@ class Meter:
                 count, most = each()
             except OSError:
                 # What cannot be read any more makes all of it unknown.
-                self._read.clear()
+                self._read = {}
                 break
             gained = count - self._last[name]
             self._sum += gained if gained >= 0 else gained + most

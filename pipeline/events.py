@@ -115,7 +115,8 @@ def to_line(event: Event) -> bytes:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that a reader or a crash sees all of `text` or what was there before."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
+    # What no encoding has, such as a byte of a path, is written as "?".
+    partial.write_text(text, encoding="utf-8", errors="replace")
     partial.replace(path)
 
 

@@ -30,11 +30,17 @@ class Run:
         # It needs NumPy, which whoever only shows results can do without.
         from pipeline import measure
 
-        told: dict[int, dict[int, Mapping[str, Any]]] = {}
+        attempt, told = 0, dict[int, tuple[int, dict[int, Mapping[str, Any]]]]()
         for event, _ in events.read(self.folder / "events.jsonl"):
-            if event.get("event") == "measured" and event.get("group") == "point":
-                told.setdefault(event["repeat"], {})[event["rank"]] = event
-        return [measure.slowest(told[repeat]).examples_per_second for repeat in sorted(told)]
+            if event.get("event") in ("resumed", "restarted"):
+                attempt += 1
+            elif event.get("event") == "measured" and event.get("group") == "point":
+                # What was timed once more, perhaps by others, takes the place of what was cut short.
+                last, ranks = told.get(event["repeat"], (attempt, {}))
+                told[event["repeat"]] = attempt, {**(ranks if last == attempt else {}), event["rank"]: event}
+        # The result counts those that were whole, and that hold for its plan.
+        whole = sorted(told)[: self.result.get("repeats")]
+        return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
 
     @cached_property
     def train_examples(self) -> int | None:

@@ -4,7 +4,7 @@ Takes results as result.json has them. Arithmetic only.
 """
 
 import itertools
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +19,12 @@ class Outlook:
     """Places of the best points: for each thing that is known, by its name, the one that needs least for an example.
 
     `knee` is the place beyond which another worker brings less than `knee_share` of what the first one does; None where
-    every one does more. `after` is what the next ones brought, as a share.
+    every one does more, or where points are not `alike` but for their workers. `after` is what the next ones brought,
+    as a share.
     """
 
     best: Mapping[str, int]
+    alike: bool
     knee: int | None
     after: float | None
 
@@ -64,14 +66,30 @@ def look(results: Sequence[Result], knee_share: float) -> Outlook:
     return Outlook(best, *_knee(results, knee_share))
 
 
+def knee(speeds: Mapping[int, float], share: float) -> tuple[int, int, float] | None:
+    """(few, many, what each worker from few to many brings, over what each of the first does) where that is first below
+    `share`; None where it never is. `speeds` are those of so many workers.
+
+    >>> knee({1: 100.0, 2: 190.0, 4: 220.0}, share=0.5)
+    (2, 4, 0.15)
+    """
+    counts = sorted(speeds)
+    for few, many in itertools.pairwise(counts):
+        brought = (speeds[many] - speeds[few]) / (many - few) / (speeds[counts[0]] / counts[0])
+        if brought < share:
+            return few, many, brought
+    return None
+
+
 def watts_of_worker(results: Sequence[Result]) -> float | None:
     """The median power of a worker over runs whose energy was read."""
-    known = sorted(
-        joules / seconds / each["workers"]
+    known = [
+        # Counters are those of one host.
+        joules * (each.get("hosts") or 1) / seconds / each["workers"]
         for each in results
         if (joules := each.get("energy_joules")) and (seconds := each.get("seconds_training"))
-    )
-    return known[len(known) // 2] if known else None
+    ]
+    return statistics.median(known) if known else None
 
 
 def _seconds(result: Result) -> float | None:
@@ -86,31 +104,17 @@ def _cost(result: Result) -> float | None:
 
 
 def _joules(result: Result) -> float | None:
-    joules, seconds, each = result.get("energy_joules"), _energy_seconds(result), _seconds(result)
+    joules, seconds, each = result.get("energy_joules"), result.get("seconds_to_finish"), _seconds(result)
     return None if not joules or not seconds or each is None else joules / seconds * each
 
 
-def _energy_seconds(result: Result) -> float | None:
-    """The time in which a result's energy was used: a prediction's is that of all of the training."""
-    measured = result.get("seconds_training")
-    return measured if measured is not None else result.get("seconds_to_finish")
-
-
-def _knee(results: Sequence[Result], share: float) -> tuple[int | None, float | None]:
-    places = [place for place, each in enumerate(results) if each.get("examples_per_second")]
-    if len({_but_workers(results[place]) for place in places}) != 1:
-        return None, None
-    places.sort(key=lambda place: results[place]["workers"])
-    first = results[places[0]]
-    of_first = first["examples_per_second"] / first["workers"]
-    for place, after in itertools.pairwise(places):
-        more = results[after]["workers"] - results[place]["workers"]
-        if not more:
-            return None, None
-        gained = (results[after]["examples_per_second"] - results[place]["examples_per_second"]) / more / of_first
-        if gained < share:
-            return place, round(gained, 9) if math.isfinite(gained) else None
-    return None, None
+def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, float | None]:
+    known = [place for place, each in enumerate(results) if each.get("examples_per_second")]
+    places = {results[place]["workers"]: place for place in known}
+    if len({_but_workers(results[place]) for place in known}) != 1 or len(places) < len(known):
+        return False, None, None
+    found = knee({workers: results[place]["examples_per_second"] for workers, place in places.items()}, share)
+    return (True, None, None) if found is None else (True, places[found[0]], round(found[2], 9))
 
 
 def _but_workers(result: Result) -> str:

@@ -678,16 +678,24 @@ def _check_survival(config: Config) -> None:
 
 def _checkpoints(config: Config) -> Checkpoints:
     asked = config.checkpoint
-    small = asked.keep_best and re.search(r"loss|error|^(val_)?(m[as]p?[el]|rmse)", asked.keep_best)
     return Checkpoints(
         asked.every_steps,
         asked.every_minutes,
         asked.every_epochs,
         asked.keep,
         asked.keep_best,
-        asked.best_is.value if asked.best_is else "min" if small else "max",
+        asked.best_is.value if asked.best_is else "min" if asked.keep_best and falls(asked.keep_best) else "max",
         asked.folder,
     )
+
+
+def falls(metric: str) -> bool:
+    """Is a smaller value of what Keras names so the better one?
+
+    >>> [falls(name) for name in ("val_loss", "mae", "size_mape", "root_mean_squared_error", "accuracy", "mean_io_u")]
+    [True, True, True, True, False, False]
+    """
+    return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)$", metric) is not None
 
 
 def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:

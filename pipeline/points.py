@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config as configs
 from pipeline import plan, run
@@ -66,6 +67,8 @@ class _Composing:
         self._asked: list[run.Asked | None] = []
         # What was typed twice is two points.
         self._seen: Counter[str] = Counter()
+        # Folders of points of which nothing stays.
+        self._of_nothing: list[Path] = []
         # Where Hydra has put the points.
         self._folder: Path | None = None
 
@@ -83,11 +86,15 @@ class _Composing:
             config = configs.typed(composed, overrides)
             _check_sweep(config, many)
         except (configs.ConfigError, sweeps.SweepError) as error:
-            asked = run.Asked(Config(), folder, overrides, Path(where.sweep.dir).name if many else None)
+            asked = run.Asked(
+                Config(mode=_mode(composed)), folder, overrides, Path(where.sweep.dir).name if many else None
+            )
             asked = self._in_sweep(
                 place, asked, Path(where.sweep.dir), sweeps.fingerprint_of_words(overrides), "unread"
             )
             self._end(place, run.unread(str(error), asked.folder, {}) | asked.about())
+            if asked.config.mode is not Mode.run:
+                self._of_nothing.append(asked.folder)
             return
         asked = run.Asked(config, folder, overrides, Path(where.sweep.dir).name if many else None)
         self._asked[place] = asked
@@ -105,10 +112,14 @@ class _Composing:
                 say = f"Point {place} trains on one device, as {one.strategy.name} does."
                 self._session.console.print(say)
             self._look_over(place, asked)
+        for folder in self._of_nothing:
+            run.remove(folder)
         there = {place: asked for place, asked in enumerate(self._asked) if asked is not None}
         for place, asked in there.items():
-            for repeat in range(1, asked.config.sweep.repeats):
-                self._add(place, repeat, self._named(place, repeat, asked, self._points.entries[place, 0].fingerprint))
+            # Of what starts nothing there is no entry.
+            if first := self._points.entries.get((place, 0)):
+                for repeat in range(1, asked.config.sweep.repeats):
+                    self._add(place, repeat, self._named(place, repeat, asked, first.fingerprint))
         if not self._asked:
             return
         (order, repeats) = next(
@@ -175,6 +186,14 @@ class _Composing:
         if (made := self._points.sweep) is not None:
             made.note(self._points.entries[place, 0], result)
         self._tell(result, self._points.many)
+
+
+def _mode(composed: DictConfig) -> Mode:
+    """What was asked for, also where the rest of it cannot be read."""
+    with suppress(OmegaConfBaseException, KeyError):
+        mode = OmegaConf.select(composed, "mode")
+        return mode if isinstance(mode, Mode) else Mode[str(mode)]
+    return Mode.run
 
 
 def _check_sweep(config: Config, many: bool) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ RIDGE = 1e-5
 HOLD = 1e3
 # A step that may take so many times as long as predicted is not known at all.
 UNKNOWN = 1e3
-HALVINGS = 40
+HALVINGS = 17
 # What decides a plan's throughput, beside what `comparable.of_step` has.
 OF_SPEED = ("model_build", "workers", "hosts", "replica_batch", "global_batch", "rehearsal", "oversubscribed")
 SECONDS_OF_GBIT = 8e-9
@@ -248,7 +248,7 @@ def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
     known = [terms(run.case, shape) for run in runs]
     names = tuple(dict.fromkeys(name for each in known for name, value in each.items() if value))
     pooled = max(LEAST_SPREAD, float(np.median([run.spread for run in runs])))
-    weights = np.asarray([math.sqrt(run.runs) / _moderated(run.spread, pooled) for run in runs])
+    weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
     rows = np.asarray([[each.get(name, 0.0) for name in names] for each in known]) * (weights / seconds)[:, None]
     coefficients, rest = _non_negative(rows, weights)
@@ -304,8 +304,6 @@ def _edge(inside: Any, centre: float, most: float) -> float:
     for _ in range(HALVINGS):
         middle = (near + far) / 2
         near, far = (middle, far) if inside(centre * math.exp(middle)) else (near, middle)
-        if abs(far - near) < 1e-4:
-            break
     return centre * math.exp(near)
 
 
@@ -320,7 +318,10 @@ def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, 
     notes: list[str] = []
     offset = 0.0
     for name, value in list(wanted.items()):
-        if value and (name not in allowed.names or (strange and name.startswith("communication"))):
+        if value and "beyond a cache" in name and name not in allowed.names:
+            # No run tells of it, so that the terms of which it is the rest stand for all.
+            wanted[name] = 0.0
+        elif value and (name not in allowed.names or (strange and name.startswith("communication"))):
             offset += _unmeasured(name, value, case, runs, strange)
             wanted[name] = 0.0
     if offset:
@@ -331,7 +332,8 @@ def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, 
     query = np.asarray([wanted.get(name, 0.0) for name in made.names])
     fitted = float(query @ made.coefficients)
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
-    low, high = interval(allowed, np.asarray([wanted.get(name, 0.0) for name in allowed.names]), fitted, off)
+    asked = np.asarray([wanted.get(name, 0.0) for name in allowed.names])
+    low, high = interval(allowed, asked, fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
         raise PredictError(
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
@@ -382,7 +384,6 @@ class Basis:
 
     runs: Sequence[Run]
     left_out: int = 0
-    notes: tuple[str, ...] = field(default=())
 
     def about(self) -> dict[str, Any]:
         """What is said of a prediction that was fitted on them."""
@@ -442,7 +443,8 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
 
 def _whole(run: Run) -> bool:
     """Has it timed all of its workers, and is that still there to be read?"""
-    return run.result.get("workers_at_end") in (None, run.plan["workers"]) and bool(run.repeats)
+    timed = run.result.get("timed_workers", run.result.get("workers_at_end"))
+    return timed in (None, run.plan["workers"]) and bool(run.repeats)
 
 
 def of_plan(planned: Plan, parameters: int, found: Basis) -> Prediction:

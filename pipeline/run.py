@@ -235,6 +235,7 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
         **_chosen(config),
         "workers": planned.workers,
         "hosts": planned.hosts,
+        "oversubscribed": planned.oversubscribed,
         "replica_batch": planned.replica_batch,
         "global_batch": planned.global_batch,
         "scaling": planned.scaling,
@@ -577,6 +578,7 @@ class Point:
             "model": planned.model,
             "data": planned.data,
             "workers": planned.workers,
+            "timed_workers": measured.timed_workers or planned.workers,
             "hosts": planned.hosts,
             "processes": len(planned.processes),
             "replicas": planned.workers,
@@ -638,6 +640,9 @@ class Point:
 
     def _scored(self, measured: float) -> list[Result]:
         """The predictions that were made for this run, and how far off they were."""
+        if self._plan.oversubscribed:
+            # What was predicted is what devices with cores of their own do.
+            return []
         made = [line for line, _ in events.read(Path(self._config.output_dir) / PREDICTIONS)]
         return predict.scored(made, json.loads(self._plan.to_json()), measured)
 

@@ -7,6 +7,7 @@ that is new is added.
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +38,8 @@ class SweepError(ValueError):
 
 @dataclass
 class Entry:
-    """A point of a sweep: its number and which repeat of it this is, its folder's name, and how it ended, if it did.
-
-    `seconds` is how long it took.
+    """A point of a sweep: its number and which repeat of it this is, its folder as seen from the sweep's, and how it
+    ended, if it did. `seconds` is how long it took.
     """
 
     place: int
@@ -107,7 +107,7 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock = Lock(folder, "sweep.lock")
-        except OSError:
+        except BlockingIOError:
             raise SweepError(
                 f"Expected the sweep {folder.name} to be at rest, received one that another command works on. "
                 f"Try again when that has ended, or another sweep.name."
@@ -129,7 +129,7 @@ class Sweep:
             self.entries.append(found)
         found.overrides = list(overrides)
         # The last attempt, where the first one came to nothing.
-        found.folder = next(reversed([each.name for each in attempts(self.folder / found.folder)]), found.folder)
+        found.folder = self._name([self.folder / found.folder, *attempts(self.folder / found.folder)][-1])
         target = self.folder / found.folder
         if made is not None and made.resolve() != target.resolve():
             target.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ class Sweep:
     def note(self, entry: Entry, result: Mapping[str, Any], seconds: float | None = None) -> None:
         """Takes in what became of a point."""
         entry.status, entry.error = result["status"], result["error"]
-        entry.folder = Path(result["folder"]).name
+        entry.folder = self._name(Path(result["folder"]))
         entry.seconds = seconds if seconds is not None else entry.seconds
         self.write()
 
@@ -166,6 +166,10 @@ class Sweep:
         """Lets other commands work on it."""
         shutil.rmtree(self.folder / COMPOSED, ignore_errors=True)
         self._lock.release()
+
+    def _name(self, folder: Path) -> str:
+        """The folder as seen from here: one of another sweep, where a point has gone on with an earlier run there."""
+        return os.path.relpath(folder.resolve(), self.folder.resolve())
 
     def _number(self, place: int, about: str) -> int:
         """The number of a new entry: that of its point's other repeats, or that of its place, or the next."""
@@ -181,12 +185,10 @@ def read(folder: Path) -> list[Entry]:
 
 
 def attempts(folder: Path) -> Iterator[Path]:
-    """The folders of a point's attempts that are there, the first one first."""
-    number, each = 1, folder
-    while each.is_dir():
-        yield each
-        number += 1
-        each = folder.with_name(f"{folder.name}.{number}")
+    """The folders of a point's attempts that are there, from this one on."""
+    while folder.is_dir():
+        yield folder
+        folder = another(folder)
 
 
 def another(folder: Path) -> Path:

@@ -35,7 +35,7 @@ class UiError(RuntimeError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 0 it was ended, 1 the server failed, 2 a wrong argument."""
+    """The command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.ui", description="Shows runs in MLflow's UI.")
     parser.add_argument("--port", default="5000", help="to listen on, on 127.0.0.1 alone: %(default)s")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the runs: %(default)s")
@@ -116,8 +116,9 @@ def address_of(server: str) -> str:
         json.dumps(wanted).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        found: list[Any] = json.load(answer).get("experiments", [])
+    found: list[Any] = []
+    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.load(answer).get("experiments", [])
     return page.address(server, found[0]["experiment_id"]) if found else server
 
 

@@ -9,12 +9,11 @@ import json
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from pipeline import comparable, measure
+from pipeline import comparable, measure, outlook
 from pipeline.history import Run
 from pipeline.show.words import rate
 
@@ -64,16 +63,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a sweep decides, in sentences: the best, those that tie with it, and how sure that is.
-
-    `knee` is the most workers that pay under the best's strategy, where other counts were measured too.
-    """
+    """What a sweep decides, in sentences: the best and how sure that is, or that others tie with it."""
 
     lines: tuple[str, ...]
     best: Contestant | None = None
-    ties: tuple[Contestant, ...] = ()
     confidence: str | None = None
-    knee: int | None = None
 
 
 def spread(runs: Sequence[Run]) -> Spread:
@@ -114,8 +108,7 @@ def told_apart(one: Contestant, two: Contestant, seen: Spread) -> float | None:
     They tie where their intervals overlap, or those of their speedups over baselines measured in turn, or where equal
     runs may well differ so.
     """
-    (_, low, high), (_, least, most) = one.interval, two.interval
-    if (low <= most and least <= high) or _overlap_in_turn(one, two):
+    if _overlap(one.interval, two.interval) or _overlap_in_turn(one, two):
         return None
     chance = by_chance(one, two, seen)
     return chance if chance < BY_CHANCE else None
@@ -130,9 +123,11 @@ def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> str:
     ours, theirs = Contestant((number,), (one,)), Contestant((other,), (two,))
     chance = told_apart(ours, theirs, seen)
     if chance is None:
-        (_, low, high), (_, least, most) = ours.interval, theirs.interval
-        overlap = low <= most and least <= high
-        why = "the ranges of their repeats overlap" if overlap else "equal runs lie as far apart"
+        why = "equal runs lie as far apart"
+        if _overlap_in_turn(ours, theirs):
+            why = "their speedups over baselines measured in turn overlap"
+        if _overlap(ours.interval, theirs.interval):
+            why = "the ranges of their repeats overlap"
         return f"{number} and {other}: a tie, since {why}"
     fast, slow = (ours, theirs) if ours.interval[0] > theirs.interval[0] else (theirs, ours)
     ratio = fast.interval[0] / slow.interval[0]
@@ -157,7 +152,8 @@ def _by_chance(chance: float, seen: Spread) -> str:
 
 def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> Verdict:
     """What a sweep decides. `same` names the configuration of each run: runs with equal names repeat each other."""
-    measured = [place for place, run in enumerate(runs) if run.repeats]
+    # One that was killed has repeats, and no result that says what it was.
+    measured = [place for place, run in enumerate(runs) if run.repeats and "examples_per_second" in run.result]
     if not measured:
         return Verdict(("No verdict: no point was measured.",))
     group = [measured[at] for at in comparable.groups([runs[place] for place in measured])[0]]
@@ -193,13 +189,11 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
             f"{runner.name}{', the next' * (not ties)}, {_by_chance(chance, seen)}."
         )
     found = knee([run for each in contestants for run in each.runs], best.runs[0], knee_share)
-    if found is not None:
-        lines.append(found[1])
-    return Verdict((*lines, *left_out), best, ties, "tie" if ties else sure, None if found is None else found[0])
+    return Verdict((*lines, *filter(None, [found]), *left_out), best, "tie" if ties else sure)
 
 
-def knee(runs: Sequence[Run], best: Run, share: float) -> tuple[int, str] | None:
-    """The most workers of which each brings at least `share` of what one alone does, under the best's strategy."""
+def knee(runs: Sequence[Run], best: Run, share: float) -> str | None:
+    """The most workers under the best's strategy of which each brings at least `share` of what one alone does."""
     speeds: dict[int, list[float]] = {}
     for run in runs:
         if run.result.get("strategy") == best.result.get("strategy"):
@@ -208,15 +202,14 @@ def knee(runs: Sequence[Run], best: Run, share: float) -> tuple[int, str] | None
     if len(counts) < 2:
         return None
     middle = {count: float(np.median(speeds[count])) for count in counts}
-    alone = middle[counts[0]] / counts[0]
-    for few, many in pairwise(counts):
-        brought = (middle[many] - middle[few]) / (many - few) / alone
-        if brought < share:
-            return few, (
-                f"More than {few} worker{'s' * (few != 1)} did not pay under {best.result.get('strategy')}: from {few} "
-                f"to {many} each brought {max(0.0, brought):.0%} of what one of the first did, below {share:.0%}."
-            )
-    return counts[-1], f"Up to {counts[-1]} workers, the most measured, each brought {share:.0%} of one alone or more."
+    found = outlook.knee(middle, share)
+    if found is None:
+        return f"Up to {counts[-1]} workers, the most measured, each brought {share:.0%} of one alone or more."
+    few, many, brought = found
+    return (
+        f"More than {few} worker{'s' * (few != 1)} did not pay under {best.result.get('strategy')}: from {few} "
+        f"to {many} each brought {max(0.0, brought):.0%} of what one of the first did, below {share:.0%}."
+    )
 
 
 def _first(best: Contestant, came: str) -> str:
@@ -243,6 +236,11 @@ def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]
     return [f"Left out of the verdict: {'; '.join(told)}."] if told else []
 
 
+def _overlap(one: Sequence[float], two: Sequence[float]) -> bool:
+    """Do two intervals overlap, of which the last two values are the ends?"""
+    return one[-2] <= two[-1] and two[-2] <= one[-1]
+
+
 def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:
     """Do the speedups overlap, where the baseline of each was measured in turn with it and so had the same luck?"""
     ends: list[tuple[float, float]] = []
@@ -253,8 +251,7 @@ def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:
         if any(result.get("speedup_low") is None for result in results):
             return False
         ends.append((min(each["speedup_low"] for each in results), max(each["speedup_high"] for each in results)))
-    (low, high), (least, most) = ends
-    return low <= most and least <= high
+    return _overlap(*ends)
 
 
 def _asked(run: Run, group: str) -> Hashable:

@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "versions": ({}, {"versions": {"keras": "4"}}, "differs in versions"),
     "rehearsal": ({}, {"rehearsal": True}, "rehearsal"),
     "oversubscribed": ({}, {"oversubscribed": True}, "oversubscribed"),
+    "fewer workers": ({}, {"timed_workers": 1}, "fewer workers"),
     "optimizer": ({"optimizer": "sgd"}, {}, "differs in optimizer"),
     "gradient bits": ({"gradient_bits": 16}, {}, "differs in gradient bits"),
     "determinism": ({"deterministic": True}, {}, "differs in deterministic"),

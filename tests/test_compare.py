@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from conftest import QUICK
 
+from pipeline import comparable
 from pipeline.compare import compared, main
 from pipeline.history import find, load
 
@@ -66,6 +67,7 @@ def test_runs_whose_repeats_overlap_tie(tmp_path, capsys):
         ({"versions": {"keras": "4"}}, "versions differs (keras 3, keras 4)"),
         ({"rehearsal": True}, "one of them is a rehearsal"),
         ({"oversubscribed": True}, "one of them is oversubscribed"),
+        ({"timed_workers": 1}, "one of them was timed with fewer workers than it was to have"),
     ],
 )
 def test_speeds_that_say_nothing_of_each_other_are_not_compared(tmp_path, capsys, other, why):
@@ -90,6 +92,34 @@ def test_three_runs_are_compared_pair_by_pair(tmp_path, capsys):
     assert [each.partition(",")[0] for each in made.verdicts] == [
         "1 is 7.00 times as fast as 0", "2 is 7.33 times as fast as 0", "1 and 2: a tie",
     ]  # fmt: skip
+
+
+def test_repeats_of_an_attempt_that_was_cut_short_are_those_that_were_timed_again(tmp_path):
+    """By fewer workers, after the third repeat of all was told by one of them alone."""
+    folder = Path(wrote(tmp_path / "one", [100.0, 110.0]))
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"repeats": 1}))
+    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    cut = told[2] | {"repeat": 2, "calls": [[1, 0.5], [1, 0.5]]}
+    again = told[2] | {"examples": 70.0, "seconds": 1.0}
+    events = [*told, cut, {"event": "restarted", "time": 2.0, "text": "Goes on with one."}, again]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert load(folder).repeats == [70.0]
+
+
+def test_what_is_not_known_of_a_run_does_not_keep_it_from_being_compared(tmp_path):
+    asked = ({"cache": "none", "prefetch": 2}, {"cache": "none"}, {"cache": "none", "prefetch": 4})
+    runs = [load(Path(wrote(tmp_path / str(place), [1.0], each))) for place, each in enumerate(asked)]
+    assert comparable.groups(runs) == [[0, 1], [2]]
+    assert comparable.marks(runs) == [[], [], ["differs in prefetch"]]
+
+
+def test_doubts_are_written_beside_each_speed_and_no_range_beside_one_repeat(tmp_path, capsys):
+    doubtful = {"examples_per_second": 150.0, "rehearsal": True, "speedup": None}
+    out = said(capsys, wrote(tmp_path / "one", [1.0], **doubtful), wrote(tmp_path / "two", [1.0]))
+    assert "150 (rehearsal)" in out
+    assert "()" not in out
+    assert "staleness_mean" not in out
 
 
 def test_a_run_is_found_by_its_folder_its_name_and_the_first_letters_of_its_id(tmp_path):

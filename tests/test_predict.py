@@ -189,6 +189,22 @@ def test_workers_that_race_are_predicted_by_what_their_servers_send(tmp_path):
     assert made.examples_per_second == pytest.approx(8 * 64 / (1e-3 + 8 * 8 * PARAMETERS / 1e10), rel=0.01)
 
 
+def on_cpu(workers: int, parameters: int, seconds: float = 0.0) -> Observed:
+    case = predict.Case(workers, 64, parameters, 4 * parameters, 1, workers, workers, 1, "all_reduce", "cpu", None)
+    return Observed(case, seconds, 0.01)
+
+
+def test_a_large_model_of_one_worker_alone_keeps_nothing_from_being_predicted():
+    runs = [on_cpu(1, 10_000, 1e-3), on_cpu(2, 10_000, 1.5e-3), on_cpu(1, 1_000_000, 1e-2)]
+    seconds, low, high, *_ = predict.predict(on_cpu(2, 1_000_000).case, runs)
+    assert 0 < low <= seconds <= high
+
+
+def test_a_step_that_the_runs_leave_no_time_for_is_refused_in_words():
+    with pytest.raises(PredictError, match="ones that leave it open"):
+        predict.predict(on_cpu(1, 10_000).case, [on_cpu(2, 10_000, 1e-3), on_cpu(4, 10_000, 9e-3)])
+
+
 def test_several_workers_are_not_predicted_from_one():
     with pytest.raises(PredictError, match=r"Expected runs of two workers or more .* workers=1 alone.* Try workers=2"):
         predict.predict(on_ring(4, 64, 1000), [seen(RINGS[0][0], 1, 64, 1000)])
@@ -249,6 +265,7 @@ def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
     assert made.best == {"time": 3, "cost": 0, "energy": 1}
     assert (made.knee, made.after) == (2, 0.175)
     assert outlook.look(points, knee_share=0.1).knee is None
+    assert outlook.look([*points, points[0] | {"strategy": "multi_worker"}], knee_share=0.5).alike is False
 
 
 def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path):
@@ -264,6 +281,13 @@ def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path
     assert meter.joules() == pytest.approx(0.5 + 0.1)
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
     assert meter.joules() is None
+
+
+def test_a_counter_that_cannot_be_read_any_more_ends_nothing():
+    def gone() -> tuple[int, int]:
+        raise OSError("The GPU's energy counter cannot be read.")
+
+    assert Meter({"gpu:0": gone}).joules() is None
 
 
 def test_where_nothing_counts_energy_it_is_not_known(tmp_path):

@@ -88,10 +88,7 @@ def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(writt
         "Points 2 mirrored, 4 workers; 1 mirrored, 2 workers; 4 multi_worker, 2 workers; 5 multi_worker, 4 workers: "
         "Communication takes 20% of the ideal throughput: try train.gradient_bits=16."
     )
-    assert lines[-1] == (
-        "6 predictions had been made for these points: the median error was 10%, and 6 of 6 intervals held what was "
-        "measured."
-    )
+    assert lines[-1] == "6 predictions scored: off by 10% (median), 100% of intervals held."
 
 
 def test_every_figure_is_there_in_both_formats(written):
@@ -174,6 +171,35 @@ def test_a_sweep_that_lists_its_points_tells_those_that_were_not_run_and_pools_r
     assert made.verdict.best.places == (1, 3)
     assert "multi_worker on 2 workers (points 1 and 3) is the fastest" in made.lines[0]
     assert "Point 4 not run yet" in made.html.read_text()
+
+
+def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_path):
+    """It has timed its steps, and has no result that says what it was; a file of it was cut short."""
+    killed = Path(wrote(tmp_path / "0_mirrored", [300.0, 301.0]))
+    (killed / "result.json").unlink()
+    (killed / "hydra").mkdir()
+    (killed / "hydra" / "config.yaml").write_text("predict: {knee_share: [")
+    for place, workers in ((1, 1), (2, 2)):
+        told = {"workers": workers, "examples_per_second": 100.0 * workers, "oversubscribed": True}
+        wrote(tmp_path / f"{place}_mirrored", [100.0 * workers] * 2, **told)
+    listed = [
+        {"place": each, "repeat": 0, "fingerprint": str(each), "folder": f"{each}_mirrored", "overrides": ["a=\udce9"]}
+        for each in range(3)
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"points": listed}))
+    made = report.write(tmp_path)
+    assert made.lines[0] == "No verdict: no measured point has the speed of its hardware."
+    assert "Point 0 unfinished: it was started and has not ended" in made.html.read_text()
+    assert [each["status"] for each in made.results] == ["UNFINISHED", "FINISHED", "FINISHED"]
+
+
+def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path):
+    a_point(tmp_path / "0_mirrored", "mirrored", 1, 100.0)
+    a_point(tmp_path / "1_mirrored", "mirrored", 2, 190.0, status="FAILED")
+    log = tmp_path / "1_mirrored" / "events.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(True) if '"epoch": 1' in line))
+    sweep = report.write(tmp_path).sweep
+    assert (sweep.target, sweep.seconds_to_target(sweep.points[1])) == (1 - 0.5**5, None)
 
 
 def test_equal_points_tie(tmp_path):

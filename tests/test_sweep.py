@@ -47,12 +47,37 @@ def test_every_point_has_its_turn_early_and_late_where_they_are_interleaved():
     assert {sum(places) for places in turns.values()} == {38}
 
 
+def test_attempts_at_a_point_are_found_from_any_of_them_on(tmp_path):
+    folders = [tmp_path / name for name in ("0_mirrored", "0_mirrored.2", "0_mirrored.3")]
+    for folder in folders:
+        folder.mkdir()
+    assert list(sweep.attempts(folders[0])) == folders
+    assert list(sweep.attempts(folders[1])) == folders[1:]
+
+
+@pytest.mark.parametrize("folder", ["sweeps/mine/0_mirrored.2", "sweeps/older/1_mirrored"])
+def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
+    """In its own sweep, or with an earlier run in another one's."""
+    made = sweep.Sweep(tmp_path / "sweeps/mine")
+    entry = made.point(0, "mirrored", "abc", [], 0, None)
+    (tmp_path / folder).mkdir(parents=True)
+    made.note(entry, {"status": "FAILED", "error": "It was killed.", "folder": str(tmp_path / folder)})
+    made.release()
+    (read,) = sweep.read(made.folder)
+    assert (made.folder / read.folder).resolve() == tmp_path / folder
+    again = sweep.Sweep(made.folder)
+    found = again.point(0, "mirrored", "abc", [], 0, None)
+    assert (again.folder / found.folder).resolve() == tmp_path / folder
+    again.release()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("-m", "sweep.name=../x"), "Expected sweep.name to be a folder's name"),
         (("-m", "sweep.name=''"), "received nothing. Try sweep.name=mine."),
         (("-m", "sweep.name=a,b"), "Expected one value of sweep.name for a whole sweep, received sweep.name=a,b."),
+        (("-m", "mode=run,plan"), "Expected one value of mode for a whole sweep, received mode=run,plan."),
         (("sweep.name=x",), "Try python -m pipeline -m sweep.name=x."),
         (("sweep.repeats=2",), "Try python -m pipeline -m sweep.repeats=2."),
         (("-m", "experiment=scalings"), "Expected experiment to be one of batch, precision, scaling, strategies"),
@@ -135,6 +160,15 @@ def test_repeats_run_in_rounds_and_each_round_measures_the_baseline_anew(pipelin
     assert source["1_one_device"].endswith("0_default")
     assert source["0_default_2"].endswith("1_one_device_2")
     assert "point 4 of 4, about" in ran.out
+
+
+@pytest.mark.parametrize("mode", ["plan", "predict"])
+def test_what_starts_nothing_has_repeats_and_points_that_cannot_be_read(pipeline, tmp_path, mode):
+    ran: Ran = pipeline("-m", f"mode={mode}", "sweep.repeats=2", "data=tfds,digits", "model=mlp", "workers=1")
+    assert ran.code == (0 if mode == "plan" else 2), ran.err
+    assert "data.name" in ran.err
+    assert "Traceback" not in ran.err
+    assert not list(tmp_path.glob("outputs/sweeps/*"))
 
 
 @pytest.mark.slow

@@ -10,23 +10,23 @@ import io
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import verdict
+from pipeline import comparable, verdict
 from pipeline.events import EventLog, read, write_whole
 from pipeline.report import page
 from pipeline.report.figures import Drawn, LeftOut, draw
 from pipeline.report.gather import Point, Sweep, gather
+from pipeline.show import report_lines
 from pipeline.track import Tracker
-from pipeline.track.state import recall
+from pipeline.track.state import LOG, recall
 from pipeline.track.stores import Store
 from pipeline.verdict import Verdict
 
 # The folder beside the points, and what it is called as a run of MLflow.
-FOLDER, LOG = "report", "events.jsonl"
+FOLDER = "report"
 # Of the best point, in MLflow's table beside the points themselves.
 METRICS = ("examples_per_second", "speedup", "efficiency")
 
@@ -48,13 +48,26 @@ class Written:
         first = page.advice(self.sweep, self.verdict)[:1]
         return [*self.verdict.lines, *first, *filter(None, [page.score(self.sweep)])]
 
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What became of each point, in the order in which the verdict numbers them."""
+        not_run = {"error": "it was not run yet"}
+        return [
+            {**not_run, **point.run.result, "status": point.status, "overrides": point.overrides}
+            for point in self.sweep.points
+        ]
 
-def write(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Written:
-    """Writes the report of the sweep in `folder`; `results` are those of its points, where they are at hand.
+    def shown(self) -> list[str]:
+        """The same for a terminal, with where the report is and which figures it lacks."""
+        return report_lines(self.lines, str(self.html), [(each.title, each.why) for each in self.left_out])
+
+
+def write(folder: Path) -> Written:
+    """Writes the report of the sweep in `folder`.
 
     Raises `HistoryError` where there is no sweep, and `OSError` where the folder cannot be written to.
     """
-    sweep = gather(folder, results)
+    sweep = gather(folder)
     decided = verdict.decide(
         [point.run for point in sweep.points],
         [point.configuration for point in sweep.points],
@@ -115,7 +128,7 @@ def points_csv(sweep: Sweep) -> str:
 
 
 def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
-    result = {name: value for name, value in point.run.result.items() if name not in ("overrides", "folder", "sweep")}
+    result = {name: value for name, value in point.run.result.items() if name != "folder"}
     return {
         "point": point.place,
         "status": point.status,
@@ -125,25 +138,8 @@ def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
         "folder": point.run.folder.name,
         "target": sweep.target,
         "seconds_to_target": sweep.seconds_to_target(point),
-        **{name: value for name, value in _flat(result) if name not in ("status", "notes")},
+        **{name: value for name, value in comparable.flat(result) if name not in ("status", "notes")},
     }
-
-
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every number and text in nested values; of named parts, by their names.
-
-    >>> list(_flat({"a": {"b": 1}, "parts": [{"name": "other", "share": 0.1}]}))
-    [('a.b', 1), ('parts.other.share', 0.1)]
-    """
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(node, list) and node and all(isinstance(each, Mapping) for each in node):
-        for place, each in enumerate(node):
-            inner = {name: value for name, value in each.items() if name != "name"}
-            yield from _flat(inner, f"{prefix}.{each.get('name', place)}")
-    else:
-        yield prefix, node
 
 
 def _kept(drawn: Drawn, folder: Path) -> list[Path]:

@@ -33,11 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = error if isinstance(error, HistoryError) else f"The report cannot be written: {error}."
         print(show.error_text(str(said)), file=sys.stderr)
         return 2
-    points = written.sweep.points
-    console.print(show.sweep_table([{**each.run.result, "overrides": each.overrides} for each in points]))
-    for line in show.report_lines(
-        written.lines, str(written.html), [(each.title, each.why) for each in written.left_out]
-    ):
+    console.print(show.sweep_table(written.results))
+    for line in written.shown():
         console.print(line, soft_wrap=True)
     if problem:
         print(show.error_text(problem), file=sys.stderr)

@@ -138,7 +138,7 @@ def _throughput(sweep: Sweep) -> Drawn | LeftOut:
     title = "Throughput by strategy"
     if not sweep.measured:
         return LeftOut(title, "no point was measured")
-    points = _first(sweep, sweep.measured)
+    points = _first(sweep.measured)
     names = list(dict.fromkeys(str(point.run.result.get("strategy")) for point in points))
     ends = [_ends(point, "examples_per_second") for point in points]
     texts = [
@@ -195,7 +195,7 @@ def _steps(sweep: Sweep) -> Drawn | LeftOut:
     split = {point.place: found for point in sweep.measured if (found := causes(point))}
     if not split:
         return LeftOut(title, "no step was timed: measure.steps=0 measures nothing")
-    points = _first(sweep, [point for point in sweep.points if point.place in split])
+    points = _first([point for point in sweep.points if point.place in split])
     names = [name for name in CAUSES if any(name in split[point.place] for point in points)]
     texts = [f"{_series(point, sweep, point.name)}: {rate(sum(split[point.place].values()))} ms" for point in points]
     bars = _bars(texts, len(names))
@@ -265,7 +265,7 @@ def _foreseen(point: Point) -> tuple[float, float, float] | None:
     return None if None in ends else (middle, min(low, middle), max(high, middle))
 
 
-def _first(sweep: Sweep, points: Sequence[Point]) -> Sequence[Point]:
+def _first(points: Sequence[Point]) -> Sequence[Point]:
     """The points, of too many the fastest, in their order."""
     fastest = sorted(points, key=lambda point: -float(point.run.result["examples_per_second"]))[:MOST_BARS]
     return sorted(fastest, key=lambda point: point.place)

@@ -10,15 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline import comparable, events, history, sweep
 from pipeline.history import HistoryError, Run
+from pipeline.plan import falls
 from pipeline.schema import PredictConfig
 
 LOSS = "loss"
+# What a YAML file raises that is not there, or was cut short.
+UNREADABLE = (OSError, ValueError, YAMLError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,14 @@ class Sweep:
     @property
     def falls(self) -> bool:
         """Is a smaller value of the metric the better one?"""
-        return re.search("loss|error", self.metric or "") is not None
+        return falls(self.metric or "")
 
     def curve(self, point: Point) -> list[tuple[float, float]]:
         """(seconds of training, the metric) at the end of each epoch."""
         metric = self.metric or LOSS
+        if point.status != "FINISHED":
+            # Where it was ended says nothing of how well it would have learnt.
+            return []
         return [(seconds, values[metric]) for seconds, values in point.learnt if metric in values]
 
     def seconds_to_target(self, point: Point) -> float | None:
@@ -124,12 +131,10 @@ class Sweep:
         return (min if self.falls else max)(value for _, value in curve)
 
 
-def gather(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> Sweep:
-    """The sweep in a folder; `results` are those of its points where they are at hand. Raises `HistoryError`."""
+def gather(folder: Path) -> Sweep:
+    """The sweep in a folder. Raises `HistoryError`."""
     folder = folder.resolve()
-    if results is not None:
-        points = [_point(place, history.of(result)) for place, result in enumerate(results)]
-    elif listed := sweep.read(folder):
+    if listed := sweep.read(folder):
         points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
     else:
         folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_naturally)
@@ -143,14 +148,15 @@ def gather(folder: Path, results: Sequence[Mapping[str, Any]] | None = None) -> 
 
 def _point(place: int, run: Run) -> Point:
     """A point of a sweep that lists none: each is a configuration of its own."""
-    typed = run.result.get("overrides")
-    return Point(place, str(place), run, tuple(_typed(run.folder) if typed is None else map(str, typed)))
+    return Point(place, str(place), run, tuple(_typed(run.folder)))
 
 
 def _listed(place: int, entry: sweep.Entry, folder: Path) -> Point:
     """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
     run = _run(folder / entry.folder)
     told = {name: value for name in ("status", "error") if (value := getattr(entry, name))}
+    if not told and run.plan:
+        told = {"status": "UNFINISHED", "error": "it was started and has not ended; the same command goes on with it"}
     return Point(place, str(entry.place), Run(run.folder, {**told, **run.result}, run.plan), tuple(entry.overrides))
 
 
@@ -159,7 +165,7 @@ def _knee_share(points: Sequence[Point]) -> float:
     for point in points:
         try:
             share = OmegaConf.select(OmegaConf.load(point.run.folder / "hydra" / "config.yaml"), "predict.knee_share")
-        except (OSError, ValueError):
+        except UNREADABLE:
             continue
         if isinstance(share, float):
             return share
@@ -195,7 +201,7 @@ def _typed(folder: Path) -> list[str]:
     """The overrides of a point, as Hydra left them in its folder."""
     try:
         typed = OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
-    except (OSError, ValueError):
+    except UNREADABLE:
         return []
     return list(map(str, typed)) if isinstance(typed, list) else []
 

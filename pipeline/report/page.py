@@ -6,21 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pipeline import comparable
+from pipeline import comparable, predict
 from pipeline.report.figures import Drawn, LeftOut
 from pipeline.report.gather import Point, Sweep
+from pipeline.show.predict import score_text
 from pipeline.show.words import (
     bare_times,
     clean,
     duration,
     figure,
-    items,
     lines_of,
     number,
     percent,
-    ranges,
+    points,
     rate,
     span,
     times,
@@ -42,9 +40,7 @@ TERMS = {
     "measures that spread and makes smaller differences visible.",
     "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
     "and settings. A mark beside a point says in what it differs from group A.",
-    "rehearsal": "Logical devices stand for others, so the speed is not theirs.",
-    "oversubscribed": "There are more devices or threads than cores, so the speed is not that of as many devices.",
-    "asynchronous": "A step is one worker's, on weights that others may have changed meanwhile.",
+    **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in comparable.DOUBTS.items()},
     "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest need "
     "not be the first there: a larger global batch takes fewer steps of an epoch.",
 }
@@ -120,30 +116,22 @@ def missing(sweep: Sweep) -> list[str]:
         why = " ".join(lines_of(point.run.result.get("error"))) or "no reason was given"
         said = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
         places.setdefault(said, []).append(point.place)
-    return [f"{_points(each).capitalize()} {said}" for said, each in places.items()]
+    return [f"{points(each).capitalize()} {said}" for said, each in places.items()]
 
 
 def differences(sweep: Sweep) -> list[str]:
     """In what the measured points differ that keeps their speeds from being compared."""
     measured = sweep.measured
-    lines = [f"Group {letter}: {_points(places)}." for letter, places in _groups(sweep).items()]
+    lines = [f"Group {letter}: {points(places)}." for letter, places in _groups(sweep).items()]
     for name, values in comparable.differences([point.run for point in measured]):
-        each = "; ".join(f"{value}: {_points([measured[at].place for at in where])}" for value, where in values.items())
+        each = "; ".join(f"{value}: {points([measured[at].place for at in where])}" for value, where in values.items())
         lines.append(f"{name} differs ({each}).")
     return lines if len(lines) > 1 else []
 
 
 def score(sweep: Sweep) -> str:
     """How good the predictions were that had been made for these points."""
-    made = [each for point in sweep.measured for each in items(point.run.result.get("predictions"))]
-    errors = [abs(error) for each in made if (error := number(each.get("error"))) is not None]
-    if not errors:
-        return ""
-    held = sum(bool(each.get("held")) for each in made)
-    return (
-        f"{len(made)} prediction{'s' * (len(made) > 1)} had been made for these points: the median error was "
-        f"{percent(float(np.median(errors)))}, and {held} of {len(made)} intervals held what was measured."
-    )
+    return score_text(predict.score([point.run.result for point in sweep.measured]))
 
 
 def _about(sweep: Sweep) -> str:
@@ -216,7 +204,3 @@ def _groups(sweep: Sweep) -> dict[str, list[int]]:
     for point in sorted(sweep.measured, key=lambda point: point.group):
         groups.setdefault(point.group, []).append(point.place)
     return groups
-
-
-def _points(places: Sequence[int]) -> str:
-    return f"point{'s' * (len(places) > 1)} {ranges(places)}"

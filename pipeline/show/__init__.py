@@ -8,7 +8,7 @@ from pipeline.show.compare import compared_lines
 from pipeline.show.console import console_on, error_text
 from pipeline.show.estimate import estimate_lines, shard_lines
 from pipeline.show.plan import plan_lines
-from pipeline.show.predict import fitted_text, outlook_lines, predicted_lines, score_text
+from pipeline.show.predict import predicted_lines
 from pipeline.show.progress import Ahead, Progress
 from pipeline.show.report import report_lines
 from pipeline.show.result import result_rows, result_table, resumed_line
@@ -21,15 +21,12 @@ __all__ = [
     "console_on",
     "error_text",
     "estimate_lines",
-    "fitted_text",
-    "outlook_lines",
     "plan_lines",
     "predicted_lines",
     "report_lines",
     "result_rows",
     "result_table",
     "resumed_line",
-    "score_text",
     "shard_lines",
     "sweep_notes",
     "sweep_rows",

@@ -39,21 +39,20 @@ def compared_lines(
 def _row(place: int, run: tuple[str, Mapping[str, Any], Sequence[str]]) -> tuple[str, ...]:
     name, result, marks = run
     speed, speedup = number(result.get("examples_per_second")), number(result.get("speedup"))
+    marked = brackets(listed(*marks))
     return (
         str(place),
         clean(name),
         clean(result.get("strategy")) or MISSING,
         clean(result.get("workers")) or MISSING,
-        MISSING if speed is None else f"{rate(speed)} ({_range(result, 'examples_per_second', rate)})",
-        MISSING
-        if speedup is None
-        else f"{times(speedup)} ({_range(result, 'speedup', bare_times)}){brackets(listed(*marks))}",
+        MISSING if speed is None else f"{rate(speed)}{_range(result, 'examples_per_second', rate)}{marked}",
+        MISSING if speedup is None else f"{times(speedup)}{_range(result, 'speedup', bare_times)}{marked}",
         clean(result.get("status")) or MISSING,
     )
 
 
 def _range(result: Mapping[str, Any], name: str, written: Any) -> str:
-    return span(result.get(f"{name}_low"), result.get(f"{name}_high"), written, "-")
+    return brackets(span(result.get(f"{name}_low"), result.get(f"{name}_high"), written, "-"))
 
 
 def _value(value: Any) -> str:

@@ -11,6 +11,7 @@ from pipeline.show.words import (
     entries,
     items,
     listed,
+    marks,
     number,
     percent,
     plural,
@@ -35,14 +36,14 @@ def predicted_lines(result: Result) -> list[str]:
         ("a step", _step(result)),
         ("to finish", _finish(result)),
         ("energy", _energy(result)),
-        ("fitted on", fitted_text(result.get("fitted_on"))),
+        ("fitted on", _fitted_on(result.get("fitted_on"))),
         ("earlier", score_text(result.get("score") or {})),
         *(("note", clean(note)) for note in items(result.get("notes"))),
     ]
     return [f"{label:<11}{text}" for label, text in labelled if text]
 
 
-def fitted_text(fitted: object) -> str:
+def _fitted_on(fitted: object) -> str:
     """The runs that a prediction stands on, in words."""
     about = dict(entries(fitted))
     runs = whole(about.get("runs"))
@@ -76,7 +77,7 @@ def outlook_lines(results: Sequence[Result]) -> list[str]:
             f"Knee: {plural(workers, 'worker')}. Beyond, another one brings {percent(max(0.0, after))} of what one of "
             f"the first does, which is less than predict.knee_share={share:g}."
         )
-    elif len({whole(each.get("workers")) for each in results}) > 1 and best:
+    elif made.alike and len({whole(each.get("workers")) for each in results}) > 1:
         lines.append(f"Knee: none among these points, at predict.knee_share={share:g}.")
     return lines
 
@@ -90,7 +91,7 @@ def score_text(score: Result) -> str:
 
 
 def _row(place: int, result: Result) -> tuple[str, ...]:
-    speed, batch, workers = number(result.get("examples_per_second")), whole(result.get("replica_batch")), None
+    speed, batch = number(result.get("examples_per_second")), whole(result.get("replica_batch"))
     workers = whole(result.get("workers"))
     seconds, price = number(result.get("seconds_to_finish")), number(result.get("cost_to_finish"))
     joules = number(result.get("energy_joules"))
@@ -135,6 +136,8 @@ def _finish(result: Result) -> str:
 
 def _energy(result: Result) -> str:
     joules = number(result.get("energy_joules"))
+    if number(result.get("seconds_to_finish")) is None:
+        return ""
     if joules is None:
         return "not known: no run that it is fitted on could read an energy counter"
     return f"{rate(joules / 3600)} Wh, at the power of a worker that was measured"
@@ -150,4 +153,4 @@ def _few(values: Sequence[str]) -> str:
 
 
 def _name(result: Result) -> str:
-    return listed(clean(result.get("strategy")), plural(whole(result.get("workers")), "worker"))
+    return listed(clean(result.get("strategy")), plural(whole(result.get("workers")), "worker")) + marks(result)

@@ -22,7 +22,7 @@ from pipeline.show.words import (
     listed,
     number,
     percent,
-    ranges,
+    points,
     rate,
     span,
     times,
@@ -140,13 +140,8 @@ def _legend(results: Sequence[Result]) -> list[str]:
         lines.append("lost: what efficiency lacks of 100%, and to what; shares of the step time.")
     if metric:
         lines.append(f"val: {metric} on the validation data.")
-    if any(result.get("rehearsal") for result in measured):
-        lines.append("rehearsal: logical devices stand for others, so the speed is not theirs.")
-    if any(result.get("oversubscribed") for result in measured):
-        lines.append("oversubscribed: more devices than cores for them, so the speed is not theirs.")
-    if any(result.get("asynchronous") for result in measured):
-        lines.append("asynchronous: a step is one worker's, on weights that others may have changed meanwhile.")
-    return lines
+    doubts = {doubt for result in measured for doubt in comparable.doubts(result)}
+    return [*lines, *(f"{doubt}: {why}" for doubt, why in comparable.DOUBTS.items() if doubt in doubts)]
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:
@@ -157,7 +152,7 @@ def _reasons(results: Sequence[Result]) -> list[str]:
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
             said = lines_of(result.get("error")) or [clean(note) for note in items(result.get("notes"))]
             places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
-    return [f"{_points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]
+    return [f"{points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]
 
 
 def _differences(results: Sequence[Result]) -> list[str]:
@@ -165,9 +160,7 @@ def _differences(results: Sequence[Result]) -> list[str]:
     measured = [place for place, result in enumerate(results) if _measured(result)]
     lines = []
     for name, places in comparable.differences([history.of(results[place]) for place in measured]):
-        each = "; ".join(
-            f"{clean(value)}: {_points([measured[at] for at in where])}" for value, where in places.items()
-        )
+        each = "; ".join(f"{clean(value)}: {points([measured[at] for at in where])}" for value, where in places.items())
         lines.append(f"Not comparable, since {name} differs ({each}).")
     return lines
 
@@ -196,7 +189,3 @@ def _metric(results: Sequence[Result]) -> str:
 def _validation(result: Result, metric: str) -> float | None:
     metrics = dict(entries(result.get("val_metrics")))
     return number(result.get("val_loss") if metric == "loss" else metrics.get(metric))
-
-
-def _points(places: Sequence[int]) -> str:
-    return f"point{'s' * (len(places) > 1)} {ranges(places)}"

@@ -126,6 +126,15 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def points(places: Sequence[int]) -> str:
+    """Points of a sweep by their places.
+
+    >>> points([3]), points([0, 1, 2])
+    ('point 3', 'points 0-2')
+    """
+    return f"point{'s' * (len(places) > 1)} {ranges(places)}"
+
+
 def span(low: object, high: object, write: Callable[[float], str], between: str) -> str:
     """An interval, where both its ends are known and differ: one repeat has none.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pipeline import comparable
 from pipeline.events import Event
 
 # What MLflow takes.
@@ -20,10 +21,6 @@ NOTE_TAG = "mlflow.note.content"
 MEASUREMENT = re.compile(
     r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
 )
-DOUBTS = {
-    "rehearsal": "logical devices stand for others, so the speed is not theirs.",
-    "oversubscribed": "more devices than cores for them, so the speed is not theirs.",
-}
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -252,7 +249,7 @@ def _about(tags: Mapping[str, Any]) -> Iterator[str]:
     """
     if tags.get("overrides"):
         yield f"`{str(tags['overrides']).replace('`', '?')}`"
-    for name, why in DOUBTS.items():
+    for name, why in comparable.DOUBTS.items():
         if tags.get(name) == "true":
             yield f"**{name}**: {why}"
 
