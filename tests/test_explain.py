@@ -159,14 +159,15 @@ def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
 
 
 def assert_whole(ran: Ran) -> dict[str, Any]:
-    """What holds for every explanation; returns it."""
+    """What holds for every explanation; returns that of the last run."""
     assert ran.code == 0, ran.err
-    found: dict[str, Any] = ran.result["explained"]
+    result = ran.results[-1]
+    found: dict[str, Any] = result["explained"]
     assert sum(part["share"] for part in found["parts"]) == pytest.approx(found["lost"])
     # Timed at another moment, and in other rounds: that they differ by more is said.
-    ends = [ran.result[f"speedup_{end}"] / 2 for end in ("low", "high")]
+    ends = [result[f"speedup_{end}"] / 2 for end in ("low", "high")]
     apart = ends[0] > 1 - found["lost_low"] or ends[1] < 1 - found["lost_high"]
-    assert any("the machine has changed" in note for note in ran.result["notes"]) is apart
+    assert any("the machine has changed" in note for note in result["notes"]) is apart
     assert found["advice"] in ran.out
     return found
 
@@ -174,10 +175,13 @@ def assert_whole(ran: Ran) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Callable[..., Ran]):
     many = ("model=mlp", "model.build.hidden=[4096,4096]", "train.optimizer=sgd", "train.replica_batch=4")
-    found = assert_whole(pipeline("strategy=multi_worker", *many, *EXPLAINED))
-    assert max(found["parts"], key=lambda part: part["share"])["name"] == "communication", found
-    # Where others on the machine make rounds differ too much, no bound is named.
-    assert found["bound"] in ("communication", None), found
+    for _ in range(2):
+        found = assert_whole(pipeline("strategy=multi_worker", *many, *EXPLAINED, "resume=never"))
+        assert max(found["parts"], key=lambda part: part["share"])["name"] == "communication", found
+        if found["bound"]:
+            break
+        # Others on the machine made rounds differ too much for any to be named.
+    assert found["bound"] == "communication", found
 
 
 @pytest.mark.slow
