@@ -123,7 +123,7 @@ def write_whole(path: Path, text: str) -> None:
 def read_whole(path: Path) -> dict[str, Any]:
     """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
     with suppress(OSError, ValueError):
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(values, dict):
             return values
     return {}

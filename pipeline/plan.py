@@ -692,10 +692,10 @@ def _checkpoints(config: Config) -> Checkpoints:
 def falls(metric: str) -> bool:
     """Is a smaller value of what Keras names so the better one?
 
-    >>> [falls(name) for name in ("val_loss", "mae", "size_mape", "root_mean_squared_error", "accuracy", "mean_io_u")]
-    [True, True, True, True, False, False]
+    >>> [falls(name) for name in ("val_loss", "mae", "size_mape", "val_mse_1", "mean_error", "accuracy", "mean_io_u")]
+    [True, True, True, True, True, False, False]
     """
-    return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)$", metric) is not None
+    return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)(_|$)", metric) is not None
 
 
 def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:

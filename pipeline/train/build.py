@@ -147,8 +147,9 @@ def _synchronize(made: keras.Model) -> None:
     """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
     for layer in normalizations(made):
         layer.synchronized = True
-        # Past Keras's own setter, which would track it.
-        vars(layer)["_moments"] = partial(_moments, layer)
+        if type(layer)._moments is keras.layers.BatchNormalization._moments:
+            # Past Keras's own setter, which would track it.
+            vars(layer)["_moments"] = partial(_moments, layer)
 
 
 def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
