@@ -121,7 +121,7 @@ def _of_syntax() -> Iterator[Case]:
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """How the command ended: its exit code, -1 where it hung, and what it printed."""
-    from pipeline import __main__
+    from pipeline import command
     from pipeline.launch.local import LocalCluster
 
     began = time.monotonic()
@@ -135,7 +135,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         # What comes next for a config that is taken is TensorFlow's import: it is not worth waiting for.
         LocalCluster.warm_up = lambda cluster: os._exit(STARTED)  # type: ignore[method-assign]
         try:
-            __main__.main()
+            command.main()
         except SystemExit as ended:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -105,6 +105,15 @@ def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, 
     assert not left_behind(tmp_path)
 
 
+def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path):
+    process = start(tmp_path, *QUICK)
+    # It imports for about a second.
+    time.sleep(0.4)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
+
+
 def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
     process = start(tmp_path, *QUICK, *TWO, *LONG)
     wait_for(tmp_path, "run")

@@ -42,8 +42,8 @@ def imported_by(code: str, folder: Path) -> set[str]:
 def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, arguments):
     code = (
         f"import sys; sys.argv = ['pipeline', *{arguments!r}]\n"
-        "from pipeline import __main__\n"
-        "try: __main__.main()\n"
+        "from pipeline import command\n"
+        "try: command.main()\n"
         "except SystemExit: pass"
     )
     found = imported_by(code, tmp_path)
@@ -65,7 +65,7 @@ def test_a_report_that_is_refused_imports_nothing_slow(tmp_path, arguments):
 
 
 def test_importing_the_command_imports_nothing_slow(tmp_path):
-    assert not imported_by("import pipeline.__main__", tmp_path) & set(SLOW)
+    assert not imported_by("import pipeline.command", tmp_path) & set(SLOW)
 
 
 @pytest.mark.parametrize("module", ["plan", "schema", "watch", "events", "machine", "targets", "size", "estimate"])

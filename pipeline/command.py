@@ -1,0 +1,203 @@
+"""The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
+
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM or
+SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
+"""
+
+import io
+import os
+import statistics
+import sys
+import time
+from contextlib import redirect_stderr, suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from rich.console import Console
+
+from pipeline import config as configs
+from pipeline import report, run, show, signals
+from pipeline.events import PREEMPTING
+from pipeline.history import HistoryError
+from pipeline.points import Points, compose
+from pipeline.sweep import SweepError
+
+# Lines shown of a failed process's log.
+LOG_LINES = 8
+# Hydra's options that take their value as a word of its own.
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
+
+
+def main() -> None:
+    """Runs the command and exits with its code."""
+    sys.argv[1:] = options_first(sys.argv[1:])
+    if "--version" in sys.argv:
+        print(f"pipeline {_version()}")
+        sys.exit(0)
+    wrong = wrong_options(sys.argv[1:])
+    sys.exit(_refuse(wrong) if wrong else command())
+
+
+def command() -> int:
+    """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
+    console = show.console_on(sys.stdout)
+    session = run.Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), console=console)
+    points, written = Points(), None
+    try:
+        with signals.interrupt(run.spares(session)):
+            compose(session, points, partial(_tell, console=console))
+            _run(points, session)
+            written = _report(points, session)
+    except signals.Interrupted as interrupted:
+        if points.many and session.results:
+            console.print(show.sweep_table(_done(session)))
+        print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
+        return PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
+    except Exception as error:
+        if isinstance(error, SweepError):
+            return _refuse(str(error))
+        if configs.is_ours(error):
+            return _refuse(configs.explain(error))
+        if isinstance(error, OSError):
+            return _refuse(
+                f"Expected to be able to write {error.filename or 'the output folder'}, received: "
+                f"{error.strerror or error}. Try output_dir=..."
+            )
+        raise
+    finally:
+        points.release()
+        session.close()
+    if points.many and session.results:
+        console.print(show.sweep_table(_done(session) if written is None else written.results))
+    for line in written.shown() if written else ():
+        console.print(line, soft_wrap=True)
+    # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
+    if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
+        return PREEMPTED
+    return _code(_done(session))
+
+
+def _run(points: Points, session: run.Session) -> None:
+    """Runs what is to be run, and writes down what became of each."""
+    say = partial(session.console.print, soft_wrap=True)
+    if points.kept and points.sweep is not None:
+        say(_kept_line(points))
+    count, took = len(points.to_run), list[float]()
+    before: int | None = None
+    for done, (key, point) in enumerate(points.to_run.items()):
+        began = time.monotonic()
+        if points.many:
+            left = statistics.fmean(took) * (count - done) if took else None
+            session.ahead = show.Ahead(done, count, left)
+            say(f"\n-- {' '.join(point.overrides) or 'defaults'} ({session.ahead.text})")
+        if before not in (None, key[1]):
+            # Another round of the sweep: what the machine could do in the last one may not hold for it.
+            session.baselines.clear()
+        before = key[1]
+        result = session.results[key] = run.run(point, session)
+        took.append(time.monotonic() - began)
+        if points.sweep is not None and result["status"] != "PLANNED":
+            points.sweep.note(points.entries[key], result, took[-1])
+        _tell(result, points.many, session.console)
+        if session.preemption.asked:
+            break
+
+
+def _report(points: Points, session: run.Session) -> report.Written | None:
+    """The report of the sweep that has just ended, on its way to MLflow where its points are tracked."""
+    if points.sweep is None or session.preemption.asked:
+        return None
+    folder = points.sweep.folder
+    try:
+        written = report.write(folder)
+        store = report.store_of(written.sweep)
+        if store is not None:
+            report.track(folder, written, session.tracker(folder.parents[1] / "tracker.log"), store)
+    except (HistoryError, OSError) as error:
+        print(show.error_text(f"The report of the sweep was not written: {error}"), file=sys.stderr)
+        return None
+    return written
+
+
+def _kept_line(points: Points) -> str:
+    name, count = points.sweep.folder.name if points.sweep else "", points.kept + len(points.to_run)
+    line = f"Sweep {name}: {points.kept} of {count} points have finished and are kept."
+    return line if points.to_run else f"{line} Another sweep.name runs them anew."
+
+
+def _done(session: run.Session) -> list[run.Result]:
+    return [session.results[key] for key in sorted(session.results)]
+
+
+def options_first(arguments: list[str]) -> list[str]:
+    """The arguments with Hydra's options before the overrides, as its parser wants them.
+
+    >>> options_first(["workers=2", "--config-dir", "mine", "model=own", "-m"])
+    ['--config-dir', 'mine', '-m', 'workers=2', 'model=own']
+    """
+    options: list[str] = []
+    overrides: list[str] = []
+    takes_value = False
+    for argument in arguments:
+        if takes_value or argument.startswith("-"):
+            takes_value = not takes_value and argument in VALUED
+            options.append(argument)
+        else:
+            overrides.append(argument)
+    return options + overrides
+
+
+def wrong_options(arguments: list[str]) -> str | None:
+    """What is wrong with Hydra's options, which its own parser answers with a page of usage; None if nothing is.
+
+    >>> wrong_options(["--nonsense"])
+    'Expected options that exist, with their values, received: unrecognized arguments: --nonsense. Try --hydra-help.'
+    """
+    said = io.StringIO()
+    with redirect_stderr(said), suppress(SystemExit):
+        get_args_parser().parse_args(arguments)
+        return None
+    problem = said.getvalue().rpartition("error: ")[2].strip()
+    return f"Expected options that exist, with their values, received: {problem}. Try --hydra-help."
+
+
+def _version() -> str:
+    try:
+        return metadata.version("distributed-keras-pipeline")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _tell(result: run.Result, many: bool, console: Console) -> None:
+    if result["status"] == "REFUSED":
+        print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
+    elif result["status"] not in ("PLANNED", "PREDICTED"):
+        if result["error"]:
+            _show_log(result["log"], console)
+            print(show.error_text(f"{result['error']} See {result['folder']}."), file=sys.stderr)
+        elif not many:
+            console.print(show.result_table(result))
+
+
+def _show_log(log: str | None, console: Console) -> None:
+    if log is None or not Path(log).exists():
+        return
+    lines = [line for line in Path(log).read_text(errors="replace").splitlines() if line.strip()][-LOG_LINES:]
+    for line in [f"The last lines of {log}:", *(f"    {line}" for line in lines)]:
+        console.print(line, soft_wrap=True)
+
+
+def _refuse(message: str) -> int:
+    print(show.error_text(message), file=sys.stderr)
+    return 2
+
+
+def _code(results: list[dict[str, Any]]) -> int:
+    statuses = {result["status"] for result in results}
+    if "FAILED" in statuses:
+        return 1
+    return 2 if statuses == {"REFUSED"} else 0
