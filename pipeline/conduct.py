@@ -5,9 +5,11 @@ last checkpoint; what cannot be helped so becomes `RunFailed`, with no process l
 """
 
 import dataclasses
+import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
 PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
+# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.
+LIVES, LIVES_SECONDS = 3, 15.0
 # So many replicas of a host are timed alone, at most.
 MOST_ALONE = 4
 
@@ -395,15 +399,36 @@ def _all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool
 
 def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
     """The `sized` event of the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
-    group = Group(cluster, plan, "size", folder, lambda event: None, Preemption())
-    try:
-        group.ask("joined")
-        _build(group)
+    with _built(cluster, plan, "size", folder) as (group, _):
         sized = group.ask("sized", {"do": "size"})[0]
         if "error" in sized:
             raise RunFailed(Failure(sized["error"], 0, lost=False), None)
-        group.leave()
         return sized
+
+
+def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
+    """Times a plan's steps as runs of it would, in several lives of its processes, and ends. Raises `RunFailed`.
+
+    How fast a process computes differs from one to the next, which repeats in one of them do not show.
+    """
+    began, lives = time.monotonic(), list[Measured]()
+    plan = dataclasses.replace(plan, repeats=math.ceil(plan.repeats / LIVES))
+    while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
+        measured = Measured()
+        with _built(cluster, plan, "point", folder) as (group, measured.built):
+            _measure(plan, group, None, measured)
+        lives.append(measured)
+    return lives
+
+
+@contextmanager
+def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, dict[str, Any]]]:
+    """The processes of a plan that is no run, and what they have built; they end with it."""
+    group = Group(cluster, plan, name, folder, lambda event: None, Preemption())
+    try:
+        group.ask("joined")
+        yield group, _build(group)
+        group.leave()
     finally:
         group.stop()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.machine import Machine
-from pipeline.schema import Baseline, Config, DataConfig, Kind, Precision, Scaling, Store
+from pipeline.schema import Baseline, CheckpointConfig, Config, DataConfig, Kind, Precision, Scaling, Store
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
@@ -411,6 +411,24 @@ def on_one_device(config: Config) -> Config:
     if strategy.spans_devices or strategy.spans_processes or config.workers in (None, 1):
         return config
     return dataclasses.replace(config, workers=1)
+
+
+def on_one_worker(config: Config, plan: Plan) -> Config:
+    """The config of a plan's step on one device, under the same strategy; it trains for nothing and keeps nothing."""
+    threads = plan.threads_per_device or config.hardware.threads_per_device
+    return dataclasses.replace(
+        config,
+        workers=1,
+        strategy=dataclasses.replace(config.strategy, devices_per_process=None),
+        hardware=dataclasses.replace(config.hardware, hosts=1, devices_per_host=1, threads_per_device=threads),
+        train=dataclasses.replace(
+            config.train, replica_batch=plan.replica_batch, global_batch=None, callbacks=[], save=False
+        ),
+        measure=dataclasses.replace(
+            config.measure, scaling=None, steps=config.measure.steps or None, baseline=Baseline.none, explain=False
+        ),
+        checkpoint=CheckpointConfig(),
+    )
 
 
 def baseline_of(plan: Plan, machine: Machine) -> Plan:

@@ -3,7 +3,8 @@
     step = compute + contention + input + communication
 
 Each part is a sum of terms, which are known from the plan, times coefficients, which are fitted and never below 0.
-`docs/predicting.md` has the terms and their sources. Arithmetic only; SciPy is imported when something is fitted.
+Where one worker's step of the model was timed, computing takes as long as that says, and the fit says what more workers
+add. `docs/predicting.md` has the terms and their sources. Arithmetic only; SciPy is imported when something is fitted.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ PRIOR_FREEDOM = 4
 # The model is off by about so much at twice, or half, of the workers, batch or parameters of the nearest run, and more
 # further away as a random walk is.
 DRIFT_OF_DOUBLING = 0.03
+# A step that was timed is worth a note where it is further than this from what the runs let expect.
+SURPRISE = 0.1
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
 # How much more an equation weighs that has to hold than those that are fitted.
@@ -213,11 +216,22 @@ class Fit:
     chi_square: float
     shape: Shape
     spread: float
+    # Of what a model of another size computes, over what was fitted; one equation is that which it was found by.
+    factor: float | None = None
 
     @property
     def freedom(self) -> int:
         """Degrees of freedom that the residuals have."""
-        return max(0, len(self.target) - int(np.count_nonzero(self.coefficients)))
+        return max(0, len(self.target) - (self.factor is not None) - int(np.count_nonzero(self.coefficients)))
+
+    def query(self, wanted: Mapping[str, float]) -> Floats:
+        """What each coefficient is multiplied by in a step that has these terms."""
+        return np.asarray(
+            [
+                wanted.get(name, 0.0) * (1.0 if self.factor is None or _travels(name) else self.factor)
+                for name in self.names
+            ]
+        )
 
     @property
     def scale(self) -> float:
@@ -237,6 +251,28 @@ def fit(runs: Sequence[Observed], by_link: bool) -> tuple[Fit, Fit]:
     fits = [_fit(runs, Shape(apart, by_link, cached)) for cached in (None, larger) for apart in (False, True)]
     best = min(fits, key=_criterion)
     return best, next(each for each in fits[2:] if each.shape.apart == best.shape.apart)
+
+
+def anchored(made: Fit, timed: Observed) -> Fit:
+    """The fit for models of the size of `timed`, one worker's step of which was timed.
+
+    What such a model computes takes a factor of what was fitted to others, the same for all numbers of workers; what is
+    exchanged is as fitted. Where the fit has nothing to multiply, it stays as it is.
+    """
+    wanted = terms(timed.case, made.shape)
+    each = made.query(wanted) * made.coefficients
+    travels = np.asarray([_travels(name) for name in made.names])
+    own, away = float(each[~travels].sum()), float(each[travels].sum())
+    if own <= 0 or timed.seconds <= away:
+        return made
+    found = replace(made, factor=(timed.seconds - away) / own)
+    weight = math.sqrt(timed.runs) / _moderated(max(LEAST_SPREAD, timed.spread), made.spread)
+    row = found.query(wanted) * weight / timed.seconds
+    return replace(found, rows=np.vstack([made.rows, row]), target=np.append(made.target, weight))
+
+
+def _travels(term: str) -> bool:
+    return term.startswith("communication")
 
 
 def _criterion(made: Fit) -> float:
@@ -307,10 +343,17 @@ def _edge(inside: Any, centre: float, most: float) -> float:
     return centre * math.exp(near)
 
 
-def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, dict[str, float], list[str]]:
-    """(step time, low, high, parts as shares, notes) of a case. Raises `PredictError` where the runs say nothing."""
+def predict(
+    case: Case, runs: Sequence[Observed], timed: Observed | None = None
+) -> tuple[float, float, float, dict[str, float], list[str]]:
+    """(step time, low, high, parts as shares, notes) of a case. Raises `PredictError` where the runs say nothing.
+
+    `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size.
+    """
     by_link = case.link_gbps is not None and all(run.case.link_gbps for run in runs if run.case.workers > 1)
     made, allowed = fit(runs, by_link)
+    if timed is not None:
+        made, allowed = anchored(made, timed), anchored(allowed, timed)
     wanted = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
     # One of the two kinds of links was never measured, so what was measured of the other says nothing of it.
@@ -329,11 +372,15 @@ def predict(case: Case, runs: Sequence[Observed]) -> tuple[float, float, float, 
             f"Links between hosts were not measured: their {case.link_gbps:g} Gbit/s are taken from "
             f"hardware.link_gbps, and their latency is left out."
         )
-    query = np.asarray([wanted.get(name, 0.0) for name in made.names])
+    if made.factor is not None and abs(made.factor - 1) > SURPRISE:
+        notes.append(
+            f"What one worker computes in a step takes {made.factor:.2g} times what runs of other sizes let expect: "
+            f"this model is another kind of work, or the machine has changed."
+        )
+    query = made.query(wanted)
     fitted = float(query @ made.coefficients)
-    off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
-    asked = np.asarray([wanted.get(name, 0.0) for name in allowed.names])
-    low, high = interval(allowed, asked, fitted, off) if fitted > 0 else (0.0, 0.0)
+    off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs if timed is None else [*runs, timed]))
+    low, high = interval(allowed, allowed.query(wanted), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
         raise PredictError(
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
@@ -385,6 +432,11 @@ class Basis:
     runs: Sequence[Run]
     left_out: int = 0
 
+    @property
+    def machine(self) -> str:
+        """That which all of them ran on."""
+        return str(self.runs[0].plan["machine"])
+
     def about(self) -> dict[str, Any]:
         """What is said of a prediction that was fitted on them."""
         plans = [run.plan for run in self.runs]
@@ -397,7 +449,7 @@ class Basis:
             "hosts": sorted({each["hosts"] for each in plans}),
             "replica_batches": sorted({each["replica_batch"] for each in plans}),
             "parameters": sorted({run.result["parameters"] for run in self.runs}),
-            "machine": plans[0]["machine"],
+            "machine": self.machine,
             "versions": self.runs[0].result.get("versions") or {},
             "folders": [str(run.folder) for run in self.runs],
         }
@@ -441,17 +493,35 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
     return Basis(runs, len(history) - len(runs))
 
 
+def sized(planned: Plan, found: Basis) -> bool:
+    """Has any of the runs trained this model with this replica batch, on however many workers?"""
+    return any(
+        run.plan["model_build"] == planned.model_build and run.plan["replica_batch"] == planned.replica_batch
+        for run in found.runs
+    )
+
+
+def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
+    """What repeats of `one`, the plan on one worker, in several lives of its processes say of its step."""
+    case = case_of(json.loads(one.to_json()), parameters)
+    return _joined(case, [[case.examples / each for each in repeats] for repeats in examples_per_second])
+
+
 def _whole(run: Run) -> bool:
     """Has it timed all of its workers, and is that still there to be read?"""
     timed = run.result.get("timed_workers", run.result.get("workers_at_end"))
     return timed in (None, run.plan["workers"]) and bool(run.repeats)
 
 
-def of_plan(planned: Plan, parameters: int, found: Basis) -> Prediction:
-    """What `planned` would do with a model of so many parameters. Raises `PredictError`."""
+def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None = None) -> Prediction:
+    """What `planned` would do with a model of so many parameters. Raises `PredictError`.
+
+    `timed` is a step of one worker of it, where no run says how long that takes.
+    """
     case = case_of(json.loads(planned.to_json()), parameters)
     runs = observed(found.runs)
-    seconds, low, high, parts, notes = predict(case, runs)
+    seconds, low, high, parts, notes = predict(case, runs, timed)
+    sizes = runs if timed is None else [*runs, timed]
     bound = sum(bool(run.result.get("input_bound")) for run in found.runs)
     if bound:
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
@@ -464,8 +534,8 @@ def of_plan(planned: Plan, parameters: int, found: Basis) -> Prediction:
         confidence=CONFIDENCE,
         step_seconds=seconds,
         parts=parts,
-        fitted_on=found.about(),
-        notes=(*_extrapolated(case, runs), *_confounded(case, runs), *notes),
+        fitted_on=found.about() | {"timed_step_seconds": None if timed is None else timed.seconds},
+        notes=(*_extrapolated(case, sizes), *_confounded(case, runs, sizes), *notes),
     )
 
 
@@ -486,12 +556,12 @@ def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:
     return [f"Extrapolated: {_listed(found)} that was measured."] if found else []
 
 
-def _confounded(case: Case, runs: Sequence[Observed]) -> list[str]:
-    """What few runs cannot say."""
+def _confounded(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed]) -> list[str]:
+    """What few runs cannot say, and what those of so few sizes cannot."""
     notes = []
     if len(runs) <= PRIOR_FREEDOM:
         notes.append("So few points leave hardly a residual: the interval is that which their repeats let expect.")
-    if len({run.case.replica_batch for run in runs}) == 1 and case.replica_batch != runs[0].case.replica_batch:
+    if len({run.case.replica_batch for run in sizes}) == 1 and case.replica_batch != runs[0].case.replica_batch:
         notes.append("One replica batch was measured, so what grows with it is not told from what does not.")
     return notes
 

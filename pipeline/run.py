@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from pipeline import (
     weigh,
 )
 from pipeline import machine as machines
-from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct
+from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct, time_steps
 from pipeline.data import manifest
 from pipeline.data.errors import DataError, first_of
 from pipeline.estimate import estimate
@@ -77,6 +78,8 @@ class Session:
     tpus: set[str] = field(default_factory=set)
     # Why a model could not be built, by the file that its size would be in.
     unbuilt: dict[Path, str] = field(default_factory=dict)
+    # A step of one worker that was timed to predict from, by what decides it; None where that failed.
+    timed: dict[str, predict.Observed | None] = field(default_factory=dict)
     # What was logged before, by the sweep that is asked for.
     histories: dict[str | None, list[history.Run]] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
@@ -218,14 +221,17 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
         session.histories[sweep] = history.finished(output, sweep)
     basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
     same = [run for run in basis.runs if run.plan["model_build"] == planned.model_build]
+    timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, asked, cluster, session)
     if same:
         parameters = int(same[-1].result["parameters"])
+    elif timed:
+        parameters = timed.case.parameters
     elif size := _size(planned, asked, cluster, session):
         parameters = size.parameters
     else:
         why = session.unbuilt[weigh.file(planned, output, session.search)]
         raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
-    made = predict.of_plan(planned, parameters, basis)
+    made = predict.of_plan(planned, parameters, basis, timed)
     examples = planned.train_examples or next((run.train_examples for run in reversed(basis.runs)), None)
     seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
     watts = outlook.watts_of_worker([run.result for run in basis.runs])
@@ -261,6 +267,40 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
     for text in ["", *show.predicted_lines(result | {"notes": made.notes})]:
         session.console.print(text, soft_wrap=True)
     return result
+
+
+def _timed_alone(
+    planned: Plan, basis: predict.Basis, asked: Asked, cluster: LocalCluster, session: Session
+) -> predict.Observed | None:
+    """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
+    machine = machines.detect(session.environ)
+    there = basis.machine == planned.machine and planned.kind in ("cpu", "gpu")
+    if not asked.config.predict.time_one or not there:
+        return None
+    try:
+        one = _laid_out(plan.on_one_worker(asked.config, planned), machine, cluster)
+    except PlanError:
+        # Such devices are elsewhere.
+        return None
+    if one.oversubscribed:
+        return None
+    key = predict.identity(json.loads(one.to_json()))
+    if key not in session.timed:
+        session.console.print(
+            "\nTiming a step of one worker, which takes some seconds, since no run had this model and replica batch. "
+            "predict.time_one=false predicts from the runs alone.",
+            soft_wrap=True,
+        )
+        try:
+            with tempfile.TemporaryDirectory(prefix="pipeline-timed-") as folder:
+                lives = time_steps(cluster, one, Path(folder))
+        except RunFailed as failure:
+            session.console.print(f"It could not be timed: {failure}", soft_wrap=True)
+            session.timed[key] = None
+        else:
+            speeds = [[repeat.examples_per_second for repeat in life.point] for life in lives]
+            session.timed[key] = predict.alone(one, int(lives[0].built["parameters"]), speeds)
+    return session.timed[key]
 
 
 def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Size | None:

@@ -239,11 +239,12 @@ class SweepConfig:
 
 @dataclass
 class PredictConfig:
-    """What a prediction is asked about: the share of a worker that another one must bring to pay, and what to predict
-    from."""
+    """What a prediction is asked about: the share of a worker that another one must bring to pay; what to predict from,
+    and whether a size that no run had is timed on one device."""
 
     knee_share: float = 0.5
     sweep: str | None = None
+    time_one: bool = True
 
 
 @dataclass

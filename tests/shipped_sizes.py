@@ -11,7 +11,7 @@ from pipeline import config, machine, plan, size, weigh
 from pipeline.launch.local import LocalCluster
 from pipeline.machine import Machine
 from pipeline.plan import Plan
-from pipeline.schema import ClusterConfig
+from pipeline.schema import ClusterConfig, Config
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
 CHOICES = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
@@ -19,12 +19,17 @@ CHOICES = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn"
 SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for each in CHOICES]
 
 
-def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
-    """The plan of a command on a machine with so many cores and GPUs."""
+def configured(*overrides: str) -> Config:
+    """The config of a command."""
     config.register()
     with initialize_config_dir(str(config.folder()), version_base="1.3"):
-        typed = config.typed(compose("config", list(overrides)))
-    return plan.make(typed, Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus), present=False)
+        return config.typed(compose("config", list(overrides)))
+
+
+def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
+    """The plan of a command on a machine with so many cores and GPUs."""
+    on = Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus)
+    return plan.make(configured(*overrides), on, present=False)
 
 
 def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.Size]]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shipped_sizes import planned
+from shipped_sizes import configured, planned
 
-from pipeline import history, outlook, predict
+from pipeline import comparable, history, outlook, predict
+from pipeline import plan as plans
 from pipeline.energy import Meter, counters
 from pipeline.history import HistoryError
+from pipeline.machine import Machine
 from pipeline.plan import Plan
 from pipeline.predict import Observed, PredictError
 
@@ -194,6 +196,76 @@ def on_cpu(workers: int, parameters: int, seconds: float = 0.0) -> Observed:
     return Observed(case, seconds, 0.01)
 
 
+def own_kind(workers: int, parameters: int, factor: float, noise: float = 0.0) -> Observed:
+    """A step on a CPU that computes on models of this size so many times as long as on others."""
+    computed = factor * (1e-3 + 2e-8 * parameters) * (1 + 0.2 * (workers - 1))
+    sent = 2 * (workers - 1) * (1e-4 + 4 * parameters * 2e-10)
+    return on_cpu(workers, parameters, (computed + sent) * math.exp(noise))
+
+
+def test_a_step_that_was_timed_tells_what_the_number_of_parameters_does_not():
+    chance, held, narrower = random.Random(2), [], []
+    for _ in range(60):
+        factor, parameters = chance.uniform(0.5, 1.5), chance.randint(300_000, 1_500_000)
+        runs = [own_kind(workers, size, 1.0, chance.gauss(0, 0.01))
+                for workers in (1, 2) for size in (200_000, 1_600_000)]  # fmt: skip
+        timed = own_kind(1, parameters, factor, chance.gauss(0, 0.01))
+        truth = own_kind(2, parameters, factor)
+        seconds, low, high, parts, _ = predict.predict(truth.case, runs, timed)
+        assert seconds == pytest.approx(truth.seconds, rel=0.1)
+        assert sum(parts.values()) == pytest.approx(1)
+        held.append(low <= truth.seconds * math.exp(chance.gauss(0, 0.01)) <= high)
+        one, low, high, *_ = predict.predict(timed.case, runs, timed)
+        _, least, most, *_ = predict.predict(timed.case, runs)
+        narrower.append(high / low < most / least)
+        assert one == pytest.approx(timed.seconds)
+    assert sum(held) >= 0.8 * len(held)
+    assert all(narrower)
+
+
+def test_a_step_far_from_what_other_sizes_let_expect_is_a_note():
+    runs = [own_kind(workers, size, 1.0) for workers in (1, 2) for size in (200_000, 1_600_000)]
+    (note,) = predict.predict(on_cpu(2, 800_000).case, runs, own_kind(1, 800_000, 0.5))[4]
+    assert note.startswith("What one worker computes in a step takes 0.5 times what runs of other sizes let expect")
+    assert not predict.predict(on_cpu(2, 800_000).case, runs, own_kind(1, 800_000, 1.05))[4]
+
+
+def test_what_is_sent_is_not_scaled_by_a_step_that_was_timed():
+    def racing(workers: int, parameters: int, factor: float) -> Observed:
+        case = predict.Case(workers, 64, parameters, 4 * parameters, 1, 1, 1, 1, "parameter_server", "gpu", None)
+        return Observed(case, factor * 2e-8 * parameters + workers * 8 * parameters * 1e-9, 0.01)
+
+    runs = [racing(workers, parameters, 1.0) for workers in (1, 2, 4) for parameters in (200_000, 1_600_000)]
+    wanted = racing(4, 600_000, 3.0)
+    assert predict.predict(wanted.case, runs, racing(1, 600_000, 3.0))[0] == pytest.approx(wanted.seconds, rel=0.05)
+
+
+def test_a_step_shorter_than_what_its_worker_sends_changes_no_fit():
+    runs = [on_cpu(1, 1000, 1e-3), on_cpu(2, 1000, 1.5e-3)]
+    made, _ = predict.fit(runs, by_link=False)
+    servers = dataclasses.replace(on_cpu(1, 1000).case, exchange="parameter_server")
+    told = dataclasses.replace(made, names=("communication bytes",), coefficients=made.coefficients[:1])
+    assert predict.anchored(told, Observed(servers, 1e-9, 0.01)) is told
+
+
+def test_one_worker_of_a_plan_is_comparable_with_it_and_what_a_run_of_one_worker_would_be():
+    machine = Machine("host", tuple(range(4)), 16.0, "A processor")
+    for strategy in ("mirrored", "multi_worker", "parameter_server", "central_storage"):
+        for point in (
+            ("hardware=4cpu", "hardware.hosts=2", "workers=4"),
+            ("hardware=4cpu", "train.global_batch=96", "workers=3"),
+        ):
+            config = configured(f"strategy={strategy}", "model=mlp", *point)
+            if config.hardware.hosts > 1 and not config.strategy.spans_processes:
+                continue
+            many = plans.make(config, machine, present=False)
+            one = plans.make(plans.on_one_worker(config, many), machine)
+            assert comparable.apart(json.loads(one.to_json()), json.loads(many.to_json())) == []
+            assert (one.workers, one.hosts, one.replica_batch) == (1, 1, many.replica_batch)
+            assert (one.threads_per_device, one.oversubscribed) == (many.threads_per_device, False)
+            assert (one.baseline, one.explain, one.save) == ("none", False, False)
+
+
 def test_a_large_model_of_one_worker_alone_keeps_nothing_from_being_predicted():
     runs = [on_cpu(1, 10_000, 1e-3), on_cpu(2, 10_000, 1.5e-3), on_cpu(1, 1_000_000, 1e-2)]
     seconds, low, high, *_ = predict.predict(on_cpu(2, 1_000_000).case, runs)
@@ -292,6 +364,39 @@ def test_a_counter_that_cannot_be_read_any_more_ends_nothing():
 
 def test_where_nothing_counts_energy_it_is_not_known(tmp_path):
     assert Meter(counters(tmp_path, "no such library")).joules() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
+def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_or_known(pipeline, tmp_path, strategy):
+    point = (f"strategy={strategy}", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
+             "measure.repeats=3", "train.steps=6")  # fmt: skip
+    ran = pipeline("-m", *point, "workers=1,2", "model.build.hidden=[16],[256]")
+    assert ran.code == 0, ran.err
+    other = ("mode=predict", *point, "model.build.hidden=[64]")
+    shown = pipeline("-m", *other, "workers=1,2")
+    assert shown.code == 0, shown.err
+    # Once for both.
+    assert shown.out.count("Timing a step of one worker") == 1
+    assert shown.out.count("; and a step of one worker, timed now: ") == 2
+    lines = [json.loads(line) for line in (tmp_path / "outputs" / "predictions.jsonl").read_text().splitlines()]
+    assert [line["parameters"] for line in lines] == [64 * 64 + 64 + 64 * 10 + 10] * 2
+    timed = lines[0]["fitted_on"]["timed_step_seconds"]
+    assert lines[0]["examples_per_second"] == pytest.approx(64 / timed, rel=0.01)
+    for known in (("predict.time_one=false", *other), ("mode=predict", *point, "model.build.hidden=[16]")):
+        shown = pipeline(*known, "workers=2")
+        assert shown.code == 0, shown.err
+        assert "timed" not in shown.out.partition("predicted  ")[2]
+    assert not list((tmp_path / "outputs").glob("runs/*"))
+
+
+def test_devices_that_are_elsewhere_are_not_timed(pipeline, tmp_path):
+    there = ("strategy=mirrored", "model=mlp", "data=digits", "hardware=2gpu")
+    ran(tmp_path / "outputs", planned(*there), [1e-3] * 3)
+    shown = pipeline("mode=predict", *there, "model.build.hidden=[64]")
+    assert shown.code == 0, shown.err
+    assert "Timing" not in shown.out
+    assert "timed" not in shown.out
 
 
 @pytest.mark.slow

@@ -52,11 +52,13 @@ def _fitted_on(fitted: object) -> str:
     parameters = [f"{whole(each) or 0:,}" for each in items(about.get("parameters"))]
     batches = [f"{whole(each) or 0:,}" for each in items(about.get("replica_batches"))]
     workers = [whole(each) or 0 for each in items(about.get("workers"))]
+    timed = number(about.get("timed_step_seconds"))
     return (
         f"{plural(runs, 'run')}: {listed(*map(clean, items(about.get('strategies'))))}, "
         f"{listed(*map(clean, items(about.get('models'))))} of {_few(parameters)} parameters, "
         f"workers {ranges(workers)}, replica batch {_few(batches)}; on {clean(about.get('machine'))}"
         f"{_left_out(whole(about.get('left_out')))}"
+        f"{'' if timed is None else f'; and a step of one worker, timed now: {rate(1000 * timed)} ms'}"
     )
 
 
