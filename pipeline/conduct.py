@@ -31,8 +31,9 @@ EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
 PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
-# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.
-LIVES, LIVES_SECONDS = 3, 15.0
+# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long; in each so
+# often at least that the first time, when not everything is warm yet, does not decide.
+LIVES, LIVES_SECONDS, LEAST_REPEATS = 3, 15.0, 3
 # So many replicas of a host are timed alone, at most.
 MOST_ALONE = 4
 
@@ -412,7 +413,7 @@ def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
     How fast a process computes differs from one to the next, which repeats in one of them do not show.
     """
     began, lives = time.monotonic(), list[Measured]()
-    plan = dataclasses.replace(plan, repeats=math.ceil(plan.repeats / LIVES))
+    plan = dataclasses.replace(plan, repeats=max(LEAST_REPEATS, math.ceil(plan.repeats / LIVES)))
     while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
         measured = Measured()
         with _built(cluster, plan, "point", folder) as (group, measured.built):

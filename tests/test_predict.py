@@ -367,9 +367,8 @@ def test_where_nothing_counts_energy_it_is_not_known(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
-def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_or_known(pipeline, tmp_path, strategy):
-    point = (f"strategy={strategy}", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
+def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_or_known(pipeline, tmp_path):
+    point = ("strategy=parameter_server", "model=mlp", "data=digits", "tracking=none", "measure.baseline=none",
              "measure.repeats=3", "train.steps=6")  # fmt: skip
     ran = pipeline("-m", *point, "workers=1,2", "model.build.hidden=[16],[256]")
     assert ran.code == 0, ran.err
