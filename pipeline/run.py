@@ -45,7 +45,7 @@ from pipeline.plan import Plan, PlanError
 from pipeline.predict import PredictError
 from pipeline.resume import Earlier, ResumeError
 from pipeline.schema import Config, Mode, Store
-from pipeline.show.words import marks
+from pipeline.show.words import WAITED, marks
 from pipeline.signals import Interrupted
 from pipeline.size import Size
 from pipeline.track import Tracker
@@ -756,7 +756,7 @@ def _bound_by_input(waits: Result) -> list[str]:
         return []
     slowest = max(waits["input_wait_by_worker"], key=waits["input_wait_by_worker"].get)
     return [
-        f"Input-bound: {slowest} waited for its batches for {waits['input_wait_by_worker'][slowest]:.0%} of the step "
+        f"{WAITED} {slowest} waited for its batches for {waits['input_wait_by_worker'][slowest]:.0%} of the step "
         f"time. data.profile=true says which stage of the input costs most. Try data.cache=memory, data.service=2, or "
         f"to prepare the data once with python -m pipeline.prepare."
     ]

@@ -10,6 +10,7 @@ from pipeline import comparable, predict
 from pipeline.report.figures import Drawn, LeftOut
 from pipeline.report.gather import Point, Sweep
 from pipeline.show.predict import score_text
+from pipeline.show.sweep import noted
 from pipeline.show.words import (
     bare_times,
     clean,
@@ -92,6 +93,7 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
         columns=columns,
         rows=[{"best": point.place in best, "cells": _cells(point, sweep, columns)} for point in sweep.points],
         missing=missing(sweep),
+        noted=noted((point.place, point.run) for point in sweep.points),
         differences=differences(sweep),
         score=score(sweep),
         terms=[(term, meaning) for term, meaning in TERMS.items() if term not in WHERE_USED or term in used],

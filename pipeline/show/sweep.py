@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import comparable, history
@@ -12,6 +12,7 @@ from pipeline.show.predict import outlook_lines, predicted_rows
 from pipeline.show.profile import profile_line
 from pipeline.show.result import STATUS_COLOURS
 from pipeline.show.words import (
+    WAITED,
     bare_times,
     clean,
     columns,
@@ -93,8 +94,9 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
 
 
 def sweep_notes(results: Sequence[Result]) -> list[str]:
-    """What the columns mean, why points have no numbers, and which points cannot be compared."""
-    return [*_legend(results), *_reasons(results), *_differences(results)]
+    """What the columns mean, why points have no numbers, what runs noted, and which points cannot be compared."""
+    runs = enumerate(map(history.of, results))
+    return [*_legend(results), *_reasons(results), *noted(runs), *_differences(results)]
 
 
 def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, ...]:
@@ -153,6 +155,18 @@ def _reasons(results: Sequence[Result]) -> list[str]:
             said = lines_of(result.get("error")) or [clean(note) for note in items(result.get("notes"))]
             places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
     return [f"{points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]
+
+
+def noted(runs: Iterable[tuple[int, history.Run]]) -> list[str]:
+    """What runs that finished noted, by their places, beside what plans say before they start and marks say anyway."""
+    places: dict[str, list[int]] = {}
+    for place, run in runs:
+        if run.result.get("status") == "FINISHED":
+            before = items(run.plan.get("notes"))
+            for note in items(run.result.get("notes")):
+                if note not in before and not clean(note).startswith(WAITED):
+                    places.setdefault(clean(note), []).append(place)
+    return [f"{points(each).capitalize()}: {note}" for note, each in places.items()]
 
 
 def _differences(results: Sequence[Result]) -> list[str]:
