@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from pipeline.track.stores import open_client, prepare
 HOST = "127.0.0.1"
 # Until the server answers, which imports MLflow first.
 START_SECONDS, STOP_SECONDS = 120.0, 5.0
+# Waits until its input, which this process alone holds, ends, and then ends the session that it is given.
+GUARD = """read line; kill -s TERM -- -$0
+for second in 1 2 3 4 5; do sleep 1; kill -s 0 -- -$0 || exit; done
+kill -s KILL -- -$0"""
 
 
 class UiError(RuntimeError):
@@ -95,7 +99,7 @@ def _serve(port: int, output: Path) -> int:
             # Its jobs are for other things than runs, and take a process each.
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         )
-    try:
+    with _ended_with_this(process):
         print(f"MLflow starts on {server}; Ctrl-C ends it.", flush=True)
         _wait(process, server, log)
         found = address_of(server)
@@ -104,8 +108,6 @@ def _serve(port: int, output: Path) -> int:
         code = process.wait()
         print(show.error_text(f"MLflow's server has ended with code {code}; see {log}."), file=sys.stderr)
         return 1
-    finally:
-        _end(process)
 
 
 def address_of(server: str) -> str:
@@ -139,6 +141,24 @@ def _open(url: str, environ: Mapping[str, str]) -> None:
     if environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"):
         with contextlib.suppress(webbrowser.Error, OSError):
             webbrowser.open(url)
+
+
+@contextlib.contextmanager
+def _ended_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends the server at the end, and where this process is killed before it could."""
+    guard = subprocess.Popen(
+        ["sh", "-c", GUARD, str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        _end(process)
+        guard.kill()
+        guard.communicate()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -87,6 +87,25 @@ class Site:
             self.browser.save_screenshot(str(Path(folder) / f"{name}.png"))
 
 
+def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
+    """The command, which serves the runs in `folder`, and the address that it opens."""
+    said = folder / "said"
+    with said.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.ui", "--port", str(port)],
+            cwd=folder,
+            env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=output,
+        )
+    until = time.monotonic() + SECONDS
+    while "Runs by speedup: " not in said.read_text():
+        assert server.poll() is None, said.read_text()
+        assert time.monotonic() < until, said.read_text()
+        time.sleep(0.2)
+    return server, said.read_text().rpartition("Runs by speedup: ")[2].strip()
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Site]:
     # The page itself is as wide, without what frames it.
@@ -101,30 +120,29 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Sit
     ran = finish(sweep, folder, began, 240)
     assert ran.code == 0, ran.err
     report = report_of(folder / "outputs")
-    said = folder / "said"
-    with said.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.ui", "--port", str(free_port())],
-            cwd=folder,
-            env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
-            stdout=output,
-            stderr=output,
-        )
+    server, address = serving(folder, free_port())
     try:
-        until = time.monotonic() + SECONDS
-        while "Runs by speedup: " not in said.read_text():
-            assert server.poll() is None, said.read_text()
-            assert time.monotonic() < until, said.read_text()
-            time.sleep(0.2)
-        address = said.read_text().rpartition("Runs by speedup: ")[2].strip()
         # Where its assistant would cover a quarter of the page.
         browser.get(f"{address.partition('#')[0]}health")
         browser.execute_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
         yield Site(address, ran, report, browser)
     finally:
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0, said.read_text()
+        assert server.wait(30) == 0, (folder / "said").read_text()
     assert not left_behind(folder)
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_outright_leaves_no_server(tmp_path):
+    port = free_port()
+    server, _ = serving(tmp_path, port)
+    server.kill()
+    server.wait()
+    until = time.monotonic() + SECONDS
+    while listens(port):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert not left_behind(tmp_path)
 
 
 @pytest.mark.slow
@@ -214,6 +232,11 @@ def table(site: Site) -> list[dict[str, str]]:
 
 def body(site: Site) -> str:
     return str(site.browser.find_element("tag name", "body").text)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex((HOST, port)) == 0
 
 
 def free_port() -> int:
