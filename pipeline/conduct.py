@@ -408,28 +408,37 @@ def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
 
 
 def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
-    """Times a plan's steps as runs of it would, in several lives of its processes, and ends. Raises `RunFailed`.
+    """Times a plan's steps as runs of it would, in several lives of its processes, and ends.
 
-    How fast a process computes differs from one to the next, which repeats in one of them do not show.
+    How fast a process computes differs from one to the next, which repeats in one of them do not show. Raises
+    `RunFailed` where the first one fails.
     """
     began, lives = time.monotonic(), list[Measured]()
     plan = dataclasses.replace(plan, repeats=max(LEAST_REPEATS, math.ceil(plan.repeats / LIVES)))
     while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
         measured = Measured()
-        with _built(cluster, plan, "point", folder) as (group, measured.built):
-            _measure(plan, group, None, measured)
+        try:
+            with _built(cluster, plan, "point", folder) as (group, measured.built):
+                _measure(plan, group, None, measured)
+        except RunFailed:
+            if lives:
+                break
+            raise
         lives.append(measured)
     return lives
 
 
 @contextmanager
 def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, dict[str, Any]]]:
-    """The processes of a plan that is no run, and what they have built; they end with it."""
-    group = Group(cluster, plan, name, folder, lambda event: None, Preemption())
+    """The processes of a plan that is no run, and what they have built; they end with it. Raises `RunFailed`."""
+    preemption = Preemption()
+    group = Group(cluster, plan, name, folder, lambda event: None, preemption)
     try:
         group.ask("joined")
         yield group, _build(group)
         group.leave()
+    except Preempted:
+        raise RunFailed(Failure(f"It was ended by {preemption.asked}.", None, lost=True), None) from None
     finally:
         group.stop()
 

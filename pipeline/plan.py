@@ -424,9 +424,7 @@ def on_one_worker(config: Config, plan: Plan) -> Config:
         train=dataclasses.replace(
             config.train, replica_batch=plan.replica_batch, global_batch=None, callbacks=[], save=False
         ),
-        measure=dataclasses.replace(
-            config.measure, scaling=None, steps=config.measure.steps or None, baseline=Baseline.none, explain=False
-        ),
+        measure=dataclasses.replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, explain=False),
         checkpoint=CheckpointConfig(),
     )
 

@@ -216,8 +216,10 @@ class Fit:
     chi_square: float
     shape: Shape
     spread: float
-    # Of what a model of another size computes, over what was fitted; one equation is that which it was found by.
+    # Of what a model of another size computes, over what was fitted, and how sure that is, as a relative standard
+    # deviation; one equation is that which it was found by.
     factor: float | None = None
+    factor_spread: float = 0.0
 
     @property
     def freedom(self) -> int:
@@ -228,7 +230,7 @@ class Fit:
         """What each coefficient is multiplied by in a step that has these terms."""
         return np.asarray(
             [
-                wanted.get(name, 0.0) * (1.0 if self.factor is None or _travels(name) else self.factor)
+                wanted.get(name, 0.0) * (self.factor if self.factor is not None and _computed(name) else 1.0)
                 for name in self.names
             ]
         )
@@ -253,26 +255,26 @@ def fit(runs: Sequence[Observed], by_link: bool) -> tuple[Fit, Fit]:
     return best, next(each for each in fits[2:] if each.shape.apart == best.shape.apart)
 
 
-def anchored(made: Fit, timed: Observed) -> Fit:
-    """The fit for models of the size of `timed`, one worker's step of which was timed.
+def anchored(made: Fit, timed: Observed) -> Fit | None:
+    """The fit for models of the size of `timed`, one worker's step of which was timed; None where it says nothing.
 
-    What such a model computes takes a factor of what was fitted to others, the same for all numbers of workers; what is
-    exchanged is as fitted. Where the fit has nothing to multiply, it stays as it is.
+    What such a model computes takes a factor of what was fitted to others, the same for all numbers of workers; input
+    and exchange are as fitted.
     """
     wanted = terms(timed.case, made.shape)
     each = made.query(wanted) * made.coefficients
-    travels = np.asarray([_travels(name) for name in made.names])
-    own, away = float(each[~travels].sum()), float(each[travels].sum())
-    if own <= 0 or timed.seconds <= away:
-        return made
-    found = replace(made, factor=(timed.seconds - away) / own)
+    computed = np.asarray([_computed(name) for name in made.names])
+    own, rest = float(each[computed].sum()), float(each[~computed].sum())
+    if own <= 0 or timed.seconds <= rest:
+        return None
     weight = math.sqrt(timed.runs) / _moderated(max(LEAST_SPREAD, timed.spread), made.spread)
+    found = replace(made, factor=(timed.seconds - rest) / own, factor_spread=1 / weight)
     row = found.query(wanted) * weight / timed.seconds
     return replace(found, rows=np.vstack([made.rows, row]), target=np.append(made.target, weight))
 
 
-def _travels(term: str) -> bool:
-    return term.startswith("communication")
+def _computed(term: str) -> bool:
+    return term.startswith(("compute", "contention"))
 
 
 def _criterion(made: Fit) -> float:
@@ -326,8 +328,9 @@ def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float
         rows = np.vstack([made.rows, held * query / seconds])
         return _non_negative(rows, np.append(made.target, held))[1] - made.chi_square <= quantile**2 * made.scale
 
-    # What one more run differs by, and what the model is off there, in the logarithm as all of it.
-    own = quantile * math.sqrt(made.scale * made.spread**2 + off**2)
+    # What one more run differs by, as did a step that was timed, and what the model is off there, in the logarithm as
+    # all of it.
+    own = quantile * math.sqrt(made.scale * (made.spread**2 + made.factor_spread**2) + off**2)
     low, high = (math.log(_edge(inside, centre, most) / centre) for most in (1 / UNKNOWN, UNKNOWN))
     return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
 
@@ -352,13 +355,22 @@ def predict(
     """
     by_link = case.link_gbps is not None and all(run.case.link_gbps for run in runs if run.case.workers > 1)
     made, allowed = fit(runs, by_link)
-    if timed is not None:
-        made, allowed = anchored(made, timed), anchored(allowed, timed)
+    notes: list[str] = []
+    if timed is not None and all(run.case.workers > 1 for run in runs):
+        # Nothing tells what one worker of the other sizes does alone, which a factor would be of.
+        runs = [*runs, timed]
+        made, allowed = fit(runs, by_link)
+    elif timed is not None:
+        ours, theirs = anchored(made, timed), anchored(allowed, timed)
+        if ours is None or theirs is None:
+            timed = None
+            notes.append("What was timed is shorter than what runs say of its input and exchange, and left out.")
+        else:
+            made, allowed = ours, theirs
     wanted = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
     # One of the two kinds of links was never measured, so what was measured of the other says nothing of it.
     strange = case.workers > 1 and len(only) == 1 and (case.hosts > 1) not in only
-    notes: list[str] = []
     offset = 0.0
     for name, value in list(wanted.items()):
         if value and "beyond a cache" in name and name not in allowed.names:
@@ -379,7 +391,12 @@ def predict(
         )
     query = made.query(wanted)
     fitted = float(query @ made.coefficients)
-    off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs if timed is None else [*runs, timed]))
+    off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
+    if timed is not None and fitted > 0:
+        # What one worker computes at that size was measured, and what more of them add was not.
+        computed = [name.startswith("compute") for name in made.names]
+        known = float((query * made.coefficients)[computed].sum()) / fitted
+        off = known * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - known) * off
     low, high = interval(allowed, allowed.query(wanted), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
         raise PredictError(
@@ -437,6 +454,11 @@ class Basis:
         """That which all of them ran on."""
         return str(self.runs[0].plan["machine"])
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Those that all of them ran with, by package."""
+        return dict(self.runs[0].result.get("versions") or {})
+
     def about(self) -> dict[str, Any]:
         """What is said of a prediction that was fitted on them."""
         plans = [run.plan for run in self.runs]
@@ -450,7 +472,7 @@ class Basis:
             "replica_batches": sorted({each["replica_batch"] for each in plans}),
             "parameters": sorted({run.result["parameters"] for run in self.runs}),
             "machine": self.machine,
-            "versions": self.runs[0].result.get("versions") or {},
+            "versions": self.versions,
             "folders": [str(run.folder) for run in self.runs],
         }
 
@@ -521,7 +543,8 @@ def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None
     case = case_of(json.loads(planned.to_json()), parameters)
     runs = observed(found.runs)
     seconds, low, high, parts, notes = predict(case, runs, timed)
-    sizes = runs if timed is None else [*runs, timed]
+    # What more workers add was measured at the sizes of the runs alone.
+    sizes = runs if timed is None or case.workers > 1 else [*runs, timed]
     bound = sum(bool(run.result.get("input_bound")) for run in found.runs)
     if bound:
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -274,20 +275,23 @@ def _timed_alone(
 ) -> predict.Observed | None:
     """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
     machine = machines.detect(session.environ)
-    there = basis.machine == planned.machine and planned.kind in ("cpu", "gpu")
+    same = {name: metadata.version(name) for name in ("tensorflow", "keras")}.items() <= basis.versions.items()
+    there = basis.machine == planned.machine and same and planned.kind in ("cpu", "gpu")
     if not asked.config.predict.time_one or not there:
         return None
     try:
         one = _laid_out(plan.on_one_worker(asked.config, planned), machine, cluster)
-    except PlanError:
-        # Such devices are elsewhere.
+        for address in one.service:
+            reach.expect_data_service(address)
+    except (PlanError, reach.NoAnswerError):
+        # Such devices, or the servers of the data, are elsewhere.
         return None
     if one.oversubscribed:
         return None
     key = predict.identity(json.loads(one.to_json()))
     if key not in session.timed:
         session.console.print(
-            "\nTiming a step of one worker, which takes some seconds, since no run had this model and replica batch. "
+            "\nTiming steps of one worker, for some seconds, since no run had this model and replica batch. "
             "predict.time_one=false predicts from the runs alone.",
             soft_wrap=True,
         )
@@ -585,8 +589,6 @@ class Point:
         return None
 
     def _baseline_file(self, baseline: Plan) -> Path:
-        from importlib import metadata
-
         versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
         return Path(self._config.output_dir) / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"
 

@@ -146,19 +146,21 @@ def _open(url: str, environ: Mapping[str, str]) -> None:
 @contextlib.contextmanager
 def _ended_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Ends the server at the end, and where this process is killed before it could."""
-    guard = subprocess.Popen(
-        ["sh", "-c", GUARD, str(process.pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    guard = None
     try:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, str(process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         yield
     finally:
         _end(process)
-        guard.kill()
-        guard.communicate()
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

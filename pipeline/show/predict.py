@@ -58,7 +58,7 @@ def _fitted_on(fitted: object) -> str:
         f"{listed(*map(clean, items(about.get('models'))))} of {_few(parameters)} parameters, "
         f"workers {ranges(workers)}, replica batch {_few(batches)}; on {clean(about.get('machine'))}"
         f"{_left_out(whole(about.get('left_out')))}"
-        f"{'' if timed is None else f'; and a step of one worker, timed now: {rate(1000 * timed)} ms'}"
+        f"{'' if timed is None else f'; and steps of one worker, timed now: {rate(1000 * timed)} ms'}"
     )
 
 

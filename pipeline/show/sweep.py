@@ -96,7 +96,7 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
 def sweep_notes(results: Sequence[Result]) -> list[str]:
     """What the columns mean, why points have no numbers, what runs noted, and which points cannot be compared."""
     runs = enumerate(map(history.of, results))
-    return [*_legend(results), *_reasons(results), *noted(runs), *_differences(results)]
+    return [*_legend(results), *_reasons(results), *noted(runs, (WAITED,)), *_differences(results)]
 
 
 def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, ...]:
@@ -157,14 +157,17 @@ def _reasons(results: Sequence[Result]) -> list[str]:
     return [f"{points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]
 
 
-def noted(runs: Iterable[tuple[int, history.Run]]) -> list[str]:
-    """What runs that finished noted, by their places, beside what plans say before they start and marks say anyway."""
+def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) -> list[str]:
+    """What runs that finished noted, by their places, beside what plans say before they start.
+
+    Notes that begin with any of `but` are left out.
+    """
     places: dict[str, list[int]] = {}
     for place, run in runs:
         if run.result.get("status") == "FINISHED":
             before = items(run.plan.get("notes"))
             for note in items(run.result.get("notes")):
-                if note not in before and not clean(note).startswith(WAITED):
+                if note not in before and not clean(note).startswith(but):
                     places.setdefault(clean(note), []).append(place)
     return [f"{points(each).capitalize()}: {note}" for note, each in places.items()]
 

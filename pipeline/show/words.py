@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.comparable import doubts
 
-# A note of a run that waits for its input begins so; of many runs, their marks say it.
+# A note of a run that waits for its input begins so; under a table of many, a mark says it.
 WAITED = "Input-bound:"
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
 
