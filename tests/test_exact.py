@@ -79,6 +79,7 @@ def test_momentum_and_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
         assert_equal(folders)
 
 
+@pytest.mark.slow
 def test_central_storage_and_no_strategy_at_all_train_the_same(pipeline):
     groups = sweep(
         pipeline,

@@ -64,7 +64,8 @@ def only(ran: Ran) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", [ONE, pytest.param(TWO, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [ONE, TWO], ids=["one", "two"])
 def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_same_weights(pipeline, layout):
     sane = unharmed(pipeline, *layout)
     command = (*SMALL, *layout, preempting(7, 24, 30, number="SIGUSR1"))

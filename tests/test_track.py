@@ -513,6 +513,7 @@ def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tr
     assert only_run(local(home)["uri"], writer.key).info.status == "KILLED"
 
 
+@pytest.mark.slow
 def test_four_followers_may_make_one_store_at_once(tmp_path: Path) -> None:
     writers = [Writer(tmp_path / f"run{index}") for index in range(4)]
     with contextlib.ExitStack() as stack:

@@ -19,6 +19,7 @@ def epochs(ran: Ran, folder: Path) -> list[dict[str, Any]]:
     return [event for event in lines if event["event"] == "epoch" and event["rank"] == 0]
 
 
+@pytest.mark.slow
 def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
     ran = pipeline(
         "-m",
@@ -78,7 +79,9 @@ def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("layout", [("strategy=mirrored", "workers=2"), TWO])
+@pytest.mark.parametrize(
+    "layout", [("strategy=mirrored", "workers=2"), pytest.param(TWO, marks=pytest.mark.slow)], ids=["mirrored", "two"]
+)
 def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path, layout):
     notes = tmp_path / "notes.txt"
     ran = pipeline(
