@@ -391,11 +391,14 @@ def predict(
         )
     query = made.query(wanted)
     fitted = float(query @ made.coefficients)
+    parts: dict[str, float] = {}
+    for name, value in zip(made.names, query * made.coefficients, strict=True):
+        part = name.partition(" ")[0]
+        parts[part] = parts.get(part, 0.0) + float(value)
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
     if timed is not None and fitted > 0:
         # What one worker computes at that size was measured, and what more of them add was not.
-        computed = [name.startswith("compute") for name in made.names]
-        known = float((query * made.coefficients)[computed].sum()) / fitted
+        known = parts.get("compute", 0.0) / fitted
         off = known * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - known) * off
     low, high = interval(allowed, allowed.query(wanted), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
@@ -403,10 +406,6 @@ def predict(
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
             f"open. Try more of them, with other workers and train.replica_batch."
         )
-    parts: dict[str, float] = {}
-    for name, value in zip(made.names, query * made.coefficients, strict=True):
-        part = name.partition(" ")[0]
-        parts[part] = parts.get(part, 0.0) + float(value)
     if offset:
         parts["communication"] = parts.get("communication", 0.0) + offset
     total = fitted + offset

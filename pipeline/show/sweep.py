@@ -95,8 +95,8 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
 
 def sweep_notes(results: Sequence[Result]) -> list[str]:
     """What the columns mean, why points have no numbers, what runs noted, and which points cannot be compared."""
-    runs = enumerate(map(history.of, results))
-    return [*_legend(results), *_reasons(results), *noted(runs, (WAITED,)), *_differences(results)]
+    runs = list(map(history.of, results))
+    return [*_legend(results), *_reasons(results), *noted(enumerate(runs), (WAITED,)), *_differences(runs)]
 
 
 def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, ...]:
@@ -172,11 +172,11 @@ def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) ->
     return [f"{points(each).capitalize()}: {note}" for note, each in places.items()]
 
 
-def _differences(results: Sequence[Result]) -> list[str]:
+def _differences(runs: Sequence[history.Run]) -> list[str]:
     """Which measured points cannot be compared, and in what they differ."""
-    measured = [place for place, result in enumerate(results) if _measured(result)]
+    measured = [place for place, run in enumerate(runs) if _measured(run.result)]
     lines = []
-    for name, places in comparable.differences([history.of(results[place]) for place in measured]):
+    for name, places in comparable.differences([runs[place] for place in measured]):
         each = "; ".join(f"{clean(value)}: {points([measured[at] for at in where])}" for value, where in places.items())
         lines.append(f"Not comparable, since {name} differs ({each}).")
     return lines
