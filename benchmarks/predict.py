@@ -2,11 +2,11 @@
 
     python benchmarks/predict.py --rounds 5 train.replica_batch=512 train.steps=10
 
-Sizes are widths of `mlp` under `mirrored`, on 1 and 2 workers. A round runs all points, seen and unseen, each round in
-another order, and then predicts the unseen ones from the runs of the seen ones so far. What is compared is the median
-of the predictions with that of the measurements, so that what a machine does for a moment decides nothing; an interval
-is to hold the median measurement. How near another run of the same point comes to the median of the rest is the
-yardstick. Arguments with `=` go to every command, such as `predict.time_one=false`.
+Sizes are widths of `mlp` under `mirrored`, on 1 and 2 workers. A round runs the points that are seen, and then predicts
+and runs each of the others in turn, from the runs of the seen ones so far; each round in another order. What counts is
+the median over the rounds of predicted over measured, so that what a machine does for a moment decides nothing; an
+interval is to hold the run that follows it. How near another run of the same point comes to the median of the rest is
+the yardstick. Arguments with `=` go to every command, such as `predict.time_one=false`.
 
 The sizes seen are powers of two, for which some CPUs take longer than for what is between them; unseen ones of both
 kinds are summed up apart.
@@ -38,10 +38,12 @@ def main() -> int:
         folder = (arguments.folder or Path(made)).resolve()
         (folder / "seen").mkdir(parents=True)
         for number in range(arguments.rounds):
-            widths = random.Random(number).sample(SEEN + UNSEEN, len(SEEN + UNSEEN))
-            _run(folder, widths, WORKERS if number % 2 else WORKERS[::-1], *arguments.overrides)
+            chance, workers = random.Random(number), WORKERS if number % 2 else WORKERS[::-1]
+            _run(folder, chance.sample(SEEN, len(SEEN)), workers, *arguments.overrides)
             _set_apart(folder)
-            _run(folder, UNSEEN, WORKERS, "mode=predict", f"predict.sweep={folder / 'seen'}", *arguments.overrides)
+            for width in chance.sample(UNSEEN, len(UNSEEN)):
+                _run(folder, [width], workers, "mode=predict", f"predict.sweep={folder / 'seen'}", *arguments.overrides)
+                _run(folder, [width], workers, *arguments.overrides)
             print(f"round {number + 1} of {arguments.rounds} done", flush=True)
         measured, predicted = _measured(folder), _predicted(folder)
     rows = [(width, *_compared(predicted[place], measured[place]))
@@ -92,17 +94,18 @@ def _predicted(folder: Path) -> dict[tuple[int, int], list[dict[str, float]]]:
 def _compared(made: list[dict[str, float]], speeds: list[float]) -> tuple[float, list[bool]]:
     """(predicted over measured, whether each interval held) of one unseen point."""
     predicted = [each["examples_per_second"] for each in made]
-    middle = statistics.median(speeds)
-    ratio, held = statistics.median(predicted) / middle, [each["low"] <= middle <= each["high"] for each in made]
+    pairs = list(zip(made, speeds, strict=True))
+    ratios = [each["examples_per_second"] / speed for each, speed in pairs]
+    held = [each["low"] <= speed <= each["high"] for each, speed in pairs]
     said = (
         f"{made[0]['parameters']:9,} parameters, {made[0]['workers']} workers",
         f"predicted {statistics.median(predicted):7,.0f} ({min(predicted):,.0f} to {max(predicted):,.0f})",
-        f"measured {middle:7,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})",
-        f"ratio {ratio:.3f}",
+        f"measured {statistics.median(speeds):7,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})",
+        f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
         f"{sum(held)} of {len(held)} intervals held",
     )
     print(", ".join(said), flush=True)
-    return ratio, held
+    return statistics.median(ratios), held
 
 
 def _run(folder: Path, widths: Sequence[int], workers: Sequence[int], *arguments: str) -> None:

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,8 @@ TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
 class Machine:
     """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU and TPU chip.
 
-    `tpu_name` is what the environment calls its TPU, a name or an address.
+    `tpu_name` is what the environment calls its TPU, a name or an address; `cache_bytes` what the last caches before
+    memory hold, None where that is not known to decide what cores take from each other.
     """
 
     hostname: str
@@ -33,6 +34,7 @@ class Machine:
     gpus: tuple[str, ...] = ()
     tpus: tuple[str, ...] = ()
     tpu_name: str | None = None
+    cache_bytes: int | None = None
 
 
 def detect(environ: Mapping[str, str]) -> Machine:
@@ -45,6 +47,7 @@ def detect(environ: Mapping[str, str]) -> Machine:
         gpus=visible(installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
         tpus=installed_tpus(environ),
         tpu_name=environ.get("TPU_NAME") or None,
+        cache_bytes=last_level_cache(usable_cores()),
     )
 
 
@@ -56,6 +59,28 @@ def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> tuple[int
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
+
+
+def last_level_cache(cores: Sequence[int], cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """Bytes of the caches of the highest level that these cores have, each counted once.
+
+    None where Linux tells of none, and where several of them are threads of one core, by its cache of level 1: they
+    take more from each other than room. Source: Documentation/ABI/stable/sysfs-devices-system-cpu of Linux.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for core in cores:
+        for cache in cpus.glob(f"cpu{core}/cache/index[0-9]*"):
+            try:
+                level, shared, size = (
+                    (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
+                )
+                found[int(level), shared] = int(size.removesuffix("K")) * 1024
+            except (OSError, ValueError):
+                continue
+    highest = max((level for level, _ in found), default=1)
+    if sum(level == 1 for level, _ in found) < len(cores) or highest == 1:
+        return None
+    return sum(size for (level, _), size in found.items() if level == highest)
 
 
 def cpu_name(cpuinfo: Path) -> str:

@@ -165,6 +165,8 @@ class Plan:
     profile: bool = False
     # Is the lost efficiency taken apart after training?
     explain: bool = False
+    # Of the processors of the conductor's host.
+    cache_bytes: int | None = None
 
     @property
     def lanes(self) -> int:
@@ -363,6 +365,7 @@ def make(
         rehearsal=config.hardware.rehearse or stands_for_hosts,
         oversubscribed=oversubscribed,
         machine=_machine_name(machine),
+        cache_bytes=machine.cache_bytes,
         notes=tuple(notes),
         profile=config.data.profile,
         explain=_explain(config, kind),

@@ -37,6 +37,9 @@ DRIFT_OF_DOUBLING = 0.03
 SURPRISE = 0.1
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
+# Evidence against what is known of a machine has to be strong, as a difference of that criterion (Kass & Raftery, 1995).
+STRONG = 6.0
+BEYOND_SHARED = "contention parameters beyond a shared cache"
 # How much more an equation weighs that has to hold than those that are fitted.
 HOLD = 1e3
 # A step that may take so many times as long as predicted is not known at all.
@@ -89,12 +92,16 @@ class Shape:
 
     With `apart`, links within a host and between hosts have coefficients of their own. With `by_link`, bytes are
     divided by the speed of the link, which is known of all. From `cached` parameters on, each costs more the more there
-    are; None: each costs the same.
+    are; None: each costs the same. So many parameters as `shared` have room in the caches that a host's devices share,
+    with all that a step goes through of each; None: that is not known. With `each_contends`, devices take something
+    from each other for each parameter, whether there is room for it or not.
     """
 
     apart: bool = False
     by_link: bool = False
     cached: int | None = None
+    shared: float | None = None
+    each_contends: bool = True
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,13 @@ def terms(case: Case, shape: Shape) -> dict[str, float]:
     made = {f"compute {name}": value for name, value in compute.items()}
     if case.kind == "cpu":
         # Devices that are slices of one processor take cache and memory bandwidth from each other.
-        made |= {f"contention {name}": (case.fullest - 1) * value for name, value in compute.items()}
+        for name, value in compute.items():
+            if shape.each_contends or "parameters" not in name:
+                made[f"contention {name}"] = (case.fullest - 1) * value
+        if shape.shared:
+            # One replica would have had the room to itself.
+            room = shape.shared / case.fullest
+            made[BEYOND_SHARED] = max(0.0, case.parameters - room) - max(0.0, case.parameters - shape.shared)
     # A process makes the batches of all its devices.
     made["input"] = float(case.replica_batch * case.together)
     latencies, travel = _exchanged(case)
@@ -241,18 +254,22 @@ class Fit:
         return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + self.freedom)
 
 
-def fit(runs: Sequence[Observed], by_link: bool) -> tuple[Fit, Fit]:
+def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) -> tuple[Fit, Fit]:
     """Fits step times by weighted non-negative least squares on relative residuals.
 
     Of the shapes that a model can have the first is the simplest, unless the runs tell that another one is right (by
     the criterion of Schwarz, 1978). The second allows for what the runs do not rule out: that of a larger model, each
-    parameter costs more.
+    parameter costs more. So many parameters as `shared` have room in the caches of a host.
     """
     sizes = sorted({run.case.parameters for run in runs})
     larger = max(1, sizes[0]) if len(sizes) > 1 else None
-    fits = [_fit(runs, Shape(apart, by_link, cached)) for cached in (None, larger) for apart in (False, True)]
-    best = min(fits, key=_criterion)
-    return best, next(each for each in fits[2:] if each.shape.apart == best.shape.apart)
+    allowed = Shape(False, by_link, larger, shared)
+    told = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
+    known = [replace(allowed, cached=None, each_contends=False)] if told else []
+    shapes = [*known, *(Shape(False, by_link, cached) for cached in (None, larger))]
+    fits = [_fit(runs, replace(shape, apart=apart)) for shape in shapes for apart in (False, True)]
+    best = min(fits, key=lambda made: _criterion(made) + (0 if made.shape.shared else STRONG))
+    return best, _fit(runs, replace(allowed, apart=best.shape.apart))
 
 
 def anchored(made: Fit, timed: Observed) -> Fit | None:
@@ -347,19 +364,20 @@ def _edge(inside: Any, centre: float, most: float) -> float:
 
 
 def predict(
-    case: Case, runs: Sequence[Observed], timed: Observed | None = None
+    case: Case, runs: Sequence[Observed], timed: Observed | None = None, shared: float | None = None
 ) -> tuple[float, float, float, dict[str, float], list[str]]:
     """(step time, low, high, parts as shares, notes) of a case. Raises `PredictError` where the runs say nothing.
 
-    `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size.
+    `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size. So many
+    parameters as `shared` have room in the caches of a host.
     """
     by_link = case.link_gbps is not None and all(run.case.link_gbps for run in runs if run.case.workers > 1)
-    made, allowed = fit(runs, by_link)
+    made, allowed = fit(runs, by_link, shared)
     notes: list[str] = []
     if timed is not None and all(run.case.workers > 1 for run in runs):
         # Nothing tells what one worker of the other sizes does alone, which a factor would be of.
         runs = [*runs, timed]
-        made, allowed = fit(runs, by_link)
+        made, allowed = fit(runs, by_link, shared)
     elif timed is not None:
         ours, theirs = anchored(made, timed), anchored(allowed, timed)
         if ours is None or theirs is None:
@@ -373,7 +391,7 @@ def predict(
     strange = case.workers > 1 and len(only) == 1 and (case.hosts > 1) not in only
     offset = 0.0
     for name, value in list(wanted.items()):
-        if value and "beyond a cache" in name and name not in allowed.names:
+        if value and "beyond" in name and name not in allowed.names:
             # No run tells of it, so that the terms of which it is the rest stand for all.
             wanted[name] = 0.0
         elif value and (name not in allowed.names or (strange and name.startswith("communication"))):
@@ -541,7 +559,7 @@ def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None
     """
     case = case_of(json.loads(planned.to_json()), parameters)
     runs = observed(found.runs)
-    seconds, low, high, parts, notes = predict(case, runs, timed)
+    seconds, low, high, parts, notes = predict(case, runs, timed, _shared(found.runs))
     # What more workers add was measured at the sizes of the runs alone.
     sizes = runs if timed is None or case.workers > 1 else [*runs, timed]
     bound = sum(bool(run.result.get("input_bound")) for run in found.runs)
@@ -559,6 +577,13 @@ def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None
         fitted_on=found.about() | {"timed_step_seconds": None if timed is None else timed.seconds},
         notes=(*_extrapolated(case, sizes), *_confounded(case, runs, sizes), *notes),
     )
+
+
+def _shared(runs: Sequence[Run]) -> float | None:
+    """How many parameters have room in the caches of the host that runs were on; None where they do not tell."""
+    caches = [run.plan["cache_bytes"] for run in runs if run.plan.get("cache_bytes")]
+    of_one = [run.result["state_bytes"] / run.result["parameters"] for run in runs if run.result.get("state_bytes")]
+    return float(np.median(caches) / np.median(of_one)) if caches and of_one else None
 
 
 def _extrapolated(case: Case, runs: Sequence[Observed]) -> list[str]:

@@ -664,6 +664,7 @@ class Point:
             "val_loss": finished.get("val_loss"),
             "val_metrics": finished.get("val_metrics", {}),
             "parameters": measured.built.get("parameters"),
+            "state_bytes": measured.built.get("state_bytes"),
             "seconds_startup": measured.seconds_startup,
             "seconds_training": measured.seconds_training,
             "energy_joules": measured.energy_joules,

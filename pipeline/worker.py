@@ -376,6 +376,7 @@ class Work:
         self._tell(
             "built",
             parameters=model.count_params(),
+            state_bytes=of_model.state_bytes(model),
             normalizations=len(build.normalizations(model)),
             input_shape=shape,
             input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),

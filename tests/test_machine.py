@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pipeline import machine
-from pipeline.machine import cpu_name, detect, installed_gpus, installed_tpus, usable_cores, visible
+from pipeline.machine import cpu_name, detect, installed_gpus, installed_tpus, last_level_cache, usable_cores, visible
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 
@@ -53,6 +53,32 @@ def test_the_processor_has_a_name(tmp_path, text, name):
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert cpu_name(tmp_path / "cpuinfo") == name
+
+
+def caches(folder, *found):
+    """Files as Linux has them of caches, each (core, index, level, size, cores that share it)."""
+    for core, index, *told in found:
+        cache = folder / f"cpu{core}" / "cache" / f"index{index}"
+        cache.mkdir(parents=True)
+        for name, value in zip(("level", "size", "shared_cpu_list"), told, strict=True):
+            (cache / name).write_text(f"{value}\n")
+    return folder
+
+
+def test_last_caches_count_once_for_all_cores_that_share_them(tmp_path):
+    own = [(core, 0, 1, "32K", core) for core in range(4)]
+    last = [(core, 3, 3, "32768K", "0-1" if core < 2 else "2-3") for core in range(4)]
+    found = caches(tmp_path, *own, *last)
+    assert last_level_cache((0, 1), found) == 32 * 2**20
+    assert last_level_cache((0, 1, 2, 3), found) == 64 * 2**20
+    assert last_level_cache((0, 5), found) is None
+    assert last_level_cache((0,), tmp_path / "none") is None
+
+
+def test_threads_of_one_core_do_not_only_share_the_last_cache(tmp_path):
+    found = [(core, index, index, f"{index}K", "0-1") for core in (0, 1) for index in (1, 2)]
+    assert last_level_cache((0, 1), caches(tmp_path, *found)) is None
+    assert last_level_cache((0,), tmp_path) == 2048
 
 
 def nvidia_smi(folder, script, monkeypatch):

@@ -223,6 +223,51 @@ def test_a_step_that_was_timed_tells_what_the_number_of_parameters_does_not():
     assert all(narrower)
 
 
+def crowded(workers: int, parameters: int, room: int = 2_000_000) -> Observed:
+    """A step on a CPU whose devices take nothing from each other while what they go through fits into its caches."""
+    alone = 1e-3 + 1e-8 * parameters
+    beyond = max(0.0, parameters - room / workers) - max(0.0, parameters - room)
+    return on_cpu(workers, parameters, alone + (workers > 1) * (4e-4 + 1e-9 * parameters) + 6e-9 * beyond)
+
+
+def test_what_devices_take_from_each_other_begins_where_their_caches_are_full():
+    runs = [crowded(workers, size) for workers in (1, 2) for size in (200_000, 1_600_000)]
+    for parameters in (400_000, 800_000, 1_000_000, 1_200_000):
+        truth = crowded(2, parameters)
+        seconds, low, high, parts, _ = predict.predict(truth.case, runs, crowded(1, parameters), 2e6)
+        assert seconds == pytest.approx(truth.seconds, rel=0.04)
+        assert low <= truth.seconds <= high
+        assert sum(parts.values()) == pytest.approx(1)
+        a_line = predict.predict(truth.case, runs, crowded(1, parameters))[0]
+        assert abs(seconds - truth.seconds) < abs(a_line - truth.seconds)
+    within = [crowded(workers, size) for workers in (1, 2) for size in (200_000, 800_000)]
+    assert predict.predict(crowded(2, 600_000).case, within, None, 2e6)[0] == pytest.approx(
+        crowded(2, 600_000).seconds, rel=0.01
+    )
+
+
+def test_devices_that_take_from_each_other_whatever_fits_are_seen_in_runs_of_several_sizes():
+    sizes = (200_000, 400_000, 800_000, 1_600_000)
+    runs = [own_kind(workers, size, 1.0) for workers in (1, 2) for size in sizes]
+    truth = own_kind(2, 1_100_000, 1.0)
+    assert predict.predict(truth.case, runs, None, 2e6)[0] == pytest.approx(truth.seconds, rel=0.02)
+
+
+def test_runs_tell_how_many_parameters_have_room_in_their_host_s_caches(tmp_path):
+    point = ("strategy=mirrored", "model=mlp", "data=digits")
+    for workers in (1, 2):
+        for size in (200_000, 1_600_000):
+            plan = planned(*point, f"workers={workers}", f"model.build.hidden=[{size // 75}]")
+            plan = dataclasses.replace(plan, cache_bytes=32_000_000)
+            ran(tmp_path, plan, [crowded(workers, size).seconds] * 3, size, state_bytes=16 * size)
+    found = predict.basis(plan, history.finished(tmp_path), "outputs")
+    asked = planned(*point, "workers=2", "model.build.hidden=[10666]")
+    one = planned(*point, "workers=1", "model.build.hidden=[10666]")
+    timed = predict.alone(one, 800_000, [[one.global_batch / crowded(1, 800_000).seconds] * 3])
+    made = predict.of_plan(asked, 800_000, found, timed)
+    assert made.step_seconds == pytest.approx(crowded(2, 800_000).seconds, rel=0.04)
+
+
 def test_a_step_far_from_what_other_sizes_let_expect_is_a_note():
     runs = [own_kind(workers, size, 1.0) for workers in (1, 2) for size in (200_000, 1_600_000)]
     (note,) = predict.predict(on_cpu(2, 800_000).case, runs, own_kind(1, 800_000, 0.5))[4]
@@ -415,6 +460,9 @@ def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_o
     other = ("mode=predict", *point, "model.build.hidden=[64]")
     shown = pipeline("-m", *other, "workers=1,2")
     assert shown.code == 0, shown.err
+    results = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("sweeps/*/*/result.json")]
+    # Adam keeps two numbers for each weight, beside its gradient, and a few for all.
+    assert [each["state_bytes"] / each["parameters"] for each in results] == [pytest.approx(16, rel=0.01)] * 4
     # Once for both.
     assert shown.out.count("Timing steps of one worker") == 1
     assert shown.out.count("; and steps of one worker, timed now: ") == 2

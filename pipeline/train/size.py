@@ -115,6 +115,12 @@ def _slot_bytes(model: keras.Model) -> dict[int, int]:
     return found
 
 
+def state_bytes(model: Any) -> int:
+    """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, optimizer's state."""
+    optimizer = model.optimizer.variables
+    return sum(_bytes(each) for each in (*model.variables, *model.trainable_variables, *optimizer))
+
+
 def _bytes(variable: Any) -> int:
     return int(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
