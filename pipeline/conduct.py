@@ -5,7 +5,6 @@ last checkpoint; what cannot be helped so becomes `RunFailed`, with no process l
 """
 
 import dataclasses
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +30,8 @@ EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
 PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
 # Short ones, since a machine that others use changes within seconds.
 EXPLAIN_PIECE_SECONDS = 0.25
-# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long; in each so
-# often at least that the first time, when not everything is warm yet, does not decide.
-LIVES, LIVES_SECONDS, LEAST_REPEATS = 3, 15.0, 3
+# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.
+LIVES, LIVES_SECONDS = 3, 20.0
 # So many replicas of a host are timed alone, at most.
 MOST_ALONE = 4
 
@@ -410,11 +408,10 @@ def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
 def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
     """Times a plan's steps as runs of it would, in several lives of its processes, and ends.
 
-    How fast a process computes differs from one to the next, which repeats in one of them do not show. Raises
-    `RunFailed` where the first one fails.
+    How fast a process computes differs from one to the next, which repeats in one of them do not show; there are as
+    many of these as in a run, since they become faster until all is warm. Raises `RunFailed` where the first one fails.
     """
     began, lives = time.monotonic(), list[Measured]()
-    plan = dataclasses.replace(plan, repeats=max(LEAST_REPEATS, math.ceil(plan.repeats / LIVES)))
     while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
         measured = Measured()
         try:

@@ -7,8 +7,8 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     started     conductor: `pid`, `role`, `host` of a process
     joined      process: has its devices and strategy; `devices`, `versions` {}
     loaded      process: has its data; by part, `sharded` {}, `examples` {} and `broken` {} (what it found so)
-    built       process: has its model; `parameters`, `state_bytes`, `input_shape`, `input_dtype`, `num_classes`, `train_examples`,
-                `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
+    built       process: has its model; `parameters`, `state_bytes`, `input_shape`, `input_dtype`, `num_classes`,
+                `train_examples`, `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
     sized       process: how large the model is, where that was not known; the fields of `size.Size`, or an `error`
     profiling   process: `what` it timed before training: "model" or "input" (`step_seconds`, roughly, then `examples`
                 [] and `seconds` [] of pieces), "stages" (`stages` [{}])

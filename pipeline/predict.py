@@ -37,7 +37,7 @@ DRIFT_OF_DOUBLING = 0.03
 SURPRISE = 0.1
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
-# Evidence against what is known of a machine has to be strong, as a difference of that criterion (Kass & Raftery, 1995).
+# What Kass & Raftery (1995) call strong evidence, as a difference of Schwarz's criterion.
 STRONG = 6.0
 BEYOND_SHARED = "contention parameters beyond a shared cache"
 # How much more an equation weighs that has to hold than those that are fitted.
@@ -259,7 +259,8 @@ def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) ->
 
     Of the shapes that a model can have the first is the simplest, unless the runs tell that another one is right (by
     the criterion of Schwarz, 1978). The second allows for what the runs do not rule out: that of a larger model, each
-    parameter costs more. So many parameters as `shared` have room in the caches of a host.
+    parameter costs more. So many parameters as `shared` have room in the caches of a host; where runs went beyond it,
+    that is why devices contend, unless the evidence against it is strong.
     """
     sizes = sorted({run.case.parameters for run in runs})
     larger = max(1, sizes[0]) if len(sizes) > 1 else None

@@ -116,7 +116,7 @@ def _slot_bytes(model: keras.Model) -> dict[int, int]:
 
 
 def state_bytes(model: Any) -> int:
-    """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, optimizer's state."""
+    """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, slots."""
     optimizer = model.optimizer.variables
     return sum(_bytes(each) for each in (*model.variables, *model.trainable_variables, *optimizer))
 
