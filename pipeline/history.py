@@ -43,6 +43,11 @@ class Run:
         return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
 
     @cached_property
+    def began(self) -> float:
+        """When its first event was told, in seconds since 1970."""
+        return float(next(events.read(self.folder / "events.jsonl"))[0]["time"])
+
+    @cached_property
     def train_examples(self) -> int | None:
         """Examples of an epoch, where the run has told."""
         built = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "built")

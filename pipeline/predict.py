@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,8 +37,8 @@ DRIFT_OF_DOUBLING = 0.03
 SURPRISE = 0.1
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
-# What Kass & Raftery (1995) call strong evidence, as a difference of Schwarz's criterion.
-STRONG = 6.0
+# Of the median polish, which soon changes nothing more.
+POLISHED = 20
 BEYOND_SHARED = "contention parameters beyond a shared cache"
 # How much more an equation weighs that has to hold than those that are fitted.
 HOLD = 1e3
@@ -147,18 +147,59 @@ def case_of(plan: Mapping[str, Any], parameters: int) -> Case:
 
 def observed(runs: Sequence[Run]) -> list[Observed]:
     """What runs that timed their steps say of each case that they are of."""
-    timed: dict[Case, list[Sequence[float]]] = {}
-    for run in runs:
-        timed.setdefault(case_of(run.plan, run.result["parameters"]), []).append(run.repeats)
-    return [_joined(case, [[case.examples / each for each in repeats] for repeats in many])
-            for case, many in timed.items()]  # fmt: skip
+    in_order = sorted(runs, key=lambda run: run.began)
+    cases = [case_of(run.plan, run.result["parameters"]) for run in in_order]
+    seconds = [[case.examples / each for each in run.repeats] for case, run in zip(cases, in_order, strict=True)]
+    slower = drift(cases, [float(np.median(each)) for each in seconds])
+    timed: dict[Case, list[tuple[Sequence[float], float]]] = {}
+    for case, each, factor in zip(cases, seconds, slower, strict=True):
+        timed.setdefault(case, []).append((each, factor))
+    return [_joined(case, many) for case, many in timed.items()]
 
 
-def _joined(case: Case, runs: Sequence[Sequence[float]]) -> Observed:
-    middle = float(np.median([np.median(seconds) for seconds in runs]))
+def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
+    """How many times as long as usual each run took for the machine was slower or faster then.
+
+    `cases` are what runs are of, in order of time, and `seconds` what a step took in each. A round is of runs that
+    follow each other until a case comes again; what all cases of a round share is drift (the median polish of Tukey,
+    1977, *Exploratory data analysis*, of logarithms).
+
+    >>> [round(each, 3) for each in drift("abab", [1.0, 2.0, 1.21, 2.42])]
+    [0.909, 0.909, 1.1, 1.1]
+    """
+    rounds: list[int] = []
+    for place, case in enumerate(cases):
+        rounds.append(rounds[-1] if rounds else 0)
+        if case in cases[rounds.index(rounds[-1]) : place]:
+            rounds[-1] += 1
+    left = np.log(seconds)
+    shared = np.zeros(len(cases))
+    for _ in range(POLISHED):
+        left -= _middles(left, cases)
+        of_round = _middles(left, rounds)
+        left -= of_round
+        shared += of_round
+    return [float(each) for each in np.exp(shared - np.median(shared))]
+
+
+def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:
+    """For each value the median of its group."""
+    every: dict[Hashable, list[float]] = {}
+    for group, value in zip(groups, values, strict=True):
+        every.setdefault(group, []).append(float(value))
+    middles = {group: np.median(of_group) for group, of_group in every.items()}
+    return np.asarray([middles[group] for group in groups])
+
+
+def _joined(case: Case, runs: Sequence[tuple[Sequence[float], float]]) -> Observed:
+    """Runs of one case, each its repeats and its drift: the time of a step without drift, and its spread with it."""
+    medians = [float(np.median(seconds)) for seconds, _ in runs]
+    middle = float(np.median(medians))
     # The median's deviation, as the standard deviation of a normal distribution: one slow repeat does not decide.
-    spread = 1.4826 * float(np.median(np.abs(np.concatenate(runs) - middle))) / middle
-    return Observed(case, middle, spread, len(runs))
+    every = np.concatenate([seconds for seconds, _ in runs])
+    spread = 1.4826 * float(np.median(np.abs(every - middle))) / middle
+    usual = float(np.median([each / slower for each, (_, slower) in zip(medians, runs, strict=True)]))
+    return Observed(case, usual, spread, len(runs))
 
 
 def terms(case: Case, shape: Shape) -> dict[str, float]:
@@ -235,9 +276,14 @@ class Fit:
     factor_spread: float = 0.0
 
     @property
+    def told_apart(self) -> int:
+        """How many coefficients are more than 0, of those that the equations tell apart."""
+        return int(np.linalg.matrix_rank(self.rows[:, self.coefficients > 0]))
+
+    @property
     def freedom(self) -> int:
         """Degrees of freedom that the residuals have."""
-        return max(0, len(self.target) - (self.factor is not None) - int(np.count_nonzero(self.coefficients)))
+        return max(0, len(self.target) - (self.factor is not None) - self.told_apart)
 
     def query(self, wanted: Mapping[str, float]) -> Floats:
         """What each coefficient is multiplied by in a step that has these terms."""
@@ -254,13 +300,14 @@ class Fit:
         return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + self.freedom)
 
 
-def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) -> tuple[Fit, Fit]:
+def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) -> tuple[list[tuple[float, Fit]], Fit]:
     """Fits step times by weighted non-negative least squares on relative residuals.
 
-    Of the shapes that a model can have the first is the simplest, unless the runs tell that another one is right (by
-    the criterion of Schwarz, 1978). The second allows for what the runs do not rule out: that of a larger model, each
-    parameter costs more. So many parameters as `shared` have room in the caches of a host; where runs went beyond it,
-    that is why devices contend, unless the evidence against it is strong.
+    Returns fits with how likely each is, which adds up to 1, and one that allows for what the runs do not rule out:
+    that of a larger model, each parameter costs more. Of the shapes that a model can have, each has the simplest,
+    unless the runs tell that another one is right (by the criterion of Schwarz, 1978). There are two where runs went
+    beyond the `shared` parameters that have room in the caches of a host: that is why devices contend, or they contend
+    for each parameter.
     """
     sizes = sorted({run.case.parameters for run in runs})
     larger = max(1, sizes[0]) if len(sizes) > 1 else None
@@ -269,8 +316,12 @@ def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) ->
     known = [replace(allowed, cached=None, each_contends=False)] if told else []
     shapes = [*known, *(Shape(False, by_link, cached) for cached in (None, larger))]
     fits = [_fit(runs, replace(shape, apart=apart)) for shape in shapes for apart in (False, True)]
-    best = min(fits, key=lambda made: _criterion(made) + (0 if made.shape.shared else STRONG))
-    return best, _fit(runs, replace(allowed, apart=best.shape.apart))
+    likely = [min(alike, key=_criterion) for alike in (fits[: 2 * len(known)], fits[2 * len(known) :]) if alike]
+    # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
+    best = min(likely, key=_criterion)
+    weights = [math.exp((_criterion(best) - _criterion(made)) / 2) for made in likely]
+    shares = [weight / sum(weights) for weight in weights]
+    return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, apart=best.shape.apart))
 
 
 def anchored(made: Fit, timed: Observed) -> Fit | None:
@@ -297,7 +348,7 @@ def _computed(term: str) -> bool:
 
 def _criterion(made: Fit) -> float:
     count = len(made.target)
-    return count * math.log(1 + made.chi_square / count) + math.log(count) * int(np.count_nonzero(made.coefficients))
+    return count * math.log(1 + made.chi_square / count) + math.log(count) * made.told_apart
 
 
 def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
@@ -380,12 +431,13 @@ def predict(
         runs = [*runs, timed]
         made, allowed = fit(runs, by_link, shared)
     elif timed is not None:
-        ours, theirs = anchored(made, timed), anchored(allowed, timed)
-        if ours is None or theirs is None:
+        ours, theirs = [(share, anchored(each, timed)) for share, each in made], anchored(allowed, timed)
+        known = [(share, each) for share, each in ours if each is not None]
+        if len(known) < len(made) or theirs is None:
             timed = None
             notes.append("What was timed is shorter than what runs say of its input and exchange, and left out.")
         else:
-            made, allowed = ours, theirs
+            made, allowed = known, theirs
     wanted = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
     # One of the two kinds of links was never measured, so what was measured of the other says nothing of it.
@@ -403,22 +455,23 @@ def predict(
             f"Links between hosts were not measured: their {case.link_gbps:g} Gbit/s are taken from "
             f"hardware.link_gbps, and their latency is left out."
         )
-    if made.factor is not None and abs(made.factor - 1) > SURPRISE:
+    _, likeliest = max(made, key=lambda each: each[0])
+    if likeliest.factor is not None and abs(likeliest.factor - 1) > SURPRISE:
         notes.append(
-            f"What one worker computes in a step takes {made.factor:.2g} times what runs of other sizes let expect: "
-            f"this model is another kind of work, or the machine has changed."
+            f"What one worker computes in a step takes {likeliest.factor:.2g} times what runs of other sizes let "
+            f"expect: this model is another kind of work, or the machine has changed."
         )
-    query = made.query(wanted)
-    fitted = float(query @ made.coefficients)
     parts: dict[str, float] = {}
-    for name, value in zip(made.names, query * made.coefficients, strict=True):
-        part = name.partition(" ")[0]
-        parts[part] = parts.get(part, 0.0) + float(value)
+    for share, each in made:
+        for name, value in zip(each.names, each.query(wanted) * each.coefficients, strict=True):
+            part = name.partition(" ")[0]
+            parts[part] = parts.get(part, 0.0) + share * float(value)
+    fitted = sum(parts.values())
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
     if timed is not None and fitted > 0:
         # What one worker computes at that size was measured, and what more of them add was not.
-        known = parts.get("compute", 0.0) / fitted
-        off = known * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - known) * off
+        sure = parts.get("compute", 0.0) / fitted
+        off = sure * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - sure) * off
     low, high = interval(allowed, allowed.query(wanted), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
         raise PredictError(
@@ -544,7 +597,7 @@ def sized(planned: Plan, found: Basis) -> bool:
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
     """What repeats of `one`, the plan on one worker, in several lives of its processes say of its step."""
     case = case_of(json.loads(one.to_json()), parameters)
-    return _joined(case, [[case.examples / each for each in repeats] for repeats in examples_per_second])
+    return _joined(case, [([case.examples / each for each in repeats], 1.0) for repeats in examples_per_second])
 
 
 def _whole(run: Run) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from shipped_sizes import configured, planned
 
@@ -25,7 +26,7 @@ ASKED = ("strategy=multi_worker", "model=mlp", "data=digits")
 
 
 def ran(
-    output: Path, plan: Plan, seconds: Sequence[float], parameters: int = PARAMETERS, **result: Any
+    output: Path, plan: Plan, seconds: Sequence[float], parameters: int = PARAMETERS, began: float = 0.0, **result: Any
 ) -> dict[str, Any]:
     """Writes what a run of `plan` writes, whose repeats had steps of so many seconds."""
     folder = output / "runs" / f"{len(list(output.glob('runs/*')))}_{plan.strategy}"
@@ -37,11 +38,11 @@ def ran(
         "rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed, "versions": VERSIONS,
     } | result  # fmt: skip
     measured = [
-        {"event": "measured", "time": 1.0, "group": "point", "rank": rank, "repeat": repeat, "examples": examples,
-         "seconds": each, "calls": [[1, each]]}
+        {"event": "measured", "time": began + 0.5, "group": "point", "rank": rank, "repeat": repeat,
+         "examples": examples, "seconds": each, "calls": [[1, each]]}
         for repeat, each in enumerate(seconds) for rank in plan.leaders
     ]  # fmt: skip
-    events = [{"event": "built", "time": 0.0, "group": "point", "rank": 0, "train_examples": 1_000_000}, *measured]
+    events = [{"event": "built", "time": began, "group": "point", "rank": 0, "train_examples": 1_000_000}, *measured]
     (folder / "plan.json").write_text(plan.to_json())
     (folder / "result.json").write_text(json.dumps(wrote))
     (folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
@@ -235,15 +236,57 @@ def test_what_devices_take_from_each_other_begins_where_their_caches_are_full():
     for parameters in (400_000, 800_000, 1_000_000, 1_200_000):
         truth = crowded(2, parameters)
         seconds, low, high, parts, _ = predict.predict(truth.case, runs, crowded(1, parameters), 2e6)
-        assert seconds == pytest.approx(truth.seconds, rel=0.04)
+        # Two sizes leave open whether that is why: half of it is a line.
+        assert seconds == pytest.approx(truth.seconds, rel=0.15)
         assert low <= truth.seconds <= high
         assert sum(parts.values()) == pytest.approx(1)
         a_line = predict.predict(truth.case, runs, crowded(1, parameters))[0]
         assert abs(seconds - truth.seconds) < abs(a_line - truth.seconds)
+    more = [*runs, *(crowded(workers, 900_000) for workers in (1, 2))]
+    assert predict.predict(crowded(2, 600_000).case, more, None, 2e6)[0] == pytest.approx(
+        crowded(2, 600_000).seconds, rel=0.02
+    )
     within = [crowded(workers, size) for workers in (1, 2) for size in (200_000, 800_000)]
     assert predict.predict(crowded(2, 600_000).case, within, None, 2e6)[0] == pytest.approx(
         crowded(2, 600_000).seconds, rel=0.01
     )
+
+
+def test_what_all_runs_of_a_round_share_is_the_machine_s_drift():
+    chance = random.Random(3)
+    for rounds in (2, 3, 5):
+        truth = {name: math.exp(chance.gauss(0, 1)) for name in "abcd"}
+        order, slower = [], []
+        for _ in range(rounds):
+            factor = math.exp(chance.gauss(0, 0.1))
+            # In another order each time, and not all of them.
+            each = chance.sample("abcd", 4)
+            order += each
+            slower += [factor] * len(each)
+        seconds = [truth[name] * factor for name, factor in zip(order, slower, strict=True)]
+        found = predict.drift(order, seconds)
+        usual = [each / there for each, there in zip(slower, found, strict=True)]
+        assert usual == pytest.approx([usual[0]] * len(usual))
+        assert np.median(found) == pytest.approx(1)
+    # One round, or one case, tells nothing of drift from what else differs.
+    assert predict.drift("abc", [1.0, 5.0, 2.0]) == [1.0, 1.0, 1.0]
+    # One run that was held up for itself moves no others.
+    assert predict.drift("abcabcabc", [1.0, 2.0, 3.0, 1.0, 2.6, 3.0, 1.0, 2.0, 3.0]) == pytest.approx([1.0] * 9)
+
+
+def test_runs_in_turn_tell_what_workers_add_however_the_machine_drifts(tmp_path):
+    points = [(workers, size) for workers in (1, 2) for size in (200_000, 1_600_000)]
+    # One worker ran twice more, when the machine was slower.
+    in_order = [*((*point, 1.0) for point in points), *[(*point, 1.3) for point in points[:2]] * 2]
+    for place, (workers, size, slower) in enumerate(in_order):
+        hidden = f"model.build.hidden=[{size // 75}]"
+        plan = planned("strategy=mirrored", "model=mlp", "data=digits", f"workers={workers}", hidden)
+        ran(tmp_path, plan, [own_kind(workers, size, 1.0).seconds * slower] * 3, size, place)
+    found = {(each.case.workers, each.case.parameters): each.seconds
+             for each in predict.observed(history.finished(tmp_path))}  # fmt: skip
+    for _, size in points:
+        truth = own_kind(2, size, 1.0).seconds / own_kind(1, size, 1.0).seconds
+        assert found[2, size] / found[1, size] == pytest.approx(truth, rel=1e-3)
 
 
 def test_devices_that_take_from_each_other_whatever_fits_are_seen_in_runs_of_several_sizes():
@@ -264,8 +307,9 @@ def test_runs_tell_how_many_parameters_have_room_in_their_host_s_caches(tmp_path
     asked = planned(*point, "workers=2", "model.build.hidden=[10666]")
     one = planned(*point, "workers=1", "model.build.hidden=[10666]")
     timed = predict.alone(one, 800_000, [[one.global_batch / crowded(1, 800_000).seconds] * 3])
+    of_line = predict.predict(crowded(2, 800_000).case, predict.observed(found.runs), timed)[0]
     made = predict.of_plan(asked, 800_000, found, timed)
-    assert made.step_seconds == pytest.approx(crowded(2, 800_000).seconds, rel=0.04)
+    assert crowded(2, 800_000).seconds < made.step_seconds < 0.98 * of_line
 
 
 def test_a_step_far_from_what_other_sizes_let_expect_is_a_note():
