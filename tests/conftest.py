@@ -2,19 +2,21 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 OWN = Path(__file__).resolve().parent / "own"
 FLAGS = (
@@ -27,12 +29,18 @@ QUICK = ("tracking=none", "measure.steps=0", "measure.baseline=none")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses, for all processes that run tests, what those choose by chance that say so."""
-    os.environ.setdefault("KILL_SEED", str(time.time_ns() % 1_000_000))
+    os.environ.setdefault("TEST_SEED", str(time.time_ns() % 1_000_000))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Says it, so that it can be had again."""
-    return f"KILL_SEED={os.environ['KILL_SEED']}"
+    return f"TEST_SEED={os.environ['TEST_SEED']}"
+
+
+def by_chance(cases: Sequence[T], count: int) -> list[T]:
+    """So many of the cases, in their order: other ones in each run of CI, those of TEST_SEED where that is given."""
+    chosen = random.Random(int(os.environ["TEST_SEED"])).sample(range(len(cases)), count)
+    return [cases[place] for place in sorted(chosen)]
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,9 @@ def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Call
 
 @pytest.mark.slow
 def test_a_model_that_exchanges_what_it_normalizes_by_is_told_that(pipeline: Callable[..., Ran]):
-    found = assert_whole(pipeline("strategy=multi_worker", "model=resnet20", "data=digits", *EXPLAINED))
+    found = assert_whole(
+        pipeline("strategy=multi_worker", "model=resnet20", "data=digits", "train.replica_batch=16", *EXPLAINED)
+    )
     assert found["bound"] != "communication", found
     assert share(found, "batch statistics") > share(found, "communication"), found
 

@@ -96,7 +96,7 @@ def test_a_sweep_that_makes_no_sense_is_refused_in_words(pipeline, tmp_path, arg
 def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     command = ("-m", "experiment=scaling", "tracking=none", "measure.repeats=1", "measure.steps=4", *SMALL)
     folder = tmp_path / "outputs/sweeps/scaling_mlp_digits"
-    seed = int(os.environ["KILL_SEED"])
+    seed = int(os.environ["TEST_SEED"])
     chance = random.Random(seed)
     for _ in range(2):
         process = start(tmp_path, *command)
