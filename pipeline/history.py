@@ -43,9 +43,10 @@ class Run:
         return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
 
     @cached_property
-    def began(self) -> float:
-        """When its first event was told, in seconds since 1970."""
-        return float(next(events.read(self.folder / "events.jsonl"))[0]["time"])
+    def measured_at(self) -> float | None:
+        """When its first repeat was timed, in seconds since 1970; None where none was."""
+        told = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "measured")
+        return next((float(each["time"]) for each in told if each.get("group") == "point"), None)
 
     @cached_property
     def train_examples(self) -> int | None:

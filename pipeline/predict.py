@@ -147,7 +147,7 @@ def case_of(plan: Mapping[str, Any], parameters: int) -> Case:
 
 def observed(runs: Sequence[Run]) -> list[Observed]:
     """What runs that timed their steps say of each case that they are of."""
-    in_order = sorted(runs, key=lambda run: run.began)
+    in_order = sorted(runs, key=lambda run: run.measured_at or 0.0)
     cases = [case_of(run.plan, run.result["parameters"]) for run in in_order]
     seconds = [[case.examples / each for each in run.repeats] for case, run in zip(cases, in_order, strict=True)]
     slower = drift(cases, [float(np.median(each)) for each in seconds])
@@ -158,7 +158,7 @@ def observed(runs: Sequence[Run]) -> list[Observed]:
 
 
 def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
-    """How many times as long as usual each run took for the machine was slower or faster then.
+    """How many times as long as usual each run took, since the machine was slower or faster then.
 
     `cases` are what runs are of, in order of time, and `seconds` what a step took in each. A round is of runs that
     follow each other until a case comes again; what all cases of a round share is drift (the median polish of Tukey,
@@ -168,10 +168,12 @@ def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
     [0.909, 0.909, 1.1, 1.1]
     """
     rounds: list[int] = []
-    for place, case in enumerate(cases):
-        rounds.append(rounds[-1] if rounds else 0)
-        if case in cases[rounds.index(rounds[-1]) : place]:
-            rounds[-1] += 1
+    this, number = set[Hashable](), 0
+    for case in cases:
+        if case in this:
+            this, number = set(), number + 1
+        this.add(case)
+        rounds.append(number)
     left = np.log(seconds)
     shared = np.zeros(len(cases))
     for _ in range(POLISHED):
