@@ -63,17 +63,18 @@ def finished(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_momentum_and_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
+def test_momentum_or_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
+    (optimizer,) = by_chance(("sgd", "adam"), 1)
     groups = sweep(
         pipeline,
-        14,
+        7,
         "strategy=one_device,mirrored,multi_worker",
         "workers=1,2,4",
         "model=normalised",
         "data=numbered",
-        "model.build.optimizer=sgd,adam",
+        f"model.build.optimizer={optimizer}",
     )
-    assert len(groups) == 2
+    assert len(groups) == 1
     for folders in groups.values():
         assert len(folders) == 7
         assert_equal(folders)

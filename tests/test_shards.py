@@ -75,9 +75,9 @@ def test_two_processes_read_each_record_once_an_epoch(pipeline, tmp_path, files,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("place", range(2))
 def test_every_record_is_read_once_an_epoch_whatever_the_strategy_the_workers_and_the_files(pipeline, tmp_path, place):
-    files, workers = by_chance(LAYOUTS, 3)[place]
+    files, workers = by_chance(LAYOUTS, 2)[place]
     shards.write(tmp_path / "data", files, [13])
     several = "strategy=mirrored,multi_worker,central_storage,parameter_server"
     given = prepared(tmp_path, "train.replica_batch=4", "launch.max_restarts=0", "-m")
@@ -247,8 +247,8 @@ LONG = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("data.shard=element",), ("data.shard=file", "data.service=1")])
-def test_a_run_on_shards_that_is_killed_goes_on_where_it_was(pipeline, tmp_path, arguments):
+def test_a_run_on_shards_that_is_killed_goes_on_where_it_was(pipeline, tmp_path):
+    (arguments,) = by_chance([("data.shard=element",), ("data.shard=file", "data.service=1")], 1)
     shards.write(tmp_path / "data", [45, 38], [13])
     given = prepared(tmp_path, *LONG, "launch.max_restarts=0", *arguments)
     process = start(tmp_path, *given)
