@@ -30,7 +30,7 @@ from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
 from pipeline import machine as machines
 from pipeline.plan import PlanError, check_uri
-from pipeline.schema import Config, PrepareConfig
+from pipeline.schema import Config, HardwareConfig, PrepareConfig
 from pipeline.sweep import COMPOSED, SweepError, check_name
 
 SCHEMA, PREPARE_SCHEMA = "schema", "prepare_schema"
@@ -43,6 +43,8 @@ ALONE = {
     "launcher": "points that run side by side spoil each other's timing",
     "sweeper": "all points are known before the first one runs",
 }
+# Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
+LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
 HELP = "Try `python -m pipeline --help` for the choices and keys."
 PREPARE_HELP = "Try `python -m pipeline.prepare --help` for the choices and keys."
 Typed = TypeVar("Typed", Config, PrepareConfig)
@@ -95,6 +97,7 @@ def refused_unread() -> Iterator[None]:
         loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *given: Any, **named: Any
     ) -> DictConfig:
         _check_not_swept(overrides)
+        _lay_out(loader, overrides)
         composed = kept(loader, config_name, overrides, *given, **named)
         plain = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(plain, dict)
@@ -125,6 +128,16 @@ def _check_not_swept(overrides: Sequence[str]) -> None:
                 f"Expected one value of {each.key_or_group} for a whole sweep, received {each.input_line}. "
                 f"Try a command for each."
             )
+
+
+def _lay_out(loader: ConfigLoaderImpl, overrides: Sequence[str]) -> None:
+    """Makes hardware that is named by its layout alone, such as 2x8gpu, known to Hydra, unless there is such a file."""
+    for each in OverridesParser.create().parse_overrides(list(overrides)):
+        found = LAYOUT.match(str(each.value())) if each.key_or_group == "hardware" else None
+        if found and not loader.repository.config_exists(f"hardware/{found.string}"):
+            name, (hosts, devices, kind) = found.string, found.groups()
+            node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
+            ConfigStore.instance().store(group="hardware", name=name, node=node)
 
 
 def _check_sweep_name(composed: DictConfig) -> None:
@@ -344,7 +357,8 @@ def _missing_choice(error: MissingConfigException) -> str:
     if not options:
         return f"{_line(error).rstrip('.')}. {HELP}"
     near = (difflib.get_close_matches(choice, options, 1) or options)[0]
-    return f"Expected {group} to be one of {', '.join(options)}, received {choice}. Try {group}={near}."
+    layouts = ", or a layout such as 3gpu or 2x8gpu" if group == "hardware" else ""
+    return f"Expected {group} to be one of {', '.join(options)}{layouts}, received {choice}. Try {group}={near}."
 
 
 def _missing_value(key: str) -> str:

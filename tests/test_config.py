@@ -329,6 +329,35 @@ def test_every_default_in_the_yaml_is_the_schema_s():
     assert [getattr(config, name) for name in names] == [getattr(schema, name) for name in names]
 
 
+@pytest.mark.parametrize(
+    ("name", "hosts", "devices", "kind"), [("2x8gpu", 2, 8, "GPU"), ("3gpu", 1, 3, "GPU"), ("16x1cpu", 16, 1, "CPU")]
+)
+def test_hardware_that_is_a_layout_alone_needs_no_file(pipeline, name, hosts, devices, kind):
+    ran: Ran = pipeline("mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name}")
+    assert ran.code == 0, ran.err
+    assert f"multi_worker on {name}: {hosts * devices} {kind} workers" in ran.out
+    assert f"on {hosts} host{'s' * (hosts > 1)}" in ran.out
+    swept: Ran = pipeline("-m", "mode=plan", "strategy=multi_worker", "model=mlp", f"hardware={name},4gpu")
+    assert swept.code == 0, swept.err
+    assert f"multi_worker on {name}" in swept.out
+    assert "multi_worker on 4gpu" in swept.out
+
+
+def test_a_file_counts_before_a_layout_of_its_name(pipeline, tmp_path):
+    (tmp_path / "conf/hardware").mkdir(parents=True)
+    (tmp_path / "conf/hardware/3gpu.yaml").write_text("name: 3gpu\nhosts: 3\ndevices_per_host: 1\nkind: gpu\n")
+    ran: Ran = pipeline("--config-dir=conf", "mode=plan", "strategy=multi_worker", "model=mlp", "hardware=3gpu")
+    assert ran.code == 0, ran.err
+    assert "on 3 hosts" in ran.out
+
+
+@pytest.mark.parametrize("name", ["0gpu", "x4gpu", "2x0gpu", "2x4tpu", "2x4x4gpu", "4gpus", "02gpu"])
+def test_what_is_no_layout_is_refused(pipeline, name):
+    ran: Ran = pipeline("mode=plan", f"hardware={name}")
+    assert ran.code == 2
+    assert "or a layout such as 3gpu or 2x8gpu, received" in ran.err
+
+
 def test_help_lists_every_choice_and_key_and_leaves_nothing(pipeline):
     ran: Ran = pipeline("--help")
     assert ran.code == 0, ran.err

@@ -1,4 +1,4 @@
-"""What the README promises of a folder of images, typed as it stands there."""
+"""What the README promises, typed as it stands there."""
 
 import os
 import re
@@ -6,8 +6,17 @@ import subprocess
 import sys
 
 import numpy as np
-from conftest import OWN, ROOT, left_behind
+import pytest
+from conftest import OWN, ROOT, Ran, left_behind
 from PIL import Image
+
+COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "README.md").read_text())
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "data.path=" not in each])
+def test_every_command_of_the_readme_is_one_that_can_be_planned(pipeline, command):
+    ran: Ran = pipeline(*re.sub(r"mode=\w+", "", command).split(), "mode=plan")
+    assert ran.code == 0, ran.err
 
 
 def test_a_folder_of_images_is_trained_on_with_the_two_commands_of_the_readme(tmp_path):
