@@ -97,8 +97,11 @@ def refused_unread() -> Iterator[None]:
         loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *given: Any, **named: Any
     ) -> DictConfig:
         _check_not_swept(overrides)
-        _lay_out(loader, overrides)
-        composed = kept(loader, config_name, overrides, *given, **named)
+        try:
+            composed = kept(loader, config_name, overrides, *given, **named)
+        except MissingConfigException as error:
+            _lay_out(error)
+            composed = kept(loader, config_name, overrides, *given, **named)
         plain = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(plain, dict)
         check_hydra(plain.get("hydra"), "hydra")
@@ -130,14 +133,15 @@ def _check_not_swept(overrides: Sequence[str]) -> None:
             )
 
 
-def _lay_out(loader: ConfigLoaderImpl, overrides: Sequence[str]) -> None:
-    """Makes hardware that is named by its layout alone, such as 2x8gpu, known to Hydra, unless there is such a file."""
-    for each in OverridesParser.create().parse_overrides(list(overrides)):
-        found = LAYOUT.match(str(each.value())) if each.key_or_group == "hardware" else None
-        if found and not loader.repository.config_exists(f"hardware/{found.string}"):
-            name, (hosts, devices, kind) = found.string, found.groups()
-            node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
-            ConfigStore.instance().store(group="hardware", name=name, node=node)
+def _lay_out(missing: MissingConfigException) -> None:
+    """Makes hardware that has no file but a layout for its name, such as 2x8gpu, known to Hydra; else raises."""
+    group, _, name = (missing.missing_cfg_file or "").rpartition("/")
+    found = LAYOUT.match(name) if group == "hardware" else None
+    if found is None:
+        raise missing
+    hosts, devices, kind = found.groups()
+    node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
+    ConfigStore.instance().store(group="hardware", name=name, node=node)
 
 
 def _check_sweep_name(composed: DictConfig) -> None:

@@ -351,6 +351,16 @@ def test_a_file_counts_before_a_layout_of_its_name(pipeline, tmp_path):
     assert "on 3 hosts" in ran.out
 
 
+def test_a_ready_sweep_of_ones_own_may_name_a_layout(pipeline, tmp_path):
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/far.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /strategy: multi_worker\n  - override /hardware: 4x8gpu\n"
+    )
+    ran: Ran = pipeline("--config-dir=conf", "mode=plan", "model=mlp", "experiment=far")
+    assert ran.code == 0, ran.err
+    assert "multi_worker on 4x8gpu: 32 GPU workers" in ran.out
+
+
 @pytest.mark.parametrize("name", ["0gpu", "x4gpu", "2x0gpu", "2x4tpu", "2x4x4gpu", "4gpus", "02gpu"])
 def test_what_is_no_layout_is_refused(pipeline, name):
     ran: Ran = pipeline("mode=plan", f"hardware={name}")
