@@ -31,10 +31,10 @@ class Run:
         from pipeline import measure
 
         attempt, told = 0, dict[int, tuple[int, dict[int, Mapping[str, Any]]]]()
-        for event, _ in events.read(self.folder / "events.jsonl"):
-            if event.get("event") in ("resumed", "restarted"):
+        for event in self._timing:
+            if event["event"] != "measured":
                 attempt += 1
-            elif event.get("event") == "measured" and event.get("group") == "point":
+            else:
                 # What was timed once more, perhaps by others, takes the place of what was cut short.
                 last, ranks = told.get(event["repeat"], (attempt, {}))
                 told[event["repeat"]] = attempt, {**(ranks if last == attempt else {}), event["rank"]: event}
@@ -45,8 +45,17 @@ class Run:
     @cached_property
     def measured_at(self) -> float | None:
         """When its first repeat was timed, in seconds since 1970; None where none was."""
-        told = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "measured")
-        return next((float(each["time"]) for each in told if each.get("group") == "point"), None)
+        return next((float(each["time"]) for each in self._timing if each["event"] == "measured"), None)
+
+    @cached_property
+    def _timing(self) -> list[Mapping[str, Any]]:
+        """What its log tells of timed repeats, and of the beginnings after which they may come again."""
+        return [
+            event
+            for event, _ in events.read(self.folder / "events.jsonl")
+            if event.get("event") in ("resumed", "restarted")
+            or (event.get("event") == "measured" and event.get("group") == "point")
+        ]
 
     @cached_property
     def train_examples(self) -> int | None:

@@ -318,7 +318,8 @@ def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) ->
     known = [replace(allowed, cached=None, each_contends=False)] if told else []
     shapes = [*known, *(Shape(False, by_link, cached) for cached in (None, larger))]
     fits = [_fit(runs, replace(shape, apart=apart)) for shape in shapes for apart in (False, True)]
-    likely = [min(alike, key=_criterion) for alike in (fits[: 2 * len(known)], fits[2 * len(known) :]) if alike]
+    alike = [[made for made in fits if bool(made.shape.shared) is there] for there in (True, False)]
+    likely = [min(each, key=_criterion) for each in alike if each]
     # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
     best = min(likely, key=_criterion)
     weights = [math.exp((_criterion(best) - _criterion(made)) / 2) for made in likely]

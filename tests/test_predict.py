@@ -259,7 +259,7 @@ def test_what_all_runs_of_a_round_share_is_the_machine_s_drift():
         order, slower = [], []
         for _ in range(rounds):
             factor = math.exp(chance.gauss(0, 0.1))
-            # In another order each time, and not all of them.
+            # In another order each time.
             each = chance.sample("abcd", 4)
             order += each
             slower += [factor] * len(each)
