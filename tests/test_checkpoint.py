@@ -359,6 +359,21 @@ def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_whic
     assert made.last().values["step"] == 5
 
 
+def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_path, monkeypatch):
+    told, over = Told(), threading.Event()
+    whole = Keeper._write_one
+    monkeypatch.setattr(Keeper, "_write_one", lambda self, state: (over.wait(10), whole(self, state)))
+    kept = Checkpoints(folder=str(tmp_path), every_steps=2, keep=9)
+    _, made = training(tmp_path, told, epochs=None, steps=4, kept=kept)
+    steps = list(made.advance(None, 1))
+    over.set()
+    made._survival.keeper.wait()
+    saved = sorted(tmp_path.glob("step-0000000002-*.npz"))[0]
+    sums, examples = (np.load(saved)[name] for name in ("totals/00000", "totals/00001"))
+    assert examples == sum(float(step.sizes.sum()) for step in steps[:2])
+    assert sums[0] == pytest.approx(sum(float(step.losses[0, 0] * step.sizes[0]) for step in steps[:2]))
+
+
 def test_a_loss_that_explodes_ends_training_by_its_step(tmp_path):
     told = Told()
     options: dict[str, Any] = {"optimizer": lambda: keras.optimizers.SGD(1e12), "epochs": 20}

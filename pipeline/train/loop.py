@@ -85,7 +85,8 @@ class Totals:
 
     def state(self) -> list[np.ndarray]:
         """What was added up so far, for `set_state`."""
-        return [self._sums, np.array(self._examples)]
+        # A copy: it is written while training goes on.
+        return [self._sums.copy(), np.array(self._examples)]
 
     def set_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `state` gave."""
