@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.parts import Part, fields_of
+from pipeline.plan import Plan
 from pipeline.size import of_shape
 
 if TYPE_CHECKING:
@@ -28,11 +30,6 @@ REFUSED = {
     "oversubscribed": "one of them is oversubscribed",
     "fewer workers": "one of them was timed with fewer workers than it was to have",
 }
-# Of a plan: what decides speed under every strategy alike. What follows from the strategy is not among it.
-SETTINGS = (
-    "kind", "threads_per_device", "optimizer", "loss", "metrics", "gradient_bits", "deterministic", "steps_per_call",
-    "shuffle", "shuffle_window", "cache", "parallel_reads", "prefetch", "service",
-)  # fmt: skip
 NAMES = {"kind": "device kind", "service": "data service"}
 
 
@@ -70,15 +67,10 @@ def facts(run: Run) -> dict[str, str]:
     }
     told = {name: _text(value) for name, value in known.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
-    return told | {NAMES.get(name, name.replace("_", " ")): _text(plan[name]) for name in SETTINGS if name in plan}
+    settings = fields_of(Plan, Part.COMPARABILITY)
+    return told | {NAMES.get(name, name.replace("_", " ")): _text(plan[name]) for name in settings if name in plan}
 
 
-# What the time of a step depends on beside the numbers that a model of it has: workers, batch, size, links.
-OF_STEP = (
-    "strategy_build", "asynchronous", "min_shard_bytes", "exchange", "kind", "data_build", "shuffle", "shuffle_window",
-    "parallel_reads", "cache", "prefetch", "service", "optimizer", "loss", "metrics", "precision", "gradient_bits",
-    "static_batches", "deterministic", "steps_per_call", "threads_per_device",
-)  # fmt: skip
 SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
@@ -203,7 +195,7 @@ def of_step(plan: Mapping[str, Any]) -> dict[str, Any]:
 
     Of the model it is the function: what its arguments come to are parameters.
     """
-    facts = {name: plan.get(name) for name in OF_STEP}
+    facts = {name: plan.get(name) for name in fields_of(Plan, Part.STEP_TIME)}
     return facts | {
         "strategy_build": {key: value for key, value in (facts["strategy_build"] or {}).items() if key != "address"},
         "data_build": of_shape(facts["data_build"] or {}),

@@ -10,11 +10,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.machine import Machine
+from pipeline.parts import Part, facts, fields_of, key_of, part_of
 from pipeline.schema import Baseline, CheckpointConfig, Config, DataConfig, Kind, Precision, Scaling, Store
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
@@ -43,6 +44,10 @@ OPTIMIZERS = (
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
     "rmsprop", "sgd",
 )  # fmt: skip
+
+
+IDENTITY, TRAINING, COMPARABILITY, BASELINE = Part.IDENTITY, Part.TRAINING, Part.COMPARABILITY, Part.BASELINE
+STEP_TIME, PREDICTION, SIZE, PARAMETER = Part.STEP_TIME, Part.PREDICTION, Part.SIZE, Part.PARAMETER
 
 
 class PlanError(ValueError):
@@ -87,86 +92,89 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Plan:
-    """Frozen numbers that conductor and processes agree on. Plain values only: it is written as plan.json."""
+    """Frozen numbers that conductor and processes agree on. Plain values only: it is written as plan.json.
 
-    strategy: str
-    strategy_build: dict[str, Any]
-    asynchronous: bool
-    min_shard_bytes: int | None
-    exchange: str | None
-    hardware: str
-    kind: str
-    hosts: int
-    memory_gib: float | None
-    link_gbps: float | None
-    model: str
-    model_build: dict[str, Any]
-    data: str
-    data_build: dict[str, Any]
-    num_classes: int | None
-    input_shape: tuple[int, ...] | None
-    train_examples: int | None
-    shuffle: bool
-    shuffle_window: int
-    parallel_reads: int
-    shard: str
+    Each field says what it is part of, see `parts.Part`.
+    """
+
+    strategy: str = part_of(IDENTITY, PARAMETER)
+    strategy_build: dict[str, Any] = part_of(IDENTITY, STEP_TIME)
+    asynchronous: bool = part_of(IDENTITY, TRAINING, STEP_TIME, key="strategy")
+    min_shard_bytes: int | None = part_of(IDENTITY, STEP_TIME)
+    exchange: str | None = part_of(IDENTITY, STEP_TIME)
+    hardware: str = part_of(IDENTITY, PARAMETER)
+    kind: str = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
+    hosts: int = part_of(IDENTITY, PREDICTION, PARAMETER)
+    memory_gib: float | None = part_of()
+    link_gbps: float | None = part_of()
+    model: str = part_of(IDENTITY, PARAMETER)
+    model_build: dict[str, Any] = part_of(IDENTITY, TRAINING, BASELINE, PREDICTION, SIZE, key="model.build")
+    data: str = part_of(IDENTITY, PARAMETER)
+    data_build: dict[str, Any] = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, key="data.build")
+    num_classes: int | None = part_of(IDENTITY, SIZE)
+    input_shape: tuple[int, ...] | None = part_of(IDENTITY)
+    train_examples: int | None = part_of(IDENTITY)
+    shuffle: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="data.shuffle")
+    shuffle_window: int = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="data.shuffle_window")
+    parallel_reads: int = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="data.parallel_reads")
+    shard: str = part_of(IDENTITY)
     # How processes divide the files of the training data, where these are known: "file" or "element".
-    divided: str | None
-    train_files: int | None
-    cache: str
-    on_error: str
-    prefetch: int
+    divided: str | None = part_of()
+    train_files: int | None = part_of(IDENTITY)
+    cache: str = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="data.cache")
+    on_error: str = part_of(IDENTITY, TRAINING, key="data.on_error")
+    prefetch: int = part_of(COMPARABILITY, BASELINE, STEP_TIME)
     # Addresses of tf.data services that were there before; processes of this plan are named by their role.
-    service: tuple[str, ...]
-    output_dir: str
-    processes: tuple[Process, ...]
-    workers: int
-    replica_batch: int
-    global_batch: int
-    scaling: str
-    epochs: int | None
-    steps: int | None
-    optimizer: Any
-    learning_rate: float | None
-    loss: Any
-    metrics: Any
-    callbacks: tuple[Any, ...]
-    seed: int
-    deterministic: bool
-    precision: str
-    static_batches: bool
-    gradient_bits: int
-    steps_per_call: int | None
-    save: bool
-    on_divergence: str
-    divergence_factor: float
-    checkpoint: Checkpoints
-    warmup_steps: int
-    measure_steps: int | None
-    repeats: int
-    baseline: str
-    threads_per_device: int | None
-    startup_timeout: float
-    heartbeat_timeout: float
-    progress_timeout: float
-    stop_timeout: float
-    preempt_timeout: float
-    max_restarts: int
-    elastic: bool
-    min_workers: int
-    system_metrics_seconds: float
-    rehearsal: bool
-    oversubscribed: bool
-    machine: str
-    notes: tuple[str, ...] = field(default=())
+    service: tuple[str, ...] = part_of(COMPARABILITY, STEP_TIME)
+    output_dir: str = part_of()
+    processes: tuple[Process, ...] = part_of()
+    workers: int = part_of(IDENTITY, PREDICTION, PARAMETER)
+    replica_batch: int = part_of(IDENTITY, BASELINE, PREDICTION, PARAMETER)
+    global_batch: int = part_of(IDENTITY, TRAINING, PREDICTION, PARAMETER)
+    scaling: str = part_of(IDENTITY, BASELINE, PARAMETER)
+    epochs: int | None = part_of(IDENTITY, TRAINING, PARAMETER)
+    steps: int | None = part_of(IDENTITY, TRAINING, PARAMETER)
+    optimizer: Any = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, SIZE)
+    learning_rate: float | None = part_of(IDENTITY, TRAINING, BASELINE, PARAMETER)
+    loss: Any = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, SIZE)
+    metrics: Any = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME)
+    callbacks: tuple[Any, ...] = part_of(IDENTITY, TRAINING)
+    seed: int = part_of(IDENTITY, TRAINING, PARAMETER)
+    deterministic: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
+    precision: str = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, PARAMETER)
+    static_batches: bool = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, key="strategy")
+    gradient_bits: int = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER)
+    steps_per_call: int | None = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME)
+    save: bool = part_of(IDENTITY)
+    on_divergence: str = part_of(IDENTITY)
+    divergence_factor: float = part_of(IDENTITY)
+    checkpoint: Checkpoints = part_of()
+    warmup_steps: int = part_of(IDENTITY, BASELINE)
+    measure_steps: int | None = part_of(IDENTITY)
+    repeats: int = part_of(IDENTITY, PARAMETER)
+    baseline: str = part_of(IDENTITY, PARAMETER)
+    threads_per_device: int | None = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
+    startup_timeout: float = part_of()
+    heartbeat_timeout: float = part_of()
+    progress_timeout: float = part_of()
+    stop_timeout: float = part_of()
+    preempt_timeout: float = part_of()
+    max_restarts: int = part_of()
+    elastic: bool = part_of()
+    min_workers: int = part_of()
+    system_metrics_seconds: float = part_of(IDENTITY)
+    rehearsal: bool = part_of(IDENTITY, PREDICTION)
+    oversubscribed: bool = part_of(PREDICTION)
+    machine: str = part_of(BASELINE)
+    notes: tuple[str, ...] = part_of(default=())
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
-    rate_scale: float = 1.0
+    rate_scale: float = part_of(default=1.0)
     # Are the input and the model timed alone before training?
-    profile: bool = False
+    profile: bool = part_of(default=False)
     # Is the lost efficiency taken apart after training?
-    explain: bool = False
+    explain: bool = part_of(default=False)
     # Of the processors of the conductor's host.
-    cache_bytes: int | None = None
+    cache_bytes: int | None = part_of(default=None)
 
     @property
     def lanes(self) -> int:
@@ -491,14 +499,8 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
 
     Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
     """
-    decides = (
-        "model_build", "data_build", "shuffle", "shuffle_window", "parallel_reads", "cache", "prefetch", "kind",
-        "replica_batch", "scaling", "optimizer", "learning_rate",
-        "loss", "metrics", "deterministic", "precision", "static_batches", "steps_per_call", "warmup_steps",
-        "threads_per_device", "machine",
-    )  # fmt: skip
-    facts = {name: getattr(plan, name) for name in decides} | {"versions": versions}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    decides = {name: getattr(plan, name) for name in fields_of(Plan, BASELINE)} | {"versions": versions}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def check_ranges(config: Config) -> None:
@@ -630,29 +632,33 @@ def stays_here(address: str | None) -> bool:
     return address is None or address.partition(":")[0] in LOOPBACK
 
 
-def identity(plan: dict[str, Any]) -> dict[str, Any]:
+def identity(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was asked to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
     where the other was ended. Where it ran, and how it was watched and saved, is not of it.
     """
-    of_no_matter = (
-        "processes", "notes", "machine", "oversubscribed", "checkpoint", "startup_timeout", "heartbeat_timeout",
-        "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts", "elastic", "min_workers", "rate_scale",
-        "prefetch", "service", "output_dir", "divided", "profile", "explain",
-    )  # fmt: skip
-    return {name: value for name, value in plan.items() if name not in of_no_matter}
+    return facts(Plan, IDENTITY, plan)
 
 
-# What decides which numbers a training computes, whatever devices it is laid over: what a resumed run must keep.
-DECIDES = (
-    "asynchronous", "model_build", "data_build", "shuffle", "shuffle_window", "parallel_reads", "cache", "on_error",
-    "epochs", "steps", "global_batch", "optimizer",
-    "learning_rate", "loss", "metrics", "callbacks", "seed", "precision", "gradient_bits", "static_batches",
-    "deterministic",
-)  # fmt: skip
+def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys of the config whose values decide what is trained, and differ, from `Plan.to_json`'s values.
+
+    >>> changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
+    ['model.build.units']
+    """
+    found: list[str] = []
+    for name in fields_of(Plan, TRAINING):
+        if name in then and then[name] != now.get(name):
+            found += _leaves(key_of(Plan, name, "train"), then.get(name), now.get(name))
+    return list(dict.fromkeys(found))
 
 
-# Those of them that follow from the strategy.
-OF_STRATEGY = ("asynchronous", "static_batches")
+def _leaves(key: str, then: Any, now: Any) -> Iterator[str]:
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in [*then, *(each for each in now if each not in then)]:
+            if then.get(name) != now.get(name):
+                yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
+    else:
+        yield key
 
 
 def check_path(data: DataConfig) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline import comparable, measure
 from pipeline.history import Run
+from pipeline.parts import Part, fields_of
 from pipeline.plan import Plan
 
 Floats = NDArray[np.float64]
@@ -45,8 +46,6 @@ HOLD = 1e3
 # A step that may take so many times as long as predicted is not known at all.
 UNKNOWN = 1e3
 HALVINGS = 17
-# What decides a plan's throughput, beside what `comparable.of_step` has.
-OF_SPEED = ("model_build", "workers", "hosts", "replica_batch", "global_batch", "rehearsal", "oversubscribed")
 SECONDS_OF_GBIT = 8e-9
 
 
@@ -120,7 +119,7 @@ class Prediction:
 
 def identity(values: Mapping[str, Any]) -> str:
     """Names what decides a plan's throughput, from `Plan.to_json`'s values: a run of the same scores a prediction."""
-    facts = comparable.of_step(values) | {name: values.get(name) for name in OF_SPEED}
+    facts = comparable.of_step(values) | {name: values.get(name) for name in fields_of(Plan, Part.PREDICTION)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

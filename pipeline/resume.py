@@ -6,7 +6,7 @@ A run's folder says all that is needed: its plan, its events, and by a lock whet
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,6 @@ from pipeline.track import run_id_of
 
 AUTO, NEVER = "auto", "never"
 LOCK = "run.lock"
-# What the fields of a plan are called in a config, where that is not `train.` and their name.
-KEYS = {"model_build": "model.build", "data_build": "data.build"} | {
-    name: f"data.{name}" for name in ("shuffle", "shuffle_window", "parallel_reads", "cache", "on_error")
-}
 
 
 class ResumeError(ValueError):
@@ -80,7 +76,9 @@ class Earlier:
         made = Measured(step=self.step, saved_step=self.saved_step)
         again = [event for event in self.events if event["event"] == "restarted"]
         made.restarts, made.notes = len(again), [str(event["text"]) for event in again]
-        if plan.identity(dict(self.plan)) != plan.identity(json.loads(planned.to_json())):
+        same = plan.identity(self.plan) == plan.identity(json.loads(planned.to_json()))
+        if not same or self.plan.get("machine") != planned.machine:
+            # What another machine has timed says nothing of this one.
             return made
         made.point = _repeats(self.events, "point", planned.leaders)
         made.baseline = _repeats(self.events, "baseline", baseline.leaders if baseline else (0,))
@@ -103,7 +101,9 @@ def find(config: Config, planned: Plan, output: Path, only: Path | None = None) 
         )
     folder = _named(config.resume, output)
     values = events.read_whole(folder / "plan.json")
-    changed = [key for key in _changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)]
+    changed = [
+        key for key in plan.changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)
+    ]
     if changed:
         raise ResumeError(
             f"Expected the config of {folder}, whose training goes on, received another {', '.join(changed)}. "
@@ -157,29 +157,6 @@ def _named(name: str, output: Path) -> Path:
         f"Expected resume to be auto, never, or a run's folder, name or id in MLflow, received {name}, which is that "
         f"of {len(found) or 'no'} run{'s' * (len(found) != 1)}. {instead}"
     )
-
-
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys of the config whose values decide what is computed, and differ.
-
-    >>> _changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
-    ['model.build.units']
-    """
-    found: list[str] = []
-    for name in plan.DECIDES:
-        if name in then and then[name] != now.get(name):
-            found += _leaves(KEYS.get(name, "strategy" if name in plan.OF_STRATEGY else f"train.{name}"),
-                             then.get(name), now.get(name))  # fmt: skip
-    return list(dict.fromkeys(found))
-
-
-def _leaves(key: str, then: Any, now: Any) -> Iterator[str]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        for name in [*then, *(each for each in now if each not in then)]:
-            if then.get(name) != now.get(name):
-                yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
-    else:
-        yield key
 
 
 def _is_in(key: str, allowed: Sequence[str]) -> bool:

@@ -42,6 +42,7 @@ from pipeline.events import PASSING, PREEMPTING, Event, EventLog, write_whole
 from pipeline.history import HistoryError
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.local import LocalCluster
+from pipeline.parts import Part, fields_of
 from pipeline.plan import Plan, PlanError
 from pipeline.predict import PredictError
 from pipeline.resume import Earlier, ResumeError
@@ -823,12 +824,9 @@ def unread(error: str, folder: Path, chosen: Result) -> Result:
 
 def parameters(planned: Plan, config: Config) -> dict[str, Any]:
     """The choices and the resolved numbers, flat and short, as MLflow's parameters."""
-    names = (
-        "strategy", "hardware", "model", "data", "workers", "hosts", "kind", "replica_batch", "global_batch", "scaling",
-        "epochs", "steps", "learning_rate", "seed", "deterministic", "precision", "gradient_bits", "threads_per_device",
-        "repeats", "baseline",
-    )  # fmt: skip
-    flat = {name: getattr(planned, name) for name in names} | {"processes": len(planned.processes)}
+    flat = {name: getattr(planned, name) for name in fields_of(Plan, Part.PARAMETER)} | {
+        "processes": len(planned.processes)
+    }
     optimizer = config.train.optimizer
     flat["optimizer"] = optimizer.get(targets.KEY, "") if isinstance(optimizer, dict) else optimizer
     for group, build in (("model", planned.model_build), ("data", planned.data_build)):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from pipeline.parts import Part, part_of
+
 
 class Mode(Enum):
     """What to do with a composed config."""
@@ -146,7 +148,7 @@ class HardwareConfig:
     threads_per_device: int | None = None
     memory_gib: float | None = None
     link_gbps: float | None = None
-    price_per_hour: float | None = None
+    price_per_hour: float | None = part_of(default=None)
     rehearse: bool = False
 
 
@@ -287,26 +289,29 @@ class LaunchConfig:
 
 @dataclass
 class Config:
-    """Everything a run is made from."""
+    """Everything a run is made from.
 
-    mode: Mode = Mode.run
-    workers: int | None = None
-    output_dir: str = "outputs"
-    resume: str = "auto"
-    resume_changes: list[str] = field(default_factory=list)
-    allowed_targets: list[str] | None = None
-    strategy: StrategyConfig = field(default_factory=StrategyConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    measure: MeasureConfig = field(default_factory=MeasureConfig)
-    sweep: SweepConfig = field(default_factory=SweepConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    Each says whether it makes a point of a sweep another one, which holds for all that is in it.
+    """
+
+    mode: Mode = part_of(default=Mode.run)
+    workers: int | None = part_of(Part.POINT, default=None)
+    output_dir: str = part_of(default="outputs")
+    resume: str = part_of(default="auto")
+    resume_changes: list[str] = part_of(default_factory=list)
+    allowed_targets: list[str] | None = part_of(default=None)
+    strategy: StrategyConfig = part_of(Part.POINT, default_factory=StrategyConfig)
+    hardware: HardwareConfig = part_of(Part.POINT, default_factory=HardwareConfig)
+    model: ModelConfig = part_of(Part.POINT, default_factory=ModelConfig)
+    data: DataConfig = part_of(Part.POINT, default_factory=DataConfig)
+    train: TrainConfig = part_of(Part.POINT, default_factory=TrainConfig)
+    measure: MeasureConfig = part_of(Part.POINT, default_factory=MeasureConfig)
+    sweep: SweepConfig = part_of(default_factory=SweepConfig)
+    predict: PredictConfig = part_of(default_factory=PredictConfig)
+    checkpoint: CheckpointConfig = part_of(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = part_of(default_factory=TrackingConfig)
+    cluster: ClusterConfig = part_of(Part.POINT, default_factory=ClusterConfig)
+    launch: LaunchConfig = part_of(default_factory=LaunchConfig)
 
 
 @dataclass

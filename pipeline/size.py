@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.parts import Part, fields_of
 from pipeline.plan import Plan
 
 SHIPPED = Path(__file__).with_name("sizes.json")
@@ -93,8 +94,8 @@ def from_plain(values: dict[str, Any]) -> Size:
 
 def facts(plan: Plan) -> dict[str, Any]:
     """What a model's size depends on, as far as a plan says."""
-    decides = ("model_build", "num_classes", "optimizer", "loss", "precision")
-    return {name: getattr(plan, name) for name in decides} | {"data_build": of_shape(plan.data_build)}
+    decides = {name: getattr(plan, name) for name in fields_of(Plan, Part.SIZE)}
+    return decides | {"data_build": of_shape(plan.data_build)}
 
 
 def shipped(plan: Plan) -> Size | None:

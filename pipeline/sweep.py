@@ -19,17 +19,13 @@ from typing import Any
 from pipeline import events
 from pipeline.events import write_whole
 from pipeline.history import SWEEP
+from pipeline.parts import Part, asked
 from pipeline.resume import Lock
 from pipeline.schema import Config, Order
 
 # Where Hydra puts the points of a named sweep, which are numbered anew by each command.
 COMPOSED = ".composed"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-# What changes neither what a point trains nor what is measured of it.
-OF_NO_MATTER = (
-    "mode", "output_dir", "resume", "resume_changes", "allowed_targets", "sweep", "predict", "tracking", "launch",
-    "checkpoint",
-)  # fmt: skip
 
 
 class SweepError(ValueError):
@@ -60,9 +56,7 @@ def fingerprint(config: Config) -> str:
     >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
     False
     """
-    asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in OF_NO_MATTER}
-    asked["hardware"].pop("price_per_hour")
-    return _digest(asked)
+    return _digest(asked(config, Part.POINT))
 
 
 def fingerprint_of_words(overrides: Sequence[str]) -> str:

@@ -1,0 +1,112 @@
+"""What version 0.1.0 wrote (tests/from_0_1_0, runs as it left them on a machine with two cores) is still read."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from test_plan import config, machine
+
+from pipeline import comparable, compare, history, plan, predict, report, resume, sweep
+from pipeline.parts import silent
+from pipeline.plan import Plan
+from pipeline.schema import Config
+
+OLD = Path(__file__).with_name("from_0_1_0")
+# As its runs were typed, but for the folder.
+TYPED = (
+    "workers=2", "data=digits", "model=mlp", "model.build.hidden=[16]", "train.deterministic=true", "train.epochs=4",
+    "train.global_batch=32", "train.steps_per_call=1", "checkpoint.every_steps=10", "measure.steps=0",
+    "measure.baseline=none", "tracking=none", "tracking.system_metrics_seconds=0", "launch.startup_timeout=120",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
+def test_a_run_that_0_1_0_left_in_mid_epoch_is_finished(pipeline, tmp_path, strategy):
+    shutil.copytree(OLD / "runs" / strategy, tmp_path / "outputs" / "runs" / strategy)
+    ran = pipeline(f"strategy={strategy}", *TYPED)
+    assert ran.code == 0, ran.err
+    assert (ran.result["status"], ran.result["resumed"]) == ("FINISHED", 1)
+    assert [event["step"] for event in ran.events("restored")] == [60]
+    unharmed = pipeline(f"strategy={strategy}", *TYPED, "resume=never", "output_dir=whole")
+    assert unharmed.code == 0, unharmed.err
+    (log,) = tmp_path.glob("whole/runs/*/events.jsonl")
+    whole = [event for line in log.read_text().splitlines() if (event := json.loads(line))["event"] == "epoch"]
+    finished = ran.events("epoch")
+    # Another processor may add up in another order.
+    for name, epochs in (("val_loss", (0, 1, 2, 3)), ("loss", (0, 2, 3))):
+        # 0.1.0 wrote the running loss of the epoch under way some steps too late, so that they counted twice.
+        assert [finished[epoch][name] for epoch in epochs] == pytest.approx(
+            [whole[epoch][name] for epoch in epochs], rel=1e-4
+        )
+
+
+@pytest.fixture
+def old_sweep(tmp_path: Path) -> Path:
+    folder = tmp_path / "sweeps" / "both"
+    shutil.copytree(OLD / "sweeps" / "both", folder)
+    for path in folder.glob("*/result.json"):
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps(values | {"folder": str(path.parent)}))
+    return folder
+
+
+def test_its_runs_are_compared(old_sweep):
+    runs = [history.load(history.find(name, old_sweep.parents[1])) for name in ("1_mirrored", "3_multi_worker")]
+    assert comparable.unlike(*runs) == []
+    assert all(len(run.repeats) == 2 for run in runs)
+    made = compare.compared(runs)
+    assert ("strategy", ("mirrored", "multi_worker")) in made.settings
+
+
+def test_its_sweep_is_read_and_reported(old_sweep):
+    entries = sweep.read(old_sweep)
+    assert [(entry.place, entry.status) for entry in entries] == [(place, "FINISHED") for place in range(4)]
+    written = report.write(old_sweep)
+    page = (old_sweep / "report.html").read_text()
+    assert all(name in page for name in ("mirrored", "multi_worker"))
+    assert len(written.results) == 4
+
+
+def test_predictions_are_made_from_its_runs(old_sweep):
+    runs = history.finished(old_sweep.parents[1], "both")
+    assert len(runs) == 4
+    values = dict(runs[0].plan) | {"workers": 2}
+    assert predict.case_of(values, 9610).parameters == 9610
+    assert plan.from_json(json.dumps(runs[0].plan)).strategy == runs[0].plan["strategy"]
+
+
+def test_resuming_finds_the_run_it_left(tmp_path):
+    shutil.copytree(OLD / "runs", tmp_path / "runs")
+    values = json.loads((OLD / "runs" / "mirrored" / "plan.json").read_text())
+    earlier = resume.find(config(resume="auto"), plan.from_json(json.dumps(values)), tmp_path)
+    assert earlier is not None
+    earlier.lock.release()
+    assert (earlier.folder.name, earlier.status, earlier.saved_step) == ("mirrored", "killed", 60)
+
+
+def test_another_processor_makes_no_other_run():
+    planned = plan.make(config("mirrored", workers=2), machine())
+    here = json.loads(planned.to_json())
+    there = here | {"machine": "another", "cache_bytes": 2**25, "link_gbps": 100.0, "memory_gib": 80.0}
+    assert plan.identity(there) == plan.identity(here)
+    assert plan.identity(here | {"seed": 1}) != plan.identity(here)
+
+
+def test_what_another_machine_has_timed_is_timed_again(tmp_path):
+    shutil.copytree(OLD / "sweeps" / "both" / "1_mirrored", tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "result.json").unlink()
+    planned = plan.from_json((tmp_path / "runs" / "one" / "plan.json").read_text())
+    asked = config(resume="one", resume_changes=["train.epochs"])
+    earlier = resume.find(asked, planned, tmp_path)
+    assert earlier is not None
+    earlier.lock.release()
+    assert len(earlier.measured(planned, None).point) == 2
+    elsewhere = plan.from_json(json.dumps(json.loads(planned.to_json()) | {"machine": "another"}))
+    assert earlier.measured(elsewhere, None).point == []
+
+
+@pytest.mark.parametrize("kind", [Plan, Config])
+def test_each_field_says_what_it_is_part_of(kind):
+    assert silent(kind) == [], "Say beside its definition what it is part of: part_of(...), see pipeline/parts.py"
