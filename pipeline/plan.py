@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.machine import Machine
@@ -220,15 +220,13 @@ def from_json(text: str) -> Plan:
 def make(
     config: Config,
     machine: Machine,
-    ports: tuple[int, ...] = (),
     present: bool = True,
     files: Sequence[int] = (),
 ) -> Plan:
-    """The plan of `config` on `machine`.
+    """The plan of `config` on `machine`; `listening` gives its processes their ports.
 
-    `ports` has a port for each process, or is empty where they are not chosen yet. With `present` true, devices
-    that the machine lacks are refused; otherwise a note says so. `files` has the training examples of each file of the
-    data, where that is known. Raises `PlanError`.
+    With `present` true, devices that the machine lacks are refused; otherwise a note says so. `files` has the training
+    examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
     kind, per_host, notes = _devices(config, machine, present)
@@ -262,8 +260,7 @@ def make(
     data_servers, service = _service(config, asynchronous)
     others = first + training + servers
     address = {
-        rank: None if alone and rank < others else f"{config.cluster.host}:{ports[rank] if ports else 0}"
-        for rank in range(others + data_servers)
+        rank: None if alone and rank < others else f"{config.cluster.host}:0" for rank in range(others + data_servers)
     }
     processes = (
         *(_other(rank, "coordinator", 0, address[rank]) for rank in range(first)),
@@ -302,7 +299,6 @@ def make(
         notes.append(
             "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
         )
-    notes += _notes_on_network(config.cluster.host, address.values())
     _check_ports(config.cluster.base_port, len(processes))
     train, measure, launch, asked = config.train, config.measure, config.launch, config.data.shard.value
     return Plan(
@@ -380,6 +376,18 @@ def make(
     )
 
 
+def listening(plan: Plan, ports: Sequence[int]) -> Plan:
+    """The plan with a port for each of its processes that has an address; others know what is open to them by it."""
+    if not ports:
+        return plan
+    processes = tuple(
+        process if process.address is None else replace(process, address=f"{_host(process.address)}:{port}")
+        for process, port in zip(plan.processes, ports, strict=True)
+    )
+    addresses = [process.address for process in processes if process.address]
+    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses)))
+
+
 def shared(asked: str, files: Sequence[int], processes: int) -> str:
     """How processes divide files that have so many examples each: "file" or "element".
 
@@ -421,21 +429,19 @@ def on_one_device(config: Config) -> Config:
     strategy = config.strategy
     if strategy.spans_devices or strategy.spans_processes or config.workers in (None, 1):
         return config
-    return dataclasses.replace(config, workers=1)
+    return replace(config, workers=1)
 
 
 def on_one_worker(config: Config, plan: Plan) -> Config:
     """The config of a plan's step on one device, under the same strategy; it trains for nothing and keeps nothing."""
     threads = plan.threads_per_device or config.hardware.threads_per_device
-    return dataclasses.replace(
+    return replace(
         config,
         workers=1,
-        strategy=dataclasses.replace(config.strategy, devices_per_process=None),
-        hardware=dataclasses.replace(config.hardware, hosts=1, devices_per_host=1, threads_per_device=threads),
-        train=dataclasses.replace(
-            config.train, replica_batch=plan.replica_batch, global_batch=None, callbacks=[], save=False
-        ),
-        measure=dataclasses.replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, explain=False),
+        strategy=replace(config.strategy, devices_per_process=None),
+        hardware=replace(config.hardware, hosts=1, devices_per_host=1, threads_per_device=threads),
+        train=replace(config.train, replica_batch=plan.replica_batch, global_batch=None, callbacks=[], save=False),
+        measure=replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, explain=False),
         checkpoint=CheckpointConfig(),
     )
 
@@ -448,7 +454,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
     """
     first = next(process for process in plan.processes if process.devices)
     threads = plan.threads_per_device or 0
-    one = dataclasses.replace(
+    one = replace(
         first,
         rank=0,
         role="chief",
@@ -461,7 +467,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         inter_op_threads=first.inter_op_threads,
     )
     batch = plan.replica_batch if plan.scaling == "weak" else plan.global_batch
-    return dataclasses.replace(
+    return replace(
         plan,
         strategy="default",
         strategy_build={"_target_": "pipeline.strategies.default"},
@@ -490,8 +496,8 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
     Its batches are of any size, so that what is kept of each example can be told.
     """
     plan = baseline_of(plan, machine)
-    one = dataclasses.replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
-    return dataclasses.replace(plan, kind="cpu", processes=(one,), static_batches=False, system_metrics_seconds=0.0)
+    one = replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
+    return replace(plan, kind="cpu", processes=(one,), static_batches=False, system_metrics_seconds=0.0)
 
 
 def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
@@ -797,16 +803,21 @@ def _check_host(host: str) -> None:
         )
 
 
-def _notes_on_network(host: str, addresses: Collection[str | None]) -> list[str]:
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def _notes_on_network(addresses: Collection[str]) -> list[str]:
     """What is open to others where processes listen beyond this machine."""
-    if all(stays_here(each) for each in addresses):
+    if all(stays_here(address) for address in addresses):
         return []
-    ports = sorted(int(str(each).rpartition(":")[2]) for each in addresses if each)
-    where = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
+    ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
+    host = _host(next(iter(addresses)))
     return [
         f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
         f"training, change it and run code in it. It binds every network interface of each host, not "
-        f"{host} alone ({where}). Keep others out of this network, or try cluster.host=127.0.0.1."
+        f"{host} alone (ports {ports[0]} to {ports[-1]}). Keep others out of this network, or try "
+        f"cluster.host=127.0.0.1."
     ]
 
 

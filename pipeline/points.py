@@ -139,10 +139,11 @@ class _Composing:
         self._asked[place] = asked
         if self._is_kept(place, 0, asked):
             return
-        if result := run.look_over(asked, self._session):
-            self._end(place, result)
+        looked_over = run.look_over(asked, self._session)
+        if isinstance(looked_over, run.Asked):
+            self._asked[place] = self._points.to_run[place, 0] = looked_over
         else:
-            self._points.to_run[place, 0] = asked
+            self._end(place, looked_over)
 
     def _in_sweep(self, place: int, asked: run.Asked, folder: Path, about: str, name: str) -> run.Asked:
         """The point in the folder that it has in its sweep; as it is where it is not of one that is run."""

@@ -33,7 +33,6 @@ from pipeline import (
     targets,
     weigh,
 )
-from pipeline import machine as machines
 from pipeline.conduct import Measured, Preempted, Preemption, RunFailed, conduct, time_steps
 from pipeline.data import manifest
 from pipeline.data.errors import DataError, first_of
@@ -96,7 +95,7 @@ class Session:
         """The cluster that `config` names, the same one each time."""
         name = f"{config.cluster}"
         if name not in self._clusters:
-            self._clusters[name] = LocalCluster(config.cluster)
+            self._clusters[name] = LocalCluster(config.cluster, self.environ)
         cluster = self._clusters[name]
         assert isinstance(cluster, LocalCluster)
         return cluster
@@ -116,10 +115,20 @@ class Session:
 
 
 @dataclass(frozen=True)
+class LaidOut:
+    """A point's plan and that of its baseline, if it has one, made once, and the cluster that they are made for."""
+
+    plan: Plan
+    baseline: Plan | None
+    cluster: LocalCluster
+
+
+@dataclass(frozen=True)
 class Asked:
     """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to.
 
     The folder may have an earlier attempt at it where it is the point's `own`: it goes on with that and no other.
+    `laid_out` once it was looked over.
     """
 
     config: Config
@@ -127,28 +136,30 @@ class Asked:
     overrides: list[str]
     sweep: str | None
     own: bool = False
+    laid_out: LaidOut | None = None
 
     def about(self) -> Result:
         """What a result says of it."""
         return {"folder": str(self.folder), "overrides": self.overrides, "sweep": self.sweep}
 
 
-def look_over(asked: Asked, session: Session) -> Result | None:
-    """The result of a point that cannot be laid out, before any is run; None for others, whose imports begin."""
+def look_over(asked: Asked, session: Session) -> Asked | Result:
+    """The point laid out, whose imports begin; the result of one that cannot be, before any is run."""
     config = asked.config
     try:
-        cluster = prepare(config, session)[2]
+        made = lay_out(config, session)
+        reachable(made.plan, made.cluster, config, session)
     except REFUSALS as error:
         return refused(str(error), asked)
     if config.mode is Mode.run:
-        cluster.warm_up()
+        made.cluster.warm_up()
         if config.tracking.store is not Store.none:
             session.tracker(Path(config.output_dir) / "tracker.log").begin()
-    return None
+    return dataclasses.replace(asked, laid_out=made)
 
 
 def run(asked: Asked, session: Session) -> Result:
-    """One point. Returns what result.json holds, whatever happened, except when a signal ends the command.
+    """One point that was looked over. Returns what result.json holds, except when a signal ends the command.
 
     Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED where it cannot be laid out.
     """
@@ -157,7 +168,9 @@ def run(asked: Asked, session: Session) -> Result:
     say = partial(session.console.print, soft_wrap=True)
     earlier = None
     try:
-        planned, baseline, cluster = prepare(config, session)
+        made = asked.laid_out or lay_out(config, session)
+        cluster, baseline = made.cluster, made.baseline
+        planned = reachable(made.plan, cluster, config, session)
         if starts:
             earlier = resume.find(config, planned, Path(config.output_dir), asked.folder if asked.own else None)
     except REFUSALS as error:
@@ -275,13 +288,12 @@ def _timed_alone(
     planned: Plan, basis: predict.Basis, asked: Asked, cluster: LocalCluster, session: Session
 ) -> predict.Observed | None:
     """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
-    machine = machines.detect(session.environ)
     same = {name: metadata.version(name) for name in ("tensorflow", "keras")}.items() <= basis.versions.items()
     there = basis.machine == planned.machine and same and planned.kind in ("cpu", "gpu")
     if not asked.config.predict.time_one or not there:
         return None
     try:
-        one = _laid_out(plan.on_one_worker(asked.config, planned), machine, cluster)
+        one = _with_ports(_planned(plan.on_one_worker(asked.config, planned), cluster), cluster)
         for address in one.service:
             reach.expect_data_service(address)
     except (PlanError, reach.NoAnswerError):
@@ -318,7 +330,7 @@ def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) 
             soft_wrap=True,
         )
         try:
-            size = weigh.keep(weigh.learn(planned, machines.detect(session.environ), cluster), kept)
+            size = weigh.keep(weigh.learn(planned, cluster), kept)
         except RunFailed as failure:
             session.unbuilt[kept] = str(failure)
     return size
@@ -355,27 +367,33 @@ def _tell_shards(planned: Plan, asked: Asked, session: Session) -> None:
         session.console.print(f"{label:<11}{text}", soft_wrap=True)
 
 
-def prepare(config: Config, session: Session) -> tuple[Plan, Plan | None, LocalCluster]:
-    """(plan, its baseline's plan or None, cluster). Raises where the config is refused; nothing is started."""
+def lay_out(config: Config, session: Session) -> LaidOut:
+    """The plans of a point, without ports. Raises where the config is refused; nothing is started."""
     check_targets(config, session.search)
-    machine = machines.detect(session.environ)
-    present = config.mode is Mode.run
     cluster = session.cluster(config)
-    planned = _laid_out(config, machine, cluster, present)
-    if present:
+    planned = _planned(config, cluster, present=config.mode is Mode.run)
+    wanted = planned.baseline != "none" and planned.measure_steps != 0
+    return LaidOut(planned, plan.baseline_of(planned, cluster.inventory()) if wanted else None, cluster)
+
+
+def _planned(config: Config, cluster: LocalCluster, present: bool = True) -> Plan:
+    """The plan, with what a manifest says of the data."""
+    described, files = _described(config)
+    return plan.make(described, cluster.inventory(), present, files)
+
+
+def reachable(planned: Plan, cluster: LocalCluster, config: Config, session: Session) -> Plan:
+    """The plan with a port for each process, where all that it needs beside its processes answers. Raises else."""
+    if config.mode is Mode.run:
         _expect_tpu(planned, session)
         for address in planned.service:
             reach.expect_data_service(address)
-    wanted = planned.baseline != "none" and planned.measure_steps != 0
-    return planned, plan.baseline_of(planned, machine) if wanted else None, cluster
+    return _with_ports(planned, cluster)
 
 
-def _laid_out(config: Config, machine: machines.Machine, cluster: LocalCluster, present: bool = True) -> Plan:
-    """The plan, with a free port for each process that needs one, and what a manifest says of the data."""
-    config, files = _described(config)
-    draft = plan.make(config, machine, present=present, files=files)
-    ports = tuple(cluster.ports(len(draft.processes) if len(draft.processes) > 1 else 0))
-    return plan.make(config, machine, ports, present, files)
+def _with_ports(planned: Plan, cluster: LocalCluster) -> Plan:
+    count = len(planned.processes)
+    return plan.listening(planned, cluster.ports(count if count > 1 else 0))
 
 
 def _described(config: Config) -> tuple[Config, list[int]]:
@@ -453,7 +471,7 @@ class Point:
         self._baseline_repeats: list[float] = []
         self._size_file = weigh.file(planned, Path(config.output_dir), session.search)
         if earlier is not None:
-            one = plan.baseline_of(planned, machines.detect(session.environ))
+            one = plan.baseline_of(planned, session.cluster(config).inventory())
             self._measured = earlier.measured(planned, one)
             with suppress(OSError):
                 (folder / "result.json").unlink()
@@ -526,11 +544,10 @@ class Point:
 
     def _fewer(self, cluster: LocalCluster, planned: Plan) -> Plan | None:
         """The plan over the most workers below its own that it can be laid over; None where there are too few."""
-        machine = machines.detect(self._session.environ)
         for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
             config = dataclasses.replace(self._config, workers=workers)
             with suppress(PlanError):
-                made = _laid_out(config, machine, cluster)
+                made = _with_ports(_planned(config, cluster), cluster)
                 # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
                 scale = planned.rate_scale * made.global_batch / planned.global_batch
                 return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)
@@ -705,7 +722,7 @@ class Point:
         }
 
     def _keep_baseline(self) -> None:
-        baseline = plan.baseline_of(self._plan, machines.detect(self._session.environ))
+        baseline = plan.baseline_of(self._plan, self._session.cluster(self._config).inventory())
         kept = {"examples_per_second": self._baseline_repeats, "folder": str(self._folder), "time": time.time()}
         path = self._baseline_file(baseline)
         self._session.baselines[path] = kept

@@ -15,7 +15,6 @@ from pipeline import targets
 from pipeline.conduct import learn_size
 from pipeline.events import Event, write_whole
 from pipeline.launch import Cluster
-from pipeline.machine import Machine
 from pipeline.plan import Plan
 from pipeline.size import Size
 
@@ -29,10 +28,10 @@ def known(plan: Plan, kept: Path) -> Size | None:
     return size
 
 
-def learn(plan: Plan, machine: Machine, cluster: Cluster) -> Event:
+def learn(plan: Plan, cluster: Cluster) -> Event:
     """The `sized` event of a process that builds the model and ends; raises `RunFailed`, in words for a person."""
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
-        return learn_size(cluster, plans.builder_of(plan, machine), Path(folder))
+        return learn_size(cluster, plans.builder_of(plan, cluster.inventory()), Path(folder))
 
 
 def keep(sized: Event, kept: Path) -> Size:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hydra import compose, initialize_config_dir
 
-from pipeline import config, machine, plan, size, weigh
+from pipeline import config, plan, size, weigh
 from pipeline.launch.local import LocalCluster
 from pipeline.machine import Machine
 from pipeline.plan import Plan
@@ -37,11 +37,11 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
 
     Data that would have to be downloaded is stood for by made-up examples of the same shape.
     """
-    cluster = LocalCluster(ClusterConfig("local"))
+    cluster = LocalCluster(ClusterConfig("local"), os.environ)
     try:
         for model, data, precision in choices:
             each = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
-            sized = weigh.learn(_offline(each, data), machine.detect(os.environ), cluster)
+            sized = weigh.learn(_offline(each, data), cluster)
             yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
     finally:
         cluster.close()

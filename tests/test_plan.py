@@ -16,6 +16,7 @@ from pipeline.plan import (
     check_ranges,
     fingerprint,
     from_json,
+    listening,
     make,
     split_batch,
 )
@@ -60,6 +61,10 @@ HARDWARE = {
 PORTS = tuple(range(20_000, 21_000))
 
 
+def with_ports(planned: Plan) -> Plan:
+    return listening(planned, PORTS[: len(planned.processes)])
+
+
 def machine(cores: int = 8, gpus: int = 0) -> Machine:
     return Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus)
 
@@ -87,7 +92,7 @@ def config(strategy: str = "mirrored", hardware: str = "auto", workers: int | No
 
 def cluster(cores: int = 8, gpus: int = 0, **keys: Any) -> Plan:
     """A plan whose hosts are machines of their own, each with so many cores and GPUs."""
-    return make(config("multi_worker", cluster__name="others", **keys), machine(cores, gpus), PORTS)
+    return with_ports(make(config("multi_worker", cluster__name="others", **keys), machine(cores, gpus)))
 
 
 def layouts() -> list[tuple[str, str, int | None]]:
@@ -99,7 +104,7 @@ def test_whatever_the_layout_a_plan_is_whole_or_refused_in_words(cores, gpus):
     planned = 0
     for strategy, hardware, workers in layouts():
         try:
-            plan = make(config(strategy, hardware, workers), machine(cores, gpus), PORTS)
+            plan = with_ports(make(config(strategy, hardware, workers), machine(cores, gpus)))
         except PlanError as refused:
             message = str(refused)
             assert message.startswith("Expected "), message
@@ -163,7 +168,7 @@ def assert_whole(plan: Plan, cores: int) -> None:
     ],
 )
 def test_a_strategy_lays_its_workers_out(strategy, hardware, workers, processes, devices):
-    plan = make(config(strategy, hardware, workers), machine(8, 8), PORTS)
+    plan = with_ports(make(config(strategy, hardware, workers), machine(8, 8)))
     assert len(plan.processes) == processes
     assert {len(each.devices) for each in plan.processes} == {devices}
 
@@ -171,7 +176,7 @@ def test_a_strategy_lays_its_workers_out(strategy, hardware, workers, processes,
 @pytest.mark.parametrize(("per_process", "processes"), [(1, 8), (2, 4), (4, 2)])
 def test_devices_per_process_overrides_the_layout(per_process, processes):
     keys = {"strategy__devices_per_process": per_process}
-    plan = make(config("multi_worker", "2x4gpu", **keys), machine(8, 8), PORTS)
+    plan = with_ports(make(config("multi_worker", "2x4gpu", **keys), machine(8, 8)))
     assert len(plan.processes) == processes
     assert [each.host for each in plan.processes] == [0] * (processes // 2) + [1] * (processes // 2)
     with pytest.raises(PlanError, match=r"to divide the 4 workers of a host, received 3. Try .*=2."):
@@ -244,7 +249,7 @@ def test_gpus_that_are_not_there_are_refused_saying_what_is():
 
 def test_a_rehearsal_has_the_same_layout_on_cpu_devices_and_says_so():
     real = cluster(8, 4, hardware="2x4gpu")
-    rehearsed = make(config("multi_worker", "2x4gpu", hardware__rehearse=True), machine(8), PORTS)
+    rehearsed = with_ports(make(config("multi_worker", "2x4gpu", hardware__rehearse=True), machine(8)))
     assert rehearsed.rehearsal
     assert not real.rehearsal
     assert rehearsed.notes == ("Logical CPU devices stand for the devices of 2x4gpu: a rehearsal.",)
@@ -259,7 +264,7 @@ def test_a_rehearsal_has_the_same_layout_on_cpu_devices_and_says_so():
 
 
 def test_one_machine_that_stands_for_two_is_a_rehearsal():
-    plan = make(config("multi_worker", "2x1cpu"), machine(8), PORTS)
+    plan = with_ports(make(config("multi_worker", "2x1cpu"), machine(8)))
     assert plan.hosts == 2
     assert plan.rehearsal
     assert plan.notes == ("This machine stands for 2 hosts: a rehearsal.",)
@@ -267,7 +272,7 @@ def test_one_machine_that_stands_for_two_is_a_rehearsal():
 
 
 def test_a_rehearsal_on_too_few_cores_is_both():
-    plan = make(config("multi_worker", "2x1cpu", hardware__threads_per_device=2), machine(2), PORTS)
+    plan = with_ports(make(config("multi_worker", "2x1cpu", hardware__threads_per_device=2), machine(2)))
     assert plan.oversubscribed
     assert plan.rehearsal
 
@@ -475,7 +480,7 @@ def test_the_baseline_is_one_device_with_the_same_threads_precision_and_batch_ru
     made = config(
         "multi_worker", "4cpu", train__precision=Precision.mixed_bfloat16, train__callbacks=[{"_target_": "a.b"}]
     )
-    plan = make(made, machine(8), PORTS)
+    plan = with_ports(make(made, machine(8)))
     one = baseline_of(plan, machine(8))
     assert_whole(one, 8)
     assert (one.workers, len(one.processes), one.hosts) == (1, 1, 1)
@@ -514,7 +519,7 @@ VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.0"}
 
 def name_of(made: Config, cores: int = 8, gpus: int = 0, versions: dict[str, str] = VERSIONS) -> str:
     there = machine(cores, gpus)
-    return fingerprint(baseline_of(make(made, there, PORTS), there), versions)
+    return fingerprint(baseline_of(with_ports(make(made, there)), there), versions)
 
 
 @pytest.mark.parametrize(
@@ -665,21 +670,21 @@ def test_a_plan_survives_json_with_whatever_a_person_gave():
         train__metrics=["accuracy", {"_target_": "keras.metrics.TopK", "k": 3}],
         train__callbacks=[{"_target_": "own.callback", "steps": [1, 2]}], data__input_shape=None, train__seed=3,
     )  # fmt: skip
-    plan = make(made, machine(8, 8), PORTS)
+    plan = with_ports(make(made, machine(8, 8)))
     assert from_json(plan.to_json()) == plan
 
 
 def test_a_plan_without_ports_yet_is_the_same_but_for_them():
     drafted = make(config("multi_worker", "4cpu"), machine(8))
     assert [each.address for each in drafted.processes] == ["127.0.0.1:0"] * 4
-    planned = make(config("multi_worker", "4cpu"), machine(8), PORTS)
+    planned = with_ports(make(config("multi_worker", "4cpu"), machine(8)))
     without = [dataclasses.replace(each, address=None) for each in planned.processes]
     assert without == [dataclasses.replace(each, address=None) for each in drafted.processes]
 
 
 @pytest.mark.parametrize(("workers", "named", "servers"), [(1, None, 1), (4, None, 1), (5, None, 2), (2, 3, 3)])
 def test_racing_workers_have_a_coordinator_and_a_server_for_every_four(workers, named, servers):
-    plan = make(config("parameter_server", "8cpu", workers, strategy__parameter_servers=named), machine(8), PORTS)
+    plan = with_ports(make(config("parameter_server", "8cpu", workers, strategy__parameter_servers=named), machine(8)))
     roles = [process.role for process in plan.processes]
     assert roles == ["coordinator", *["worker"] * workers, *["parameter server"] * servers]
     assert [process.rank for process in plan.processes] == list(range(1 + workers + servers))
@@ -702,7 +707,7 @@ def test_a_racing_worker_makes_each_step_alone():
 
 
 def test_racing_workers_on_hosts_share_the_servers_out():
-    plan = make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8), PORTS)
+    plan = with_ports(make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8)))
     assert [process.host for process in plan.processes] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
     assert plan.hosts == 2
 
@@ -729,7 +734,7 @@ def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):
 @pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
 def test_a_plan_that_others_can_reach_says_that_its_transport_is_open(strategy):
     def notes(**keys: Any) -> str:
-        planned = make(config(strategy, "2cpu", **keys), machine(), PORTS)
+        planned = with_ports(make(config(strategy, "2cpu", **keys), machine()))
         return " ".join(" ".join(plan_lines(planned, full)) for full in (False, True))
 
     assert "transport" not in notes(workers=2)
@@ -743,7 +748,7 @@ def test_a_plan_that_others_can_reach_says_that_its_transport_is_open(strategy):
 
 
 def test_a_run_of_one_process_opens_nothing_whatever_its_host():
-    assert not make(config("mirrored", "2cpu", workers=2, cluster__host="192.0.2.7"), machine(), PORTS).notes
+    assert not with_ports(make(config("mirrored", "2cpu", workers=2, cluster__host="192.0.2.7"), machine())).notes
 
 
 @pytest.mark.parametrize(

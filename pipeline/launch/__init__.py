@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.events import Event
+from pipeline.machine import Machine
 from pipeline.plan import Plan
 
 
@@ -38,6 +39,9 @@ class Job(Protocol):
 
 class Cluster(Protocol):
     """Somewhere that processes can be started."""
+
+    def inventory(self) -> Machine:
+        """What there is to lay a plan over, looked at once."""
 
     def ports(self, count: int) -> Sequence[int]:
         """Ports for `count` processes to listen on. Raises `LaunchError` where one that was asked for is taken."""

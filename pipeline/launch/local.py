@@ -11,15 +11,17 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from pipeline import machine
 from pipeline.events import Event
 from pipeline.launch import LaunchError
+from pipeline.machine import Machine
 from pipeline.plan import Plan, Process
 from pipeline.schema import ClusterConfig
 from pipeline.signals import CONDUCTOR
@@ -32,12 +34,19 @@ PRELOAD = ["pipeline.launch.preload"]
 class LocalCluster:
     """This machine."""
 
-    def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        self._config, self._environ = config, environ
+        self._machine: Machine | None = None
         self._reserved: list[socket.socket] = []
         self._context: Any = mp.get_context(config.start_method.value)
         if config.start_method.value == "forkserver":
             self._context.set_forkserver_preload(PRELOAD)
+
+    def inventory(self) -> Machine:
+        """This machine, as far as a process with the given environment may use it, looked at once."""
+        if self._machine is None:
+            self._machine = machine.detect(self._environ)
+        return self._machine
 
     def warm_up(self) -> None:
         """Starts the server's imports, so that they run beside what the conductor does next."""
