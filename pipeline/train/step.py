@@ -13,9 +13,14 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from pipeline.train import loss as losses
+
+# How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
+# seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
+SEED_STRIDE = 2_654_435_769
 
 # (iterator over (examples, a batch for each local replica), steps)
 #     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps])
@@ -222,7 +227,7 @@ def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) ->
             mine = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
-            with losses.without_keras_scaling():
+            with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync):
                 summed = strategy.run(replica_step, args=(examples, mine))
             first = strategy.experimental_local_results(summed)[0]
             return index + 1, values.write(index, first), sizes.write(index, examples), waits.write(index, waited)
@@ -233,6 +238,28 @@ def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) ->
 
     # Keras's own fit converts nothing with AutoGraph either, which would take as long as all the rest of tracing.
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _drawn_apart(replicas: int) -> Iterator[None]:
+    """Inside, each replica draws random numbers of its own, such as a dropout mask; the first, what one device draws.
+
+    The generators of all replicas are in the same state, and left to it would draw the same.
+    """
+    kept = SeedGenerator.next
+
+    def drawn(generator: SeedGenerator, ordered: bool = True) -> Any:
+        seed = kept(generator, ordered)
+        number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, seed.dtype)
+        # The first half is the generator's own seed and stays as it is; the second counts its draws.
+        return seed + tf.stack([number * SEED_STRIDE, tf.zeros_like(number)])
+
+    if replicas > 1:
+        SeedGenerator.next = drawn
+    try:
+        yield
+    finally:
+        SeedGenerator.next = kept
 
 
 def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
