@@ -54,7 +54,7 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 wheel: setup ## build dist/*.whl, which holds conf/ and works outside the checkout
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
 
-benchmark: setup ## ours beside bare tf.distribute, Keras and the machine's limit, in turn
+benchmark: setup ## ours beside bare tf.distribute, Keras and the limit, in turn; benchmarks/ has the others
 	@$(BIN)/python benchmarks/side_by_side.py $(ARGS)
 
 clean: ## remove the environment and caches; outputs/ stays

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import record
+
 # One long epoch without validation, in calls that end with each 50.
 LONG = (
     "data=synthetic", "data.build.train_examples=64000", "data.build.validation_examples=0", "train.epochs=null",
@@ -30,7 +32,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=3, help="in each run")
     parser.add_argument("overrides", nargs="*", help="for every run, such as model=mlp")
-    arguments = parser.parse_args()
+    arguments = record.parse(parser, smoke=["--runs=1", "--pairs=2", "model=mlp", "data.build.shape=[8]"])
     ratios: list[float] = []
     for number in range(arguments.runs):
         found, written = _run(arguments.pairs, arguments.overrides)
@@ -40,6 +42,7 @@ def main() -> int:
     low, middle, high = statistics.quantiles(ratios, n=4)
     spread = f"quartiles {low:.3f} to {high:.3f}, {len(ratios)} pairs"
     print(f"steps with a checkpoint / without: median {middle:.3f}, {spread}")
+    record.write(arguments, arguments.runs, {"ratios": ratios, "median": middle, "quartiles": [low, high]})
     return 0
 
 

@@ -5,6 +5,7 @@ Ours are what a person gets: a config, its plan, and the worker's own commands. 
 
 import dataclasses
 import multiprocessing as mp
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,9 @@ class Ours:
         self._groups: list[conduct.Group] = []
         try:
             for index, each in enumerate(plans):
-                self._groups.append(conduct.Group(cluster, each, f"{name}-{index}", folder, self._note))
+                self._groups.append(
+                    conduct.Group(cluster, each, f"{name}-{index}", folder, self._note, conduct.Preemption())
+                )
             for group in self._groups:
                 group.ask("joined")
                 conduct._build(group)
@@ -172,7 +175,8 @@ class Load:
 
 def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...]) -> Plan:
     """The plan that a person gets who types these choices; a strategy of one process needs no `ports`."""
-    return plan.make(make_config(strategy, model, workers, replica_batch), machines.detect({}), ports)
+    made = plan.make(make_config(strategy, model, workers, replica_batch), machines.detect(os.environ))
+    return plan.listening(made, ports)
 
 
 def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> Config:
@@ -195,7 +199,7 @@ def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> 
 
 def alone(planned: Plan) -> list[Plan]:
     """For each process of a plan, one that trains by itself on the same cores, with no strategy."""
-    one = plan.baseline_of(planned, machines.detect({}))
+    one = plan.baseline_of(planned, machines.detect(os.environ))
     return [
         dataclasses.replace(one, processes=(dataclasses.replace(one.processes[0], cores=each.cores),))
         for each in planned.processes

@@ -6,17 +6,20 @@ The table of docs/strategies.md. A cell is the largest difference of any weight 
 the same steps on the same global batches; for workers that race, which make other steps, what they reach.
 """
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import record
 
 OWN = Path(__file__).resolve().parent / "own"
 MODELS = {
@@ -55,20 +58,30 @@ class Trained:
 
 def main() -> int:
     """Prints the table in Markdown; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS.values(), default=list(MODELS.values()))
+    parser.add_argument("--only", default="", help="the strategies whose names hold this")
+    arguments = record.parse(parser, smoke=["--models=functional", "--only=default"])
     sys.path.insert(0, str(OWN))
     import persons  # noqa: F401  # so that saved models find their classes
 
-    one = {model: _trained(model, *ONE) for model in MODELS.values()}
+    one = {model: _trained(model, *ONE) for model in arguments.models}
     rows = {"one_device": [_reached(trained) for trained in one.values()]}
-    for name, arguments in SAME_STEPS.items():
-        rows[name] = [_compared(_trained(model, *arguments), one[model]) for model in MODELS.values()]
-    for name, arguments in OTHERS.items():
-        rows[name] = [_reached(_trained(model, *arguments)) for model in MODELS.values()]
-    print(f"| strategy | {' | '.join(MODELS)} |")
-    print(f"|---{'|---' * len(MODELS)}|")
+    for name, typed in _held(SAME_STEPS, arguments.only):
+        rows[name] = [_compared(_trained(model, *typed), one[model]) for model in arguments.models]
+    for name, typed in _held(OTHERS, arguments.only):
+        rows[name] = [_reached(_trained(model, *typed)) for model in arguments.models]
+    titles = [title for title, model in MODELS.items() if model in arguments.models]
+    print(f"| strategy | {' | '.join(titles)} |")
+    print(f"|---{'|---' * len(titles)}|")
     for name, cells in rows.items():
         print(f"| {name} | {' | '.join(cells)} |")
+    record.write(arguments, 1, {"models": titles, "strategies": rows})
     return 0
+
+
+def _held(typed: Mapping[str, tuple[str, ...]], text: str) -> list[tuple[str, tuple[str, ...]]]:
+    return [(name, arguments) for name, arguments in typed.items() if text in name]
 
 
 def _trained(model: str, *arguments: str) -> Trained:

@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import record
+
 MANY = ("model=mlp", "model.build.hidden=[4096,4096]", "train.optimizer=sgd", "train.replica_batch=4")
 CASES = {
     "20 million parameters, multi_worker": ("strategy=multi_worker", *MANY),
@@ -36,15 +38,20 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="the cases whose names hold this")
     parser.add_argument("overrides", nargs="*", help="for every run, such as train.replica_batch=32")
-    arguments = parser.parse_args()
+    arguments = record.parse(
+        parser, smoke=["--only=20 million parameters, mirrored", "model.build.hidden=[64]", "train.steps=4"]
+    )
+    rows = []
     for _ in range(arguments.rounds):
         for name, overrides in CASES.items():
             if arguments.only not in name:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 found = _explained(Path(folder), [*overrides, *COMMON, *arguments.overrides])
+            rows.append({"case": name} | found)
             parts = ", ".join(f"{part['name']} {part['share']:.0%}" for part in found["parts"])
             print(f"{name}: bound {found['bound']}; lost {found['lost']:.0%}: {parts}", flush=True)
+    record.write(arguments, arguments.rounds, rows)
     return 0
 
 

@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import record
+
 COMMON = (
     "data.build._target_=costly.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[1024,1024]",
     "train.replica_batch=64", "measure.baseline=none", "tracking=none", "train.save=false",
@@ -32,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("overrides", nargs="*", help="for every run, such as strategy=mirrored workers=2")
-    arguments = parser.parse_args()
+    arguments = record.parse(parser, smoke=["--rounds=1", "measure.repeats=1", "model.build.hidden=[64]"])
     ratios = []
     for number in range(arguments.rounds):
         kind = KINDS[number % len(KINDS)]
@@ -52,7 +54,9 @@ def main() -> int:
             f"came {before:,.0f} before and {after:,.0f} after, ratio {ratios[-1]:.3f}",
             flush=True,
         )
-    print(f"median ratio {statistics.median(ratios):.3f} of {len(ratios)} rounds")
+    if ratios:
+        print(f"median ratio {statistics.median(ratios):.3f} of {len(ratios)} rounds")
+    record.write(arguments, arguments.rounds, {"ratios": ratios})
     return 0
 
 

@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import record
+
 WORKERS = (1, 2)
 SEEN, UNSEEN = (256, 2048), (384, 512, 768, 1024, 1536)
 QUIET = ("strategy=mirrored", "model=mlp", "tracking=none", "measure.baseline=none", "train.save=false", "resume=never")
@@ -31,9 +33,10 @@ def main() -> int:
     """Prints predicted over measured for each unseen point, and how often the interval held; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--unseen", type=int, nargs="+", default=UNSEEN, help="widths to predict: %(default)s")
     parser.add_argument("--folder", type=Path, help="keeps the runs there; left out: they are removed")
     parser.add_argument("overrides", nargs="*", help="for every command, such as train.replica_batch=512")
-    arguments = parser.parse_args()
+    arguments = record.parse(parser, smoke=["--rounds=1", "--unseen=512", "measure.repeats=1", "train.steps=5"])
     with tempfile.TemporaryDirectory() as made:
         folder = (arguments.folder or Path(made)).resolve()
         (folder / "seen").mkdir(parents=True)
@@ -41,15 +44,20 @@ def main() -> int:
             chance, workers = random.Random(number), WORKERS if number % 2 else WORKERS[::-1]
             _run(folder, chance.sample(SEEN, len(SEEN)), workers, *arguments.overrides)
             _set_apart(folder)
-            for width in chance.sample(UNSEEN, len(UNSEEN)):
+            for width in chance.sample(arguments.unseen, len(arguments.unseen)):
                 _run(folder, [width], workers, "mode=predict", f"predict.sweep={folder / 'seen'}", *arguments.overrides)
                 _run(folder, [width], workers, *arguments.overrides)
             print(f"round {number + 1} of {arguments.rounds} done", flush=True)
         measured, predicted = _measured(folder), _predicted(folder)
-    rows = [(width, *_compared(predicted[place], measured[place]))
-            for width, place in zip([w for w in UNSEEN for _ in WORKERS], sorted(predicted), strict=True)]  # fmt: skip
+    widths = [width for width in sorted(arguments.unseen) for _ in WORKERS]
+    rows = [
+        (width, *_compared(predicted[place], measured[place]))
+        for width, place in zip(widths, sorted(predicted), strict=True)
+    ]
     for kind, wanted in (("powers of two", True), ("others", False)):
         found = [(abs(ratio - 1), held) for width, ratio, held in rows if (width.bit_count() == 1) is wanted]
+        if not found:
+            continue
         held = [each for _, held in found for each in held]
         print(f"{kind}: median error {statistics.median(error for error, _ in found):.1%}, within 10%: "
               f"{sum(error <= 0.1 for error, _ in found)} of {len(found)}, intervals held: {sum(held)} of {len(held)}"
@@ -63,6 +71,7 @@ def main() -> int:
     if again:
         print(f"another run of the same point: median error {statistics.median(again):.1%}, within 10%: "
               f"{sum(error <= 0.1 for error in again)} of {len(again)}")  # fmt: skip
+    record.write(arguments, arguments.rounds, [dict(zip(("width", "ratio", "held"), row, strict=True)) for row in rows])
     return 0
 
 

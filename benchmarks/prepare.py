@@ -17,6 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import record
 
 PROCESSES = (1, 2)
 
@@ -27,16 +30,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--examples", type=int, default=50_000, help="synthetic images: %(default)s")
     parser.add_argument("overrides", nargs="*", help="for every command, such as shard_mib=16")
-    arguments = parser.parse_args()
+    arguments = record.parse(parser, smoke=["--rounds=1", "--examples=500"])
     synthetic = ["data=synthetic", f"data.build.train_examples={arguments.examples}", "shards=16"]
-    same = True
+    rows = {}
     for label, source in ((f"{arguments.examples:,} images", synthetic), ("digits", ["data=digits", "shards=4"])):
-        same = _compare(label, [*source, *arguments.overrides], arguments.rounds) and same
-    return 0 if same else 1
+        rows[label] = _compare(label, [*source, *arguments.overrides], arguments.rounds)
+    record.write(arguments, arguments.rounds, rows)
+    return 0 if all(row["same_bytes"] for row in rows.values()) else 1
 
 
-def _compare(label: str, source: list[str], rounds: int) -> bool:
-    """Times one source; returns whether all shards were the same bytes."""
+def _compare(label: str, source: list[str], rounds: int) -> dict[str, Any]:
+    """Times one source; how many times as fast two processes are, and whether all shards were the same bytes."""
     whole, making, checksums = [], [], set()
     for number in range(rounds):
         told = {}
@@ -56,7 +60,7 @@ def _compare(label: str, source: list[str], rounds: int) -> bool:
         f"{statistics.median(whole):.2f} times in all, median of {rounds} rounds; "
         f"{'the same' if len(checksums) == 1 else 'NOT the same'} bytes"
     )
-    return len(checksums) == 1
+    return {"shards": making, "whole": whole, "same_bytes": len(checksums) == 1}
 
 
 def _run(arguments: list[str]) -> tuple[float, float, str]:

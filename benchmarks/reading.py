@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import record
+
 COMMON = ("measure.baseline=none", "tracking=none", "train.save=false", "resume=never")
 # Timed for some ten seconds, in which the machine's own ups and downs even out.
 LONG = "measure.repeats=12"
@@ -33,7 +35,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("overrides", nargs="*", help="for the first part, such as strategy=multi_worker workers=2")
-    arguments = parser.parse_args()
+    arguments = record.parse(parser, smoke=["--rounds=1", "--only=kept", "measure.repeats=1", "measure.steps=20"])
     given, memory = (LONG, *arguments.overrides), "data=mnist5k"
     pairs = {
         "shards": ("shards / memory", (memory, *given), (*SHARDS, *given)),
@@ -42,12 +44,12 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         _call(folder, "pipeline.prepare", memory, "out=prepared", "workers=2")
-        for part in arguments.only:
-            _compare(folder, *pairs[part], arguments.rounds)
+        rows = {part: _compare(folder, *pairs[part], arguments.rounds) for part in arguments.only}
+    record.write(arguments, arguments.rounds, rows)
     return 0
 
 
-def _compare(folder: str, name: str, one: tuple[str, ...], other: tuple[str, ...], rounds: int) -> None:
+def _compare(folder: str, name: str, one: tuple[str, ...], other: tuple[str, ...], rounds: int) -> list[float]:
     ratios = []
     for number in range(rounds):
         order = (one, other) if number % 2 == 0 else (other, one)
@@ -55,6 +57,7 @@ def _compare(folder: str, name: str, one: tuple[str, ...], other: tuple[str, ...
         ratios.append(made[other] / made[one])
         print(f"{name}: {made[other]:,.0f} / {made[one]:,.0f} examples/s = {ratios[-1]:.3f}", flush=True)
     print(f"{name}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds\n")
+    return ratios
 
 
 def _throughput(folder: str, *overrides: str) -> float:

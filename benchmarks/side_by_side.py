@@ -20,8 +20,7 @@ machine others had.
 
 import argparse
 import dataclasses
-import json
-import platform
+import os
 import signal
 import statistics
 import sys
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import contestants
+import record
 from contestants import ContestantFailed, Load, Ours, Rival, Timed
 from rivals import Spec
 
@@ -104,9 +104,9 @@ def main() -> None:
     """Runs the suites that were asked for and prints what came of them."""
     arguments = _arguments()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    report: dict[str, Any] = {"machine": platform.node(), "time": time.time(), "workers": arguments.workers}
+    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="side_by_side_") as folder:
-        cluster = LocalCluster(ClusterConfig(name="local"))
+        cluster = LocalCluster(ClusterConfig(name="local"), os.environ)
         cluster.warm_up()
         try:
             for suite in CLAIMS:
@@ -115,8 +115,10 @@ def main() -> None:
                     report[suite] = run_suite(suite, wanted, cluster, Path(folder), arguments)
         finally:
             cluster.close()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2))
+    record.write(arguments, arguments.rounds, report)
+    failed = [name for suite in report.values() for name in suite["failed"]]
+    if failed:
+        sys.exit(f"Expected every contestant to train, received {len(failed)} that did not: {', '.join(failed)}.")
 
 
 def run_suite(
@@ -354,8 +356,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="CPU workers")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds a model may wait for others to leave")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="cnn, mlp, NAME or cnn:NAME, ...")
-    parser.add_argument("--json", type=Path, default=None, help="file for every stretch and ratio")
-    arguments = parser.parse_args()
+    small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", "--only=mlp"]
+    arguments = record.parse(parser, smoke=small)
     if min(arguments.lives, arguments.rounds) < 1 or arguments.workers < 2 or not arguments.seconds > 0:
         parser.error("Expected --rounds and --lives of 1 or more, --workers of 2 or more and --seconds above 0.")
     return arguments

@@ -16,9 +16,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import record
+
 Points = Mapping[str, tuple[str, ...]]
 POINTS = {"strategy": ("one_device", "mirrored", "multi_worker"), "workers": ("1", "2")}
 SHORT = {"strategy": ("one_device", "mirrored"), "train.replica_batch": ("8", "16", "24", "32", "48", "64")}
+SMOKE = {"train.replica_batch": ("8", "16")}
 ONE_SECOND = (
     "workers=1", "model=mlp", "data=digits", "train.steps=16", "measure.repeats=1", "measure.steps=64",
     "measure.baseline=none",
@@ -31,9 +34,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="twelve points of about a second")
     parser.add_argument("overrides", nargs="*", help="for every command, such as model=mlp")
-    arguments = parser.parse_args()
-    overrides = [*(ONE_SECOND if arguments.short else ()), *arguments.overrides]
-    points = SHORT if arguments.short else POINTS
+    arguments = record.parse(parser, smoke=["--rounds=1"])
+    short = arguments.short or arguments.smoke
+    overrides = [*(ONE_SECOND if short else ()), *arguments.overrides]
+    points = SMOKE if arguments.smoke else SHORT if short else POINTS
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):
@@ -46,6 +50,7 @@ def main() -> int:
                 flush=True,
             )
     print(f"median ratio {statistics.median(ratios):.3f} of {len(ratios)} rounds")
+    record.write(arguments, arguments.rounds, {"ratios": ratios})
     return 0
 
 

@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import record
+
 from pipeline import report
 
 # What a pair has in common where nothing else is said: its speed, and as little as possible beside it.
@@ -24,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("overrides", nargs="*", help="for every command, such as model=cnn")
-    arguments = parser.parse_args()
+    arguments = record.parse(parser, smoke=["--pairs=1"])
     asked = dict(each.split("=", 1) for each in (*COMMON, "strategy=mirrored", *arguments.overrides))
     strategy = asked.pop("strategy")
     overrides = [f"strategy={strategy},{strategy}", *(f"{name}={value}" for name, value in asked.items())]
@@ -40,7 +42,8 @@ def main() -> int:
     # The difference of two normal values has a median of 0.6745 sqrt(2) standard deviations.
     spread = statistics.median(apart) / (0.6745 * math.sqrt(2))
     print(f"{ties} of {arguments.pairs} tied; equal runs lie {spread:.1%} apart (a standard deviation)")
-    return 0 if ties >= 0.9 * arguments.pairs else 1
+    record.write(arguments, arguments.pairs, {"ties": ties, "apart": apart, "deviation": spread})
+    return 0 if arguments.smoke or ties >= 0.9 * arguments.pairs else 1
 
 
 def _pair(folder: Path, output: str, overrides: list[str]) -> report.Written:
