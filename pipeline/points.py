@@ -5,6 +5,7 @@ What cannot be composed or laid out has its result at once, and so has what an e
 
 import dataclasses
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -67,8 +68,8 @@ class _Composing:
         self._asked: list[run.Asked | None] = []
         # What was typed twice is two points.
         self._seen: Counter[str] = Counter()
-        # Folders of points of which nothing stays.
-        self._of_nothing: list[Path] = []
+        # Folders of points of which nothing stays, and their output folders.
+        self._of_nothing: list[tuple[Path, Path]] = []
         # Where Hydra has put the points.
         self._folder: Path | None = None
 
@@ -94,7 +95,7 @@ class _Composing:
             )
             self._end(place, run.unread(str(error), asked.folder, {}) | asked.about())
             if asked.config.mode is not Mode.run:
-                self._of_nothing.append(asked.folder)
+                self._of_nothing.append((asked.folder, _output(composed)))
             return
         asked = run.Asked(config, folder, overrides, Path(where.sweep.dir).name if many else None)
         self._asked[place] = asked
@@ -112,8 +113,8 @@ class _Composing:
                 say = f"Point {place} trains on one device, as {one.strategy.name} does."
                 self._session.console.print(say)
             self._look_over(place, asked)
-        for folder in self._of_nothing:
-            run.remove(folder)
+        for folder, output in self._of_nothing:
+            run.remove(folder, output)
         there = {place: asked for place, asked in enumerate(self._asked) if asked is not None}
         for place, asked in there.items():
             # Of what starts nothing there is no entry.
@@ -130,7 +131,8 @@ class _Composing:
         if self._points.sweep is not None:
             self._points.sweep.write()
         elif self._folder is not None and self._folder.name == sweeps.COMPOSED:
-            run.remove(self._folder)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            run.remove(self._folder, self._folder.parents[2])
 
     def _look_over(self, place: int, asked: run.Asked) -> None:
         asked = self._in_sweep(
@@ -195,6 +197,13 @@ def _mode(composed: DictConfig) -> Mode:
         mode = OmegaConf.select(composed, "mode")
         return mode if isinstance(mode, Mode) else Mode[str(mode)]
     return Mode.run
+
+
+def _output(composed: DictConfig) -> Path:
+    """The output folder, also where the rest of it cannot be read."""
+    with suppress(OmegaConfBaseException):
+        return Path(str(OmegaConf.select(composed, "output_dir")))
+    return Path(Config.output_dir)
 
 
 def _check_sweep(config: Config, many: bool) -> None:

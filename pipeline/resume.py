@@ -87,18 +87,19 @@ class Earlier:
         return made
 
 
-def find(config: Config, planned: Plan, output: Path, only: Path | None = None) -> Earlier | None:
+def find(
+    config: Config, planned: Plan, output: Path, only: Path | None = None, also: Sequence[Path] = ()
+) -> Earlier | None:
     """The run to go on with, locked; None where a new one begins. Raises `ResumeError`.
 
-    By itself it goes on with any run of the same config, or, with `only`, with the one in that folder.
+    By itself it goes on with any run of the same config, in the output folder or in the folders `also`, or, with
+    `only`, with the one in that folder.
     """
     if config.resume == NEVER:
         return None
     if config.resume == AUTO:
-        return _same(
-            planned,
-            sorted(output.glob("[rs]*/**/plan.json") if only is None else only.glob("plan.json"), key=events.written),
-        )
+        there = [*output.glob("[rs]*/**/plan.json"), *(path for each in also for path in each.glob("plan.json"))]
+        return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=events.written))
     folder = _named(config.resume, output)
     values = events.read_whole(folder / "plan.json")
     changed = [

@@ -56,6 +56,8 @@ Result = dict[str, Any]
 SKIPPED_NAMED = 3
 # The function that reads what `python -m pipeline.prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
+# Where Hydra writes what was composed, in the folder of a point.
+HYDRA_S = "hydra"
 # A line for each prediction that was made, in the output folder.
 PREDICTIONS = "predictions.jsonl"
 # What a point that cannot be laid out, or predicted, raises.
@@ -172,20 +174,21 @@ def run(asked: Asked, session: Session) -> Result:
         cluster, baseline = made.cluster, made.baseline
         planned = reachable(made.plan, cluster, config, session)
         if starts:
-            earlier = resume.find(config, planned, Path(config.output_dir), asked.folder if asked.own else None)
+            attempts = list(sweep.attempts(asked.folder))
+            only = asked.folder if asked.own else None
+            earlier = resume.find(config, planned, Path(config.output_dir), only, attempts)
     except REFUSALS as error:
         return refused(str(error), asked)
     if earlier is not None:
         asked = _instead(asked, earlier)
         say(show.resumed_line(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step))
     elif (asked.folder / "events.jsonl").exists():
-        asked = dataclasses.replace(asked, folder=sweep.another(asked.folder))
-        asked.folder.mkdir()
+        asked = dataclasses.replace(asked, folder=sweep.make_another(asked.folder))
     folder, about = asked.folder, asked.about()
     for line in show.plan_lines(planned, full=full):
         say(line)
     if not starts:
-        remove(folder)
+        remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
         try:
             return _predicted(planned, asked, cluster, session) | about
@@ -200,9 +203,9 @@ def run(asked: Asked, session: Session) -> Result:
 
 
 def _instead(asked: Asked, earlier: Earlier) -> Asked:
-    """The point in the folder of the run that it goes on with; its own, new and empty, is removed."""
+    """The point in the folder of the run that it goes on with; its own, where it is new and empty, is removed."""
     if asked.folder.resolve() != earlier.folder.resolve():
-        shutil.rmtree(asked.folder, ignore_errors=True)
+        _empty(asked.folder)
     return dataclasses.replace(asked, folder=earlier.folder.resolve())
 
 
@@ -220,12 +223,29 @@ def _with_folder(planned: Plan, asked: Asked, earlier: Earlier | None) -> Plan:
     return dataclasses.replace(planned, checkpoint=kept)
 
 
-def remove(folder: Path) -> None:
+def remove(folder: Path, output: Path) -> None:
     """Removes the folder of a point that starts nothing, of which nothing stays, and with the last one its sweep's."""
-    shutil.rmtree(folder, ignore_errors=True)
+    _empty(folder)
     with suppress(OSError):
         if [path.name for path in folder.parent.iterdir()] == ["multirun.yaml"]:
             shutil.rmtree(folder.parent)
+    # What Hydra has made on the way there.
+    with suppress(OSError):
+        for parent in folder.resolve().parents:
+            if not parent.is_relative_to(output.resolve()) or parent == Path.cwd():
+                break
+            if parent.exists():
+                parent.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    """Removes what Hydra has put into a folder, and the folder if that was all: one that was named may hold a run."""
+    if (folder / "events.jsonl").exists():
+        return
+    shutil.rmtree(folder / HYDRA_S, ignore_errors=True)
+    with suppress(OSError):
+        (folder / "result.json").unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
@@ -277,6 +297,7 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
         "score": predict.score([run.result for run in session.histories[sweep]]),
     }
     line = predict.record(planned, parameters, made, time.time())
+    output.mkdir(parents=True, exist_ok=True)
     with (output / PREDICTIONS).open("a") as lines:
         lines.write(json.dumps(line) + "\n")
     for text in ["", *show.predicted_lines(result | {"notes": made.notes})]:
@@ -835,7 +856,9 @@ def unread(error: str, folder: Path, chosen: Result) -> Result:
     """The result of a config that was refused, written into its folder where there is one."""
     values = {"status": "REFUSED", "error": error} | chosen
     with suppress(OSError):
-        write_whole(folder / "result.json", json.dumps(values, indent=2))
+        # A folder that was named may hold a run, whose result stays.
+        if not (folder / "events.jsonl").exists():
+            write_whole(folder / "result.json", json.dumps(values, indent=2))
     return values
 
 

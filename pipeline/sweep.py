@@ -196,5 +196,14 @@ def another(folder: Path) -> Path:
     return folder.with_name(f"{name}.{last + 1}")
 
 
+def make_another(folder: Path) -> Path:
+    """Makes a folder for one more attempt at the point in `folder`, after all that are there."""
+    while True:
+        folder = another([folder, *attempts(folder)][-1])
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -501,3 +501,10 @@ def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pip
     assert "mnist.npz" in mnist
     assert str(tmp_path / "keras") in mnist
     assert not list(Path(tmp_path / "keras").rglob("*.npz"))
+
+
+@pytest.mark.parametrize("many", [[], ["-m", "workers=1,2"], ["-m", "sweep.name=mine", "workers=1,2"]])
+def test_a_plan_leaves_no_file_and_no_folder(pipeline, tmp_path, many):
+    ran: Ran = pipeline(*many, "mode=plan", "strategy=mirrored", "hardware=2cpu", "model=mlp", "data=mnist5k")
+    assert ran.code == 0, ran.err
+    assert not list(tmp_path.iterdir())

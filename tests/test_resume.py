@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import QUICK
 from test_plan import config, machine
 
 from pipeline import plan, resume
@@ -130,3 +131,27 @@ def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):
     other = dataclasses.replace(two, workers=3)
     assert earlier.measured(other, None).point == []
     earlier.lock.release()
+
+
+@pytest.mark.slow
+def test_a_run_in_a_folder_of_one_s_own_goes_on_and_a_finished_one_is_kept_beside_a_new_one(pipeline, tmp_path):
+    command = (*QUICK, "hydra.run.dir=mine", "model=mlp", "data=digits", "workers=1", "train.steps=4",
+               "train.callbacks=[{_target_: own.Preempting, after: [2], number: SIGTERM}]")  # fmt: skip
+    for name, code in (("mine", 75), ("mine", 0), ("mine.2", 75), ("mine.2", 0), ("mine.3", 75)):
+        ran = pipeline(*command)
+        assert ran.code == code, ran.err
+        assert ("resuming" in ran.out) == (code == 0)
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        assert (result["status"], result["resumed"]) == (("PREEMPTED", 0) if code else ("FINISHED", 1))
+    assert sorted(path.name for path in tmp_path.glob("mine*")) == ["mine", "mine.2", "mine.3"]
+    assert json.loads((tmp_path / "mine/result.json").read_text())["status"] == "FINISHED"
+
+
+def test_a_plan_in_the_folder_of_a_run_leaves_that_run_alone(pipeline, tmp_path):
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "events.jsonl").write_text("{}\n")
+    (run / "result.json").write_text("{}")
+    for wrong in ((), ("workers=0",), ("+nothing=1",)):
+        pipeline("mode=plan", "model=mlp", "data=digits", "hydra.run.dir=mine", *wrong)
+        assert (run / "result.json").read_text() == "{}"
