@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -34,6 +35,8 @@ from pipeline.schema import Config, HardwareConfig, PrepareConfig
 from pipeline.sweep import COMPOSED, SweepError, check_name
 
 SCHEMA, PREPARE_SCHEMA = "schema", "prepare_schema"
+# Groups whose choices have names.
+NAMED = ("strategy", "hardware", "model", "data")
 LISTS = (list[int], list[str])
 # What Hydra may make by itself: its own parts, and what its logging is made of.
 HYDRA_S_OWN = ("hydra.", "hydra_plugins.")
@@ -97,11 +100,13 @@ def refused_unread() -> Iterator[None]:
         loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *given: Any, **named: Any
     ) -> DictConfig:
         _check_not_swept(overrides)
+        _check_not_deleted(overrides, Config if config_name == "config" else PrepareConfig)
         try:
             composed = kept(loader, config_name, overrides, *given, **named)
         except MissingConfigException as error:
             _lay_out(error)
             composed = kept(loader, config_name, overrides, *given, **named)
+        _name_by_choice(composed, loader.repository)
         plain = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(plain, dict)
         check_hydra(plain.get("hydra"), "hydra")
@@ -131,6 +136,39 @@ def _check_not_swept(overrides: Sequence[str]) -> None:
                 f"Expected one value of {each.key_or_group} for a whole sweep, received {each.input_line}. "
                 f"Try a command for each."
             )
+
+
+def _check_not_deleted(overrides: Sequence[str], schema: type) -> None:
+    """Refuses to delete what the schema would put back with its own defaults, not those of `conf/`."""
+    for each in OverridesParser.create().parse_overrides(list(overrides)):
+        key = each.key_or_group
+        kind, default = _schema_at(key, schema)
+        if not each.is_delete() or kind is None or key in NAMED:
+            continue
+        if dataclasses.is_dataclass(kind):
+            first = dataclasses.fields(kind)[0].name
+            raise ConfigError(
+                f"Expected {key} to keep its keys, received ~{key}. "
+                f"Try without it, or {key}.{first}=... for a key of it."
+            )
+        usual = _typeable(default)
+        raise ConfigError(
+            f"Expected {key} to keep a value, received ~{key}. Try {key}={'...' if usual is None else usual}."
+        )
+
+
+def _name_by_choice(composed: DictConfig, files: IConfigRepository) -> None:
+    """Gives what was chosen without a name of its own that of the choice; a name that its file leaves open stays so."""
+    choices = OmegaConf.select(composed, "hydra.runtime.choices") or {}
+    for group in NAMED:
+        node, choice = composed.get(group), choices.get(group)
+        # Without a function it is no choice that could be made, but for hardware.
+        if not isinstance(node, DictConfig) or not choice or not (group == "hardware" or node.get("build")):
+            continue
+        found = files.load_config(f"{group}/{choice}")
+        says = found is not None and isinstance(found.config, DictConfig) and "name" in found.config.keys()  # noqa: SIM118 - `in` passes over "???"
+        if not says and OmegaConf.is_missing(node, "name"):
+            node.name = str(choice).rpartition("/")[2]
 
 
 def _lay_out(missing: MissingConfigException) -> None:

@@ -54,6 +54,11 @@ def refusal(ran: Ran) -> str:
         (["+train.epoch=3"], "received train.epoch. Try train.epochs."),
         (["++hardware.gpus=3"], "Expected a key of hardware (name, hosts, devices_per_host"),
         (["+lerning_rate=3"], "received lerning_rate. Try train.learning_rate."),
+        (["~train"], "Expected train to keep its keys, received ~train. Try without it, or train.epochs=... for a key"),
+        (["~launch"], "Expected launch to keep its keys, received ~launch."),
+        (["-m", "~measure", "workers=1,2"], "Expected measure to keep its keys, received ~measure."),
+        (["~train.seed"], "Expected train.seed to keep a value, received ~train.seed. Try train.seed=0."),
+        (["~workers"], "received ~workers. Try workers=null."),
         (["~train.epochs"], "received ~train.epochs. Try train.epochs=null."),
         # Types.
         (["workers=two"], "Expected workers to be a whole number or null, received two."),
@@ -508,3 +513,20 @@ def test_a_plan_leaves_no_file_and_no_folder(pipeline, tmp_path, many):
     ran: Ran = pipeline(*many, "mode=plan", "strategy=mirrored", "hardware=2cpu", "model=mlp", "data=mnist5k")
     assert ran.code == 0, ran.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_choice_of_one_s_own_is_called_as_its_file_is(pipeline, tmp_path):
+    for group, text in (
+        ("model", "build: {_target_: own.tiny}"),
+        ("data", "build: {_target_: own.numbered}"),
+        ("strategy", "build: {_target_: pipeline.strategies.one_device}"),
+        ("hardware", "devices_per_host: 2\nkind: cpu"),
+    ):
+        (tmp_path / "mine" / group).mkdir(parents=True)
+        (tmp_path / f"mine/{group}/my_{group}.yaml").write_text(text + "\n")
+    chosen = [f"{group}=my_{group}" for group in ("model", "data", "strategy", "hardware")]
+    ran: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1")
+    assert ran.code == 0, ran.err
+    assert "my_model on my_data, my_strategy on my_hardware" in ran.out
+    named: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
+    assert "another on my_data" in named.out
