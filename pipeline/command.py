@@ -6,8 +6,10 @@ SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
 
 import io
 import os
+import re
 import statistics
 import sys
+import sysconfig
 import time
 from contextlib import redirect_stderr, suppress
 from functools import partial
@@ -27,6 +29,14 @@ from pipeline.sweep import SweepError
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
+# A frame of a traceback, and what Python writes between two that belong together.
+FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    .+\n)*', re.M)
+CHAINED = ("direct cause of the following exception:", "another exception occurred:")
+# Where functions are that are not a person's own.
+NOT_ONES_OWN = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.dirname(os.path.abspath(__file__)),
+)
 # Hydra's options that take their value as a word of its own.
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
@@ -177,18 +187,45 @@ def _tell(result: run.Result, many: bool, console: Console) -> None:
         print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
     elif result["status"] not in ("PLANNED", "PREDICTED"):
         if result["error"]:
-            _show_log(result["log"], console)
+            _show_log(result["log"], str(result["error"]), console)
             print(show.error_text(f"{result['error']} See {result['folder']}."), file=sys.stderr)
         elif not many:
             console.print(show.result_table(result))
 
 
-def _show_log(log: str | None, console: Console) -> None:
+def _show_log(log: str | None, error: str, console: Console) -> None:
+    """What a person looks for in a failed process's log: where their own functions failed, or else its last lines."""
     if log is None or not Path(log).exists():
         return
-    lines = [line for line in Path(log).read_text(errors="replace").splitlines() if line.strip()][-LOG_LINES:]
-    for line in [f"The last lines of {log}:", *(f"    {line}" for line in lines)]:
+    text = Path(log).read_text(errors="replace")
+    if (frames := own_frames(text, error)) is not None:
+        # What it failed with was told when it did.
+        shown = [*(f"    {line}" for line in frames), f"All of where it failed is in {log}."]
+    else:
+        lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+        shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
+    for line in shown:
         console.print(line, soft_wrap=True)
+
+
+def own_frames(log: str, error: str) -> list[str] | None:
+    r"""The lines of a log's last traceback that are of a person's own functions; None if it is not that of `error`.
+
+    >>> frame = '  File "/home/me/mine.py", line 3, in model\n    raise ValueError("no")\n'
+    >>> own_frames(f"Traceback (most recent call last):\n{frame}ValueError: no\n", "ValueError: no")
+    ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
+    """
+    _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
+    if not tracebacks or (error.partition(": ")[2] or error) not in tracebacks[-1]:
+        return None
+    chain = [tracebacks.pop()]
+    while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
+        chain.insert(0, tracebacks.pop())
+    found: list[str] = []
+    for each in FRAME.finditer("".join(chain)):
+        if not each["file"].startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in each["file"]:
+            found += [line[2:] for line in each[0].splitlines() if line.strip(" ^~")]
+    return found
 
 
 def _refuse(message: str) -> int:

@@ -12,8 +12,9 @@ from pipeline.plan import DATA_SERVER, Plan
 
 # A process that uses this share of a core between beats is computing, though it reports no step.
 BUSY_SHARE = 0.1
-# Computing without a step counts as progress for this many times the limit.
-BUSY_PATIENCE = 10
+# Computing without a step counts as progress for this many times the limit: while what is asked for is traced and
+# compiled, until its first steps are told, and from then on.
+TRACING_PATIENCE, BUSY_PATIENCE = 10, 2
 # How long to look for who is to blame once a process has lost its peers.
 BLAME_SECONDS = 12.0
 SILENT_SECONDS = 3.0
@@ -60,12 +61,15 @@ class Watch:
     plan: Plan
     seen: dict[int, _Seen] = field(default_factory=dict)
     leaving: bool = False
+    # Have steps, or the end of an epoch, been told since the last command?
+    stepping: bool = False
     # May workers be replaced? And how often each was.
     replacing: bool = False
     replaced: dict[int, int] = field(default_factory=dict)
 
     def asked(self, now: float) -> None:
         """The processes were given a command: from here on they owe progress."""
+        self.stepping = False
         servers = (*self.plan.ranks("parameter server"), *self.plan.ranks(DATA_SERVER))
         for rank, each in self.seen.items():
             # They do nothing of their own.
@@ -89,6 +93,7 @@ class Watch:
         if seen.stopped:
             return
         seen.beat = now
+        self.stepping = self.stepping or kind in ("steps", "epoch")
         if kind == "joined":
             seen.joined = True
         if kind == "failed":
@@ -116,6 +121,8 @@ class Watch:
             self.replaced[rank] = self.replaced.get(rank, 0) + 1
             self.seen[rank] = _Seen(started=now, moved=now, worked=now)
         if gone:
+            # One that was started again traces again.
+            self.stepping = False
             # Others may have waited for who is gone, in TensorFlow's hands and unable to give a sign.
             for seen in self.seen.values():
                 if seen.beat is not None:
@@ -214,24 +221,30 @@ class Watch:
 
     def _stuck(self, now: float) -> Failure | None:
         limit = self.plan.progress_timeout
+        patience = BUSY_PATIENCE if self.stepping else TRACING_PATIENCE
         waiting = {
             rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered and seen.exited is None
         }
         stuck = [
-            rank
-            for rank, seen in waiting.items()
-            if now - seen.worked > limit or now - seen.moved > BUSY_PATIENCE * limit
+            rank for rank, seen in waiting.items() if now - seen.worked > limit or now - seen.moved > patience * limit
         ]
         if not stuck or len(stuck) < len(waiting) or not any(map(self._leads, stuck)):
             # Those that serve owe nothing once those that lead have answered.
             return None
         # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
         rank = min(stuck, key=lambda each: waiting[each].moved)
-        names = " and ".join(self._name(each) for each in stuck[:4])
+        busy = [each for each in stuck if now - waiting[each].worked <= limit]
+        if busy:
+            seconds = min(now - waiting[each].moved for each in busy)
+            what = f"computed for {seconds:.0f} s without a step"
+        else:
+            what = f"made no progress for {limit:g} s"
+        named = busy or stuck
+        names = " and ".join(self._name(each) for each in named[:4])
+        where = "where each stands is in its log" if len(named) > 1 else "where it stands is in its log"
         return Failure(
-            f"{names} made no progress for {limit:g} s; where each stands is in its log. "
-            f"If a step takes that long, try launch.progress_timeout={4 * limit:g}.",
-            rank,
+            f"{names} {what}; {where}. If a step takes that long, try launch.progress_timeout={4 * limit:g}.",
+            rank if rank in named else named[0],
             stuck=True,
         )
 

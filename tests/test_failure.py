@@ -203,3 +203,29 @@ def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline, strateg
     )  # fmt: skip
     assert ran.code == 1
     assert "InvalidArgumentError: bad numbers : Tensor had Inf" in ran.err
+
+
+def test_an_error_of_ones_own_function_is_said_first_and_last_with_ones_own_frames_between(pipeline):
+    ran = pipeline(*QUICK, f"--config-dir={own.CONF}", "data=numbered", "workers=1", "model.build._target_=own.raises")
+    assert ran.code == 1
+    said = ran.out[ran.out.index("RuntimeError: the moon is not full") :].splitlines()
+    assert len(said) == 4
+    assert said[1].strip().startswith('File "')
+    assert said[1].endswith("in raises")
+    assert said[2].strip() == 'raise RuntimeError("the moon is not full")'
+    assert "point-0.log" in said[3]
+    assert "Traceback" not in ran.out
+    assert ran.err.splitlines()[-1].startswith("pipeline: RuntimeError: the moon is not full See ")
+    (log,) = ran.folder.glob("outputs/runs/*/point-0.log")
+    assert "pipeline/worker.py" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_busy_loop_once_training_steps_is_ended_after_twice_the_progress_timeout(pipeline):
+    ran = pipeline(
+        *QUICK, f"--config-dir={own.CONF}", "model=tiny", "data=numbered", "workers=1", "train.epochs=9",
+        "train.callbacks=[{_target_: own.Spinning}]", "launch.progress_timeout=3", "launch.max_restarts=0",
+        timeout=25,
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "chief 0 computed for 6 s without a step; where it stands is in its log." in ran.err

@@ -9,7 +9,7 @@ import pytest
 from test_plan import config, machine
 
 from pipeline.plan import make
-from pipeline.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, Failure, Watch
+from pipeline.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0
 BEGIN = 100.0
@@ -240,12 +240,30 @@ def test_processes_that_neither_step_nor_compute_are_stuck():
     assert story.now > BEGIN + 20.0 + PROGRESS
 
 
-def test_a_process_that_computes_without_a_step_is_busy_for_ten_times_as_long():
+def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_are_told():
     story = Story(workers=2)
     story.watch.asked(story.now)
-    assert story.alive(BUSY_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
+    assert story.alive(TRACING_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
     failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
     assert failure.stuck
+    assert failure.error.startswith("chief 0 and worker 1 computed for 500 s without a step; where each stands")
+
+
+def test_a_process_that_computes_without_a_step_once_steps_were_told_has_twice_as_long():
+    story = Story(workers=2)
+    story.watch.asked(story.now)
+    story.tell(0, "steps")
+    assert story.alive(BUSY_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
+    failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
+    assert failure.error.startswith("chief 0 and worker 1 computed for 100 s without a step; ")
+    assert story.now < BEGIN + 2 * PROGRESS + 2.0
+
+
+def test_another_command_may_trace_anew():
+    story = Story(workers=2)
+    story.tell(0, "steps")
+    story.watch.asked(story.now)
+    assert story.alive(3 * PROGRESS, 0, 1, progress=False, cpu_share=0.9) is None
 
 
 def test_one_that_computes_excuses_those_that_wait_for_it():

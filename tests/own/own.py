@@ -394,6 +394,14 @@ class Preempting(keras.callbacks.Callback):
             time.sleep(1.0)
 
 
+class Spinning(keras.callbacks.Callback):
+    """Computes for ever once the first epoch is over."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        while epoch:
+            pass
+
+
 def gone_data(shard, shards):
     """Of three workers the last dies as soon as it reads its data, each time."""
     if shards == 3 and shard == 2:
