@@ -555,6 +555,8 @@ class Point:
             self._blamed = failure.log
         except Interrupted as signalled:
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
+        except LaunchError as lost:
+            error = str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
         try:

@@ -229,3 +229,23 @@ def test_a_busy_loop_once_training_steps_is_ended_after_twice_the_progress_timeo
     )  # fmt: skip
     assert ran.code == 1
     assert "chief 0 computed for 6 s without a step; where it stands is in its log." in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("restarts", "code"), [(1, 0), (0, 1)])
+def test_a_fork_server_killed_while_it_starts_processes_is_started_again_so_often(tmp_path, restarts, code):
+    process = start(tmp_path, *QUICK, *TWO, "model=mlp", "data=digits", "train.steps=2",
+                    f"launch.max_restarts={restarts}")  # fmt: skip
+    wait_for(tmp_path, "run")
+    # By now the conductor waits for the first process, while the server still imports.
+    time.sleep(0.5)
+    for each in psutil.Process(process.pid).children():
+        if "multiprocessing.forkserver" in " ".join(each.cmdline()):
+            each.kill()
+    ran = finish(process, tmp_path, time.monotonic(), timeout=60)
+    assert "Traceback" not in ran.err
+    assert ran.code == code, ran.err
+    assert ran.result["status"] == ("FAILED" if code else "FINISHED")
+    assert ("Expected a fork server that starts processes, received one that was killed" in ran.err) == bool(code)
+    assert any("fork server" in event["text"] for event in events(tmp_path) if event["event"] == "warning") != code
+    assert not left_behind(tmp_path)

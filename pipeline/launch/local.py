@@ -28,6 +28,10 @@ from pipeline.signals import CONDUCTOR
 
 # How often to ask the system whether a process is stopped.
 LOOK_SECONDS = 1.0
+# Before a fork server that was killed is started again, which the system may not have told of yet.
+AGAIN_SECONDS = 0.2
+# What is raised where the fork server, or a process that it has just forked, is gone.
+GONE = (EOFError, ConnectionError, ProcessLookupError)
 PRELOAD = ["pipeline.launch.preload"]
 
 
@@ -92,8 +96,7 @@ class LocalJob:
         self._next_look = 0.0
         self._text = plan.to_json()
         try:
-            for each in plan.processes:
-                self._start(each)
+            self._start_all()
         except BaseException:
             self.stop(grace=0)
             raise
@@ -129,7 +132,10 @@ class LocalJob:
             if rank in connections:
                 connections.pop(rank).close()
         self._exited.discard(rank)
-        self._start(self._plan.processes[rank])
+        try:
+            self._start(self._plan.processes[rank])
+        except GONE as error:
+            raise _server_lost(0) from error
 
     def dump_stacks(self) -> None:
         """Has every process write its stack to its log; one that is stopped does so when it goes on."""
@@ -147,6 +153,25 @@ class LocalJob:
             for connection in connections.values():
                 connection.close()
             connections.clear()
+
+    def _start_all(self) -> None:
+        """Starts all processes; all of them anew, with another fork server, where that was killed meanwhile."""
+        for again in range(self._plan.max_restarts + 1):
+            try:
+                for each in self._plan.processes:
+                    self._start(each)
+                break
+            except GONE as error:
+                self.stop(grace=0)
+                self._processes.clear()
+                self._exited.clear()
+                self._waiting.clear()
+                if again == self._plan.max_restarts:
+                    raise _server_lost(again) from error
+                time.sleep(AGAIN_SECONDS)
+        if again:
+            often = f"{again} of {self._plan.max_restarts} times (launch.max_restarts)"
+            self._add(0, event="warning", text=f"The fork server was lost. It was started again, {often}.")
 
     def _start(self, process: Process) -> None:
         from pipeline.launch import child
@@ -208,6 +233,14 @@ class LocalJob:
 
     def _add(self, rank: int, **fields: Any) -> None:
         self._waiting.append({"time": time.time(), "group": self._group, "rank": rank, **fields})
+
+
+def _server_lost(again: int) -> LaunchError:
+    often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
+    return LaunchError(
+        f"Expected a fork server that starts processes, received one that was killed{often}. "
+        f"Try again, or cluster.start_method=spawn, which needs none."
+    )
 
 
 def _state(pid: int | None) -> str:
