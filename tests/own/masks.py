@@ -31,4 +31,5 @@ def main(name: str, replicas: int) -> None:
     print(json.dumps(masks.numpy().tolist()))
 
 
-main(sys.argv[1], int(sys.argv[2]))
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
