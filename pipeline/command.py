@@ -37,8 +37,8 @@ NOT_ONES_OWN = (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     os.path.dirname(os.path.abspath(__file__)),
 )
-# Hydra's options that take their value as a word of its own.
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+# Hydra's options that take their value as a word of its own.
 VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
 
 

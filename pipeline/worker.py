@@ -733,13 +733,13 @@ def _sample_system(seconds: float, host: int, tell: Tell) -> None:
     def sample() -> None:
         while True:
             time.sleep(seconds)
-            memory, disk = psutil.virtual_memory(), psutil.net_io_counters()
+            memory, network = psutil.virtual_memory(), psutil.net_io_counters()
             values = {
                 "cpu_utilization_percentage": psutil.cpu_percent(),
                 "system_memory_usage_gib": memory.used / 2**30,
                 "system_memory_usage_percentage": memory.percent,
-                "network_receive_gib": disk.bytes_recv / 2**30,
-                "network_transmit_gib": disk.bytes_sent / 2**30,
+                "network_receive_gib": network.bytes_recv / 2**30,
+                "network_transmit_gib": network.bytes_sent / 2**30,
             }
             with contextlib.suppress(OSError):
                 tell("system", host=name, values=values)

@@ -5,7 +5,7 @@ gives `started` for each process, `stopped` while the system says that one is, a
 `code` (negative: minus the signal).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,7 +51,3 @@ class Cluster(Protocol):
 
     def close(self) -> None:
         """Lets go of whatever is kept between jobs."""
-
-
-# A process's whole life: the plan, its rank, and functions to tell events and to take commands.
-Main = Callable[..., None]
