@@ -68,13 +68,13 @@ def _run(arguments: list[str]) -> tuple[float, float, str]:
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         ran = subprocess.run(
-            [sys.executable, "-m", "pipeline.prepare", *arguments, f"out={folder}/out"],
+            [sys.executable, "-m", "pipeline", "prepare", *arguments, f"out={folder}/out"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         seconds = time.monotonic() - began
         making = re.search(r"of these ([\d.]+) s for the shards", ran.stdout)
         if ran.returncode or making is None:
-            sys.exit(f"pipeline.prepare {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
+            sys.exit(f"pipeline prepare {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
         checksum = hashlib.sha256()
         for path in sorted(Path(folder, "out").glob("*.tfrecord")):
             checksum.update(path.read_bytes())

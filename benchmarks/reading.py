@@ -2,7 +2,7 @@
 
     python benchmarks/reading.py strategy=mirrored workers=2 --rounds 4 --only shards
 
-First `model=cnn` on the same 4,000 digits: arrays in memory, the shards that `python -m pipeline.prepare` makes of
+First `model=cnn` on the same 4,000 digits: arrays in memory, the shards that `python -m pipeline prepare` makes of
 them, and these kept as arrays. Then one device on examples that burn a core, made by itself and by two data servers.
 Ratios are of two runs that follow each other; which of them is first changes with the round.
 """
@@ -43,7 +43,7 @@ def main() -> int:
         "services": ("two data servers / none", COSTLY, (*COSTLY, "data.service=2")),
     }
     with tempfile.TemporaryDirectory() as folder:
-        _call(folder, "pipeline.prepare", memory, "out=prepared", "workers=2")
+        _call(folder, "pipeline", "prepare", memory, "out=prepared", "workers=2")
         rows = {part: _compare(folder, *pairs[part], arguments.rounds) for part in arguments.only}
     record.write(arguments, arguments.rounds, rows)
     return 0

@@ -42,14 +42,14 @@ PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
 
 
-def main() -> None:
-    """Runs the command and exits with its code."""
+def main() -> int:
+    """Runs the command; returns its exit code."""
     sys.argv[1:] = options_first(sys.argv[1:])
     if "--version" in sys.argv:
         print(f"pipeline {_version()}")
-        sys.exit(0)
+        return 0
     wrong = wrong_options(sys.argv[1:])
-    sys.exit(_refuse(wrong) if wrong else command())
+    return _refuse(wrong) if wrong else command()
 
 
 def command() -> int:

@@ -1,6 +1,6 @@
 """Compares runs: what was asked for differently, what came out differently, and how sure that is.
 
-    python -m pipeline.compare RUN RUN [RUN ...]
+    python -m pipeline compare RUN RUN [RUN ...]
 
 A run is its folder, the folder's name, or its id in MLflow, of which the first letters are enough. It reads what runs
 wrote and starts nothing. 0: compared. 2: a run cannot be found or read.
@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline import comparable, show, verdict
+from pipeline import comparable, moved, show, verdict
 from pipeline.history import HistoryError, Run, find, load
 
 # What a plan holds that nobody asked for, or that follows from the rest.
@@ -27,7 +27,7 @@ ONCE = ("loss", "val_loss", "metrics", "val_metrics", "seconds_startup", "second
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.compare", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m pipeline compare", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="a folder, its name, or the first letters of an MLflow id"
     )
@@ -100,4 +100,4 @@ def _asked(run: Run) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    moved.answer("compare")

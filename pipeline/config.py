@@ -49,7 +49,7 @@ ALONE = {
 # Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
 LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
 HELP = "Try `python -m pipeline --help` for the choices and keys."
-PREPARE_HELP = "Try `python -m pipeline.prepare --help` for the choices and keys."
+PREPARE_HELP = "Try `python -m pipeline prepare --help` for the choices and keys."
 Typed = TypeVar("Typed", Config, PrepareConfig)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import moved
 from pipeline.plan import Plan
 
 PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
@@ -205,3 +206,7 @@ def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, 
     return (
         f"{what} takes {gain:.0%} of each step: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."
     )
+
+
+if __name__ == "__main__":
+    moved.answer("explain")

@@ -403,7 +403,7 @@ def shared(asked: str, files: Sequence[int], processes: int) -> str:
         if len(files) < processes:
             raise PlanError(
                 f"Expected data.shard=file with a file for each of {processes} processes, received {len(files)}. "
-                f"Try data.shard=element, or `python -m pipeline.prepare` with shards={processes}."
+                f"Try data.shard=element, or `python -m pipeline prepare` with shards={processes}."
             )
         return "file"
     most = max(sum(files[place] for place in part) for part in dealt(files, processes))

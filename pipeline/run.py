@@ -23,6 +23,7 @@ from pipeline import (
     explain,
     history,
     measure,
+    moved,
     outlook,
     plan,
     predict,
@@ -54,7 +55,7 @@ from pipeline.track import Tracker
 Result = dict[str, Any]
 # How many of the examples that were left out are named.
 SKIPPED_NAMED = 3
-# The function that reads what `python -m pipeline.prepare` wrote.
+# The function that reads what `python -m pipeline prepare` wrote.
 PREPARED = "pipeline.data.tfrecord"
 # Where Hydra writes what was composed, in the folder of a point.
 HYDRA_S = "hydra"
@@ -594,7 +595,7 @@ class Point:
             if not drained:
                 values["tracking_note"] = (
                     f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
-                    f"`python -m pipeline.track sync {self._folder}` sends the rest."
+                    f"`python -m pipeline sync {self._folder}` sends the rest."
                 )
             values["mlflow_run_id"] = values["mlflow_run_id"] or tracker.run_id(self._folder, 0.0)
             self._write(values)
@@ -802,7 +803,7 @@ def _bound_by_input(waits: Result) -> list[str]:
     return [
         f"{WAITED} {slowest} waited for its batches for {waits['input_wait_by_worker'][slowest]:.0%} of the step "
         f"time. data.profile=true says which stage of the input costs most. Try data.cache=memory, data.service=2, or "
-        f"to prepare the data once with python -m pipeline.prepare."
+        f"to prepare the data once with python -m pipeline prepare."
     ]
 
 
@@ -925,3 +926,7 @@ def _tags(planned: Plan, asked: Asked) -> dict[str, str]:
         "oversubscribed": str(planned.oversubscribed).lower(),
     }
     return {name: value for name, value in tags.items() if value}
+
+
+if __name__ == "__main__":
+    moved.answer("", called="run")

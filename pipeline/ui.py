@@ -1,6 +1,6 @@
 """Turns the runs below a folder into MLflow's user interface, opened at the runs sorted by speedup.
 
-    python -m pipeline.ui [--port 5000] [--output-dir outputs]
+    python -m pipeline ui [--port 5000] [--output-dir outputs]
 
 It starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import show, signals
+from pipeline import moved, show, signals
 from pipeline.track import page
 from pipeline.track.stores import open_client, prepare
 
@@ -40,7 +40,7 @@ class UiError(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.ui", description="Shows runs in MLflow's UI.")
+    parser = argparse.ArgumentParser(prog="python -m pipeline ui", description="Shows runs in MLflow's UI.")
     parser.add_argument("--port", default="5000", help="to listen on, on 127.0.0.1 alone: %(default)s")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the runs: %(default)s")
     given = parser.parse_args(arguments)
@@ -173,4 +173,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    moved.answer("ui")

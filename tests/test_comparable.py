@@ -14,7 +14,7 @@ from test_compare import wrote
 
 from pipeline import comparable, compare, report, verdict
 from pipeline.history import Run, load
-from pipeline.report.__main__ import main
+from pipeline.report.command import main
 
 MLP = {"_target_": "pipeline.models.mlp"}
 # (what the plan says otherwise, what the result says otherwise, what is written beside the speed)

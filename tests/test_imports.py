@@ -60,7 +60,7 @@ def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):
 
 @pytest.mark.parametrize("arguments", ["['sweep=nothing']", "['--help']", "['swep=mine']"])
 def test_a_report_that_is_refused_imports_nothing_slow(tmp_path, arguments):
-    code = f"from pipeline.report.__main__ import main\nassert main({arguments}) in (0, 2)"
+    code = f"from pipeline.report.command import main\nassert main({arguments}) in (0, 2)"
     assert not imported_by(code, tmp_path) & {*SLOW, "jinja2", "scipy"}
 
 

@@ -29,7 +29,7 @@ OWN_SOURCE = "data.build._target_=sources."
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Starts the command in a folder, from where the tests' own sources can be imported."""
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.prepare", *arguments],
+        [sys.executable, "-m", "pipeline", "prepare", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"},
         stdout=subprocess.PIPE,
@@ -507,7 +507,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         (["out=gs://b/d"], r"Expected out to be a folder that this machine can write to, received gs://b/d"),
         (["out=d", "data=digitz"], r"Expected data to be one of .*received digitz\. Try data=digits\."),
         (["out=d", "sed=1"], r"Expected a key of the config \(out, .*received sed\. Try seed\."),
-        (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline\.prepare --help`"),
+        (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline prepare --help`"),
         (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
         (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
         (["out=d", "data.shuffle=maybe"], r"Expected data\.shuffle to be true or false, received maybe"),
@@ -670,7 +670,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_taken_away(tmp_path):
 
     ours, theirs = pty.openpty()
     environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "TERM": "xterm", "COLUMNS": "120"}
-    arguments = [sys.executable, "-m", "pipeline.prepare", *SLOW[:2], "shards=20", "processes=1", "out=d"]
+    arguments = [sys.executable, "-m", "pipeline", "prepare", *SLOW[:2], "shards=20", "processes=1", "out=d"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=environ, stdout=theirs, stderr=theirs)
     os.close(theirs)
     told = b""

@@ -15,7 +15,7 @@ from test_compare import wrote
 from pipeline import history, report
 from pipeline.history import HistoryError
 from pipeline.report import figures
-from pipeline.report.__main__ import main
+from pipeline.report.command import main
 
 WIDTHS = (1280, 360)
 SCRIPT = "<script>document.title='taken'</script>"
@@ -218,7 +218,7 @@ def test_equal_points_tie(tmp_path):
     [
         (["sweep=nothing"], "Expected sweep to be a sweep's name or folder, received nothing. Try sweep=there, or "),
         ([], "Expected sweep to be a sweep's name or folder, received none. Try sweep=there, or "),
-        (["swep=there"], "Expected sweep=... and output_dir=..., received swep. Try python -m pipeline.report sweep="),
+        (["swep=there"], "Expected sweep=... and output_dir=..., received swep. Try python -m pipeline report sweep="),
     ],
 )
 def test_a_sweep_that_is_not_there_is_refused_in_words(tmp_path, capsys, arguments, words):
@@ -315,7 +315,7 @@ def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(p
     ran = pipeline("-m", *common, "strategy=one_device,mirrored", "workers=2", timeout=400)
     (sweep,) = ran.folder.glob("outputs/sweeps/*")
     for _ in range(2):
-        command = [sys.executable, "-m", "pipeline.report", f"sweep={sweep.name}"]
+        command = [sys.executable, "-m", "pipeline", "report", f"sweep={sweep.name}"]
         told = subprocess.run(
             command, cwd=ran.folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
         )

@@ -254,7 +254,7 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
 
 
 def synced(folder: Path, environ: dict[str, str], *arguments: str) -> Ran:
-    command = [sys.executable, "-m", "pipeline.track", "sync", *arguments]
+    command = [sys.executable, "-m", "pipeline", "sync", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     said = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
     return Ran(said.returncode, said.stdout, said.stderr, 0.0, folder)

@@ -30,8 +30,8 @@ import pipeline
 from pipeline.events import Event, EventLog, to_line
 from pipeline.track import Tracker
 from pipeline.track import sync as syncing
-from pipeline.track.__main__ import main
 from pipeline.track.changes import Begin, End, Point, Seen, Tag, changes
+from pipeline.track.command import main
 from pipeline.track.copies import Copy
 from pipeline.track.state import recall, remember
 from pipeline.track.stores import open_client
@@ -617,11 +617,11 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) 
         assert told < log.read_text().count('"event": "steps"')
         result = json.loads((log.parent / "result.json").read_text())
         assert result["status"] == "FINISHED"
-        assert "pipeline.track sync" in result["tracking_note"]
+        assert "pipeline sync" in result["tracking_note"]
 
         server.start()
         for _ in range(2):
-            command = [sys.executable, "-m", "pipeline.track", "sync"]
+            command = [sys.executable, "-m", "pipeline", "sync"]
             sent = subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
             assert sent.returncode == 0
         events = [json.loads(line) for line in log.read_text().splitlines()]
@@ -868,7 +868,7 @@ def test_a_run_without_tracking_is_sent_only_where_a_store_is_named(tmp_path: Pa
 
 def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "pipeline.track", *arguments]
+    program = [sys.executable, "-m", "pipeline", *arguments]
     return subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=environ, timeout=60, check=False)
 
 
@@ -891,12 +891,12 @@ def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["sync", "nothing/here"], "expected a run's folder, or one that holds some, received nothing/here"),
+        (["nothing/here"], "expected a run's folder, or one that holds some, received nothing/here"),
         (
-            ["sync", "--uri", "file:mlruns"],
+            ["--uri", "file:mlruns"],
             "expected an MLflow store, received 'file:mlruns'. Try http://127.0.0.1:5000",
         ),
-        (["sink"], "invalid choice"),
+        (["--sink"], "unrecognized arguments: --sink"),
     ],
 )
 def test_a_wrong_argument_is_refused_in_words(

@@ -92,7 +92,7 @@ def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
     said = folder / "said"
     with said.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.ui", "--port", str(port)],
+            [sys.executable, "-m", "pipeline", "ui", "--port", str(port)],
             cwd=folder,
             env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
             stdout=output,

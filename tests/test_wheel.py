@@ -31,10 +31,10 @@ def installed(tmp_path_factory) -> Path:
     return site
 
 
-def run(site: Path, folder: Path, *arguments: str, module: str = "pipeline") -> subprocess.CompletedProcess[str]:
+def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command with the installed package alone on the path; -P keeps the current folder off it."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", module, *arguments],
+        [sys.executable, "-P", "-m", "pipeline", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(site)},
         capture_output=True,
@@ -70,6 +70,6 @@ def test_it_plans_and_finds_its_own_functions(installed, tmp_path):
 
 
 def test_it_prepares_data_with_the_conf_inside_the_wheel(installed, tmp_path):
-    shown = run(installed, tmp_path, "data=digits", "out=d", "processes=1", module="pipeline.prepare")
+    shown = run(installed, tmp_path, "prepare", "data=digits", "out=d", "processes=1")
     assert "train      1,438 examples, 1 shard" in shown.stdout
     assert shown.stderr == ""

@@ -151,7 +151,7 @@ def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
     assert ran.code == code
     assert not left_behind(tmp_path, patience=30)
     # On a machine that is busy with other things, the tracker may have run out of time; the rest is sent later.
-    subprocess.run([sys.executable, "-m", "pipeline.track", "sync"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "pipeline", "sync"], cwd=tmp_path, check=True, capture_output=True)
     _, (run,) = tracked(tmp_path)
     assert run.info.status == status
     assert run.data.metrics["loss"] >= 0

@@ -90,7 +90,7 @@ def from_json(text: str, where: str) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"Expected {where} to be a manifest of prepared data, received a file that is none ({error}). "
-            f"Try `python -m pipeline.prepare data=SOURCE out=FOLDER` anew."
+            f"Try `python -m pipeline prepare data=SOURCE out=FOLDER` anew."
         ) from error
 
 
@@ -140,6 +140,6 @@ def load(folder: str, read: Callable[[str], str]) -> Manifest:
     except OSError as error:
         raise DataError(
             f"Expected {path}, received no such file ({error.strerror or error}). "
-            f"Try `python -m pipeline.prepare data=SOURCE out={folder}` first."
+            f"Try `python -m pipeline prepare data=SOURCE out={folder}` first."
         ) from error
     return from_json(text, path)

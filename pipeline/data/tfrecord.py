@@ -1,4 +1,4 @@
-"""Reads what `python -m pipeline.prepare` wrote: TFRecord shards of `tf.train.Example` beside a manifest."""
+"""Reads what `python -m pipeline prepare` wrote: TFRecord shards of `tf.train.Example` beside a manifest."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def tfrecord(
     """
     if not path:
         raise DataError(
-            "Expected data.path to be a folder that `python -m pipeline.prepare` filled, received none. "
+            "Expected data.path to be a folder that `python -m pipeline prepare` filled, received none. "
             "Try data.path=FOLDER."
         )
     made = manifest.load(path, files.text_of)
     if not made.examples(manifest.TRAIN):
         raise DataError(
             f"Expected training examples in {path}, received a manifest without any. "
-            f"Try `python -m pipeline.prepare data=SOURCE out={path}` anew."
+            f"Try `python -m pipeline prepare data=SOURCE out={path}` anew."
         )
     made = _with_images(made, channels, image_size, path)
     vary = pictures.augmenter(augment)

@@ -1,4 +1,4 @@
-"""Turns a source of data into TFRecord shards beside a manifest, in parallel: `python -m pipeline.prepare`.
+"""Turns a source of data into TFRecord shards beside a manifest, in parallel: `python -m pipeline prepare`.
 
     command.py    the command line, and an exit code
     settings.py   a config, checked, and the composition of it

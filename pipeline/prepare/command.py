@@ -1,4 +1,4 @@
-"""Turns the command line of `python -m pipeline.prepare` into a filled folder, and that into an exit code.
+"""Turns the command line of `python -m pipeline prepare` into a filled folder, and that into an exit code.
 
 0: done, or all was there. 1: failed. 2: refused, and nothing was started. 128 + n: ended by signal n.
 """
@@ -24,7 +24,7 @@ from pipeline.show.prepared import Progress, summary_lines
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline.prepare", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m pipeline prepare", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     given, overrides = parser.parse_known_args(arguments)

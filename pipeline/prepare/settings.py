@@ -109,7 +109,7 @@ def help_text() -> str:
     keys = text[text.index("\nout:") :].strip()
     return (
         "Turns a source of data into TFRecord shards beside a manifest, which data=tfrecord trains on.\n\n"
-        "    python -m pipeline.prepare data=SOURCE out=FOLDER [key=value ...]\n"
+        "    python -m pipeline prepare data=SOURCE out=FOLDER [key=value ...]\n"
         "    python -m pipeline data=tfrecord data.path=FOLDER\n\n"
         "The same command goes on where one was ended. 0: done. 1: failed. 2: refused, and nothing was started.\n"
         "128 + n: ended by signal n.\n\n"

@@ -1,6 +1,6 @@
 """Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, a verdict in words.
 
-    python -m pipeline.report sweep=NAME
+    python -m pipeline report sweep=NAME
 
 It reads what the runs wrote and starts none. `track` has one MLflow run stand for the sweep, with the report in it.
 """
@@ -89,7 +89,7 @@ def write(folder: Path) -> Written:
 def track(folder: Path, written: Written, tracker: Tracker, store: Store) -> None:
     """Has `tracker` send the report to `store`, as the one run that stands for the sweep.
 
-    Like a run's, it is an event log that is sent, now or by `python -m pipeline.track sync`: written again, a report
+    Like a run's, it is an event log that is sent, now or by `python -m pipeline sync`: written again, a report
     goes on in the same log and so in the same run.
     """
     beside = folder.resolve() / FOLDER

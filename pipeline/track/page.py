@@ -43,7 +43,7 @@ DESCRIPTION = """\
 over the number of devices. `..._low` and `..._high` are the range of the repeats: **where two ranges overlap, the \
 runs tie.**
 - Compare what is alike: the same model, data, precision, scaling, batch that is held fixed, machine and versions. \
-`python -m pipeline.compare RUN RUN` says whether two runs are, and how sure the difference is.
+`python -m pipeline compare RUN RUN` says whether two runs are, and how sure the difference is.
 - A name that ends in (rehearsal) or (oversubscribed) marks a speed that is none of real devices.
 - Metrics without a group are measured, warm-up left out, or curves of training. `config/`: what was asked for, as \
 numbers. `final/`: the last loss and metrics. `epoch/`: by epoch. `measure/`: each repeat. `live/`: in training, which \
