@@ -16,13 +16,15 @@ import psutil
 import rivals
 from hydra import compose, initialize_config_dir
 
-from pipeline import conduct, measure, plan
-from pipeline import config as configs
-from pipeline import machine as machines
-from pipeline.events import Event
+from pipeline.analyze import measure
+from pipeline.config import config as configs
+from pipeline.config.schema import Config
+from pipeline.launch import machine as machines
 from pipeline.launch.local import LocalCluster
-from pipeline.plan import Plan
-from pipeline.schema import Config
+from pipeline.plan import plan
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
+from pipeline.run import conduct
 
 ANSWER_SECONDS = 120.0
 # Steps of about this long run before each timed stretch and are left out.

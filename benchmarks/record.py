@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline import machine
+from pipeline.launch import machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -67,7 +67,7 @@ def _prepare(spec: Spec, rank: int) -> Stretch:
     import keras
     import tensorflow as tf
 
-    from pipeline import targets
+    from pipeline.config import targets
 
     if spec.cores:
         os.sched_setaffinity(0, spec.cores[rank])
@@ -94,7 +94,8 @@ def _strategy(spec: Spec, rank: int) -> Any:
     """The strategy as a config names it, or as TensorFlow's guides make it where `strategy_build` is None."""
     import tensorflow as tf
 
-    from pipeline import loopback, targets
+    from pipeline.config import targets
+    from pipeline.worker.tensorflow import loopback
 
     if spec.addresses:
         loopback.listen_on_loopback_only()

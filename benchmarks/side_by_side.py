@@ -36,9 +36,9 @@ import record
 from contestants import ContestantFailed, Load, Ours, Rival, Timed
 from rivals import Spec
 
+from pipeline.config.schema import ClusterConfig
 from pipeline.launch.local import LocalCluster
-from pipeline.plan import Plan
-from pipeline.schema import ClusterConfig
+from pipeline.plan.plan import Plan
 
 # Others who take no more than this share of the machine do not count.
 OTHERS_SHARE = 0.05

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import record
 
-from pipeline import report
+from pipeline.views import report
 
 # What a pair has in common where nothing else is said: its speed, and as little as possible beside it.
 COMMON = ("data=digits", "model=mlp", "train.steps=20", "measure.baseline=none", "tracking=none")

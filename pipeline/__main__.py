@@ -7,6 +7,6 @@ if __name__ == "__main__":
     # Until there is something to put in order, and once that was done, a Ctrl-C ends it without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Here, because processes that Dask starts import this module anew, and need nothing of it.
-    from pipeline.verbs import main
+    from pipeline.commands.verbs import main
 
     sys.exit(main())

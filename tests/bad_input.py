@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline import config
-from pipeline.schema import Config
+from pipeline.config import config
+from pipeline.config.schema import Config
 
 Case = tuple[str, ...]
 
@@ -121,7 +121,7 @@ def _of_syntax() -> Iterator[Case]:
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """How the command ended: its exit code, -1 where it hung, and what it printed."""
-    from pipeline import command
+    from pipeline.commands import train as command
     from pipeline.launch.local import LocalCluster
 
     began = time.monotonic()
@@ -135,7 +135,10 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         # What comes next for a config that is taken is TensorFlow's import: it is not worth waiting for.
         LocalCluster.warm_up = lambda cluster: os._exit(STARTED)  # type: ignore[method-assign]
         try:
-            command.main()
+            code = command.main()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         except SystemExit as ended:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Makes pipeline/sizes.json: `python tests/shipped_sizes.py`. The sizes of the built-in models on the built-in data."""
+"""Makes pipeline/plan/sizes.json, the sizes of the built-in models on the built-in data: `python tests/shipped_sizes.py`."""
 
 import json
 import os
@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from hydra import compose, initialize_config_dir
 
-from pipeline import config, plan, size, weigh
+from pipeline.config import config
+from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch.local import LocalCluster
-from pipeline.machine import Machine
-from pipeline.plan import Plan
-from pipeline.schema import ClusterConfig, Config
+from pipeline.plan import plan, size
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan
+from pipeline.run import weigh
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
 CHOICES = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]

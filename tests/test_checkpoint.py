@@ -17,12 +17,12 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism
 
-from pipeline.plan import Checkpoints
-from pipeline.train import build
-from pipeline.train.batches import BEGINNING, Layout, Position
-from pipeline.train.checkpoint import Keeper, State, grouped
-from pipeline.train.loop import Data, Loop, TrainingError
-from pipeline.train.training import Diverged, Left, Survival, Training
+from pipeline.plan.plan import Checkpoints
+from pipeline.worker.input.batches import BEGINNING, Layout, Position
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.checkpoint import Keeper, State, grouped
+from pipeline.worker.tensorflow.loop import Data, Loop, TrainingError
+from pipeline.worker.tensorflow.training import Diverged, Left, Survival, Training
 
 EXAMPLES, BATCH = 70, 16
 

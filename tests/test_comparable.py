@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from test_compare import wrote
 
-from pipeline import comparable, compare, report, verdict
-from pipeline.history import Run, load
-from pipeline.report.command import main
+from pipeline.analyze import comparable, verdict
+from pipeline.analyze.history import Run, load
+from pipeline.commands import compare
+from pipeline.commands.report import main
+from pipeline.views import report
 
 MLP = {"_target_": "pipeline.models.mlp"}
 # (what the plan says otherwise, what the result says otherwise, what is written beside the speed)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from conftest import QUICK
 
-from pipeline import comparable
-from pipeline.compare import compared, main
-from pipeline.history import find, load
+from pipeline.analyze import comparable
+from pipeline.analyze.history import find, load
+from pipeline.commands.compare import compared, main
 
 ASKED = {"strategy": "mirrored", "workers": 2, "model_build": {"_target_": "pipeline.models.mlp", "hidden": [8]}}
 RESULT = {

@@ -12,13 +12,14 @@ import tensorflow as tf
 from conftest import QUICK, ROOT, Ran
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
-from pipeline.estimate import Estimate, estimate, rows_of_shards
-from pipeline.plan import Plan
-from pipeline.show import estimate_lines
-from pipeline.size import Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
-from pipeline.train import batches, build
-from pipeline.train import size as of_model
-from pipeline.train.loop import Data, Loop
+from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
+from pipeline.plan.plan import Plan
+from pipeline.plan.size import Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
+from pipeline.views.terminal import estimate_lines
+from pipeline.worker.input import batches
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow import size as of_model
+from pipeline.worker.tensorflow.loop import Data, Loop
 
 # model=cnn on 28x28 images: 1,199,882 numbers of 4 bytes, each with a gradient and two slots of Adam's.
 CNN = 4 * 1_199_882
@@ -370,7 +371,7 @@ def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
 
 
 def test_a_changed_source_file_is_another_model(tmp_path):
-    from pipeline import weigh
+    from pipeline.run import weigh
 
     plan = dataclasses.replace(planned(), model_build={"_target_": "mine.model"})
     (tmp_path / "mine.py").write_text("from parts import width\n")
@@ -383,4 +384,4 @@ def test_a_changed_source_file_is_another_model(tmp_path):
 
 
 def test_shipped_sizes_are_in_the_package():
-    assert (ROOT / "pipeline/sizes.json").stat().st_size < 100_000
+    assert (ROOT / "pipeline/plan/sizes.json").stat().st_size < 100_000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline import events
-from pipeline.events import EventLog, read, to_line
+from pipeline.record import events
+from pipeline.record.events import EventLog, read, to_line
 
 FIRST, SECOND, THIRD = ({"event": "steps", "step": step} for step in (1, 2, 3))
 

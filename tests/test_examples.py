@@ -14,10 +14,11 @@ from test_batches import LAYOUTS, ONE, labels, leaves
 
 from pipeline import data as sources
 from pipeline.data.examples import Examples, Segment, rows
-from pipeline.train import cache, reading, scheduled, service
-from pipeline.train.batches import BEGINNING, DEFAULT, Layout, Position, count, spec, stream
-from pipeline.train.loop import Data, TrainingError
-from pipeline.train.reading import Reading
+from pipeline.worker.input import cache, reading, service
+from pipeline.worker.input.batches import BEGINNING, DEFAULT, Layout, Position, count, spec, stream
+from pipeline.worker.input.reading import Reading
+from pipeline.worker.tensorflow import scheduled
+from pipeline.worker.tensorflow.loop import Data, TrainingError
 
 SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
 

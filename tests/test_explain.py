@@ -17,13 +17,13 @@ import pytest
 from conftest import Ran, finish, start
 from test_plan import cluster, config, machine
 
-from pipeline import explain
-from pipeline.conduct import _one_of_each_host
-from pipeline.explain import PARTS, Round, shares
-from pipeline.plan import PlanError, make
-from pipeline.schema import Baseline
-from pipeline.show.explained import explained_line, explained_lines
-from pipeline.track.changes import Point, Seen, Tag, changes
+from pipeline.analyze import explain
+from pipeline.analyze.explain import PARTS, Round, shares
+from pipeline.config.schema import Baseline
+from pipeline.plan.plan import PlanError, make
+from pipeline.run.conduct import _one_of_each_host
+from pipeline.views.mlflow.changes import Point, Seen, Tag, changes
+from pipeline.views.terminal.explained import explained_line, explained_lines
 
 PLAN = make(config("multi_worker", workers=2, hardware="2cpu"), machine())
 NAMES = ("chief 0", "worker 1")

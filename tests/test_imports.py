@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pipeline import config
+from pipeline.config import config
 
 SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 
@@ -42,7 +42,7 @@ def imported_by(code: str, folder: Path) -> set[str]:
 def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, arguments):
     code = (
         f"import sys; sys.argv = ['pipeline', *{arguments!r}]\n"
-        "from pipeline import command\n"
+        "from pipeline.commands import train as command\n"
         "try: command.main()\n"
         "except SystemExit: pass"
     )
@@ -52,7 +52,7 @@ def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, argu
 
 
 def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):
-    code = "from pipeline.prepare import command\nassert command.main(['data=digits', 'seed=-1', 'out=d']) == 2"
+    code = "from pipeline.commands import prepare\nassert prepare.main(['data=digits', 'seed=-1', 'out=d']) == 2"
     found = imported_by(code, tmp_path)
     assert "hydra" in found
     assert not found & {*SLOW, "dask", "distributed"}
@@ -60,15 +60,27 @@ def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):
 
 @pytest.mark.parametrize("arguments", ["['sweep=nothing']", "['--help']", "['swep=mine']"])
 def test_a_report_that_is_refused_imports_nothing_slow(tmp_path, arguments):
-    code = f"from pipeline.report.command import main\nassert main({arguments}) in (0, 2)"
+    code = f"from pipeline.commands.report import main\nassert main({arguments}) in (0, 2)"
     assert not imported_by(code, tmp_path) & {*SLOW, "jinja2", "scipy"}
 
 
 def test_importing_the_command_imports_nothing_slow(tmp_path):
-    assert not imported_by("import pipeline.command", tmp_path) & set(SLOW)
+    assert not imported_by("import pipeline.commands.train", tmp_path) & set(SLOW)
 
 
-@pytest.mark.parametrize("module", ["plan", "schema", "watch", "events", "machine", "targets", "size", "estimate"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "plan.plan",
+        "config.schema",
+        "run.watch",
+        "record.events",
+        "launch.machine",
+        "config.targets",
+        "plan.size",
+        "plan.estimate",
+    ],
+)
 def test_arithmetic_imports_the_standard_library_alone(tmp_path, module):
     others = imported_by(f"import pipeline.{module}", tmp_path) - imported_by("", tmp_path) - sys.stdlib_module_names
     assert others == {"pipeline"}

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from conftest import QUICK, Ran
 
-from pipeline import measure
-from pipeline.measure import Repeat
+from pipeline.analyze import measure
+from pipeline.analyze.measure import Repeat
 
 TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=8", "train.steps_per_call=4")
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
@@ -112,7 +112,7 @@ def test_workers_that_race_are_profiled_too(pipeline):
 
 
 def test_shuffles_and_files_of_a_data_set_are_left_out_of_its_stages_where_that_is_possible(tmp_path):
-    from pipeline.train import profile
+    from pipeline.worker.input import profile
 
     def double(x):
         return x * 2

@@ -15,14 +15,14 @@ import psutil
 import pytest
 from conftest import left_behind, start
 
-from pipeline.loopback import on_loopback
+from pipeline.worker.tensorflow.loopback import on_loopback
 
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
 PROCESS = """
 import json, signal, sys, threading
 signal.alarm(120)  # The kernel ends a process that hangs, also one that waits for its interpreter lock.
 import tensorflow as tf
-from pipeline import loopback
+from pipeline.worker.tensorflow import loopback
 kind, cluster, rank = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 held = loopback.listen_on_loopback_only() and loopback.listen_on_loopback_only()
 if kind == "interrupted":
@@ -122,7 +122,7 @@ def test_only_a_wildcard_address_changes(
 
 
 def test_a_process_without_tensorflow_is_promised_nothing() -> None:
-    code = "from pipeline.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
+    code = "from pipeline.worker.tensorflow.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

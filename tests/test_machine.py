@@ -7,8 +7,16 @@ import sys
 
 import pytest
 
-from pipeline import machine
-from pipeline.machine import cpu_name, detect, installed_gpus, installed_tpus, last_level_cache, usable_cores, visible
+from pipeline.launch import machine
+from pipeline.launch.machine import (
+    cpu_name,
+    detect,
+    installed_gpus,
+    installed_tpus,
+    last_level_cache,
+    usable_cores,
+    visible,
+)
 
 ALLOWED = tuple(sorted(os.sched_getaffinity(0)))
 
@@ -36,7 +44,9 @@ def test_a_container_s_quota_counts(tmp_path, quota, cores):
 
 
 def test_affinity_counts():
-    code = "import os; os.sched_setaffinity(0, {%d}); from pipeline import machine; print(machine.detect({}).cores)"
+    code = (
+        "import os; os.sched_setaffinity(0, {%d})\nfrom pipeline.launch import machine\nprint(machine.detect({}).cores)"
+    )
     shown = subprocess.run([sys.executable, "-c", code % ALLOWED[-1]], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"({ALLOWED[-1]},)"
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from pipeline import measure
-from pipeline.measure import Repeat
-from pipeline.plan import REPEAT_SECONDS
+from pipeline.analyze import measure
+from pipeline.analyze.measure import Repeat
+from pipeline.plan.plan import REPEAT_SECONDS
 
 
 def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> dict:

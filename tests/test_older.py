@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from test_plan import config, machine
 
-from pipeline import comparable, compare, history, plan, predict, report, resume, sweep
-from pipeline.parts import silent
-from pipeline.plan import Plan
-from pipeline.schema import Config
+from pipeline.analyze import comparable, history, predict
+from pipeline.commands import compare
+from pipeline.config.parts import silent
+from pipeline.config.schema import Config
+from pipeline.plan import plan
+from pipeline.plan.plan import Plan
+from pipeline.run import resume, sweep
+from pipeline.views import report
 
 OLD = Path(__file__).with_name("from_0_1_0")
 # As its runs were typed, but for the folder.
@@ -109,4 +113,4 @@ def test_what_another_machine_has_timed_is_timed_again(tmp_path):
 
 @pytest.mark.parametrize("kind", [Plan, Config])
 def test_each_field_says_what_it_is_part_of(kind):
-    assert silent(kind) == [], "Say beside its definition what it is part of: part_of(...), see pipeline/parts.py"
+    assert silent(kind) == [], "Say beside its definition what it is part of: part_of(...)"

@@ -17,11 +17,11 @@ from conftest import QUICK, Ran, by_chance, finish, left_behind, start
 from test_exact import assert_equal, sweep
 from test_failure import events, wait_for
 
-from pipeline.train import tables
-from pipeline.train.batches import Layout, Position
-from pipeline.train.build import ModelError
-from pipeline.train.loop import Data
-from pipeline.train.scheduled import Source, source
+from pipeline.worker.input.batches import Layout, Position
+from pipeline.worker.tensorflow import tables
+from pipeline.worker.tensorflow.build import ModelError
+from pipeline.worker.tensorflow.loop import Data
+from pipeline.worker.tensorflow.scheduled import Source, source
 
 RACING = ("strategy=parameter_server", "workers=2")
 # (Rank, what it gets, what is said of it).

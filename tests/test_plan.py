@@ -7,20 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.machine import Machine
-from pipeline.plan import (
-    DEFAULT_STEPS,
-    Plan,
-    PlanError,
-    baseline_of,
-    check_ranges,
-    fingerprint,
-    from_json,
-    listening,
-    make,
-    split_batch,
-)
-from pipeline.schema import (
+from pipeline.config.schema import (
     Baseline,
     ClusterConfig,
     Config,
@@ -34,7 +21,20 @@ from pipeline.schema import (
     StrategyConfig,
     TrackingConfig,
 )
-from pipeline.show.plan import plan_lines
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import (
+    DEFAULT_STEPS,
+    Plan,
+    PlanError,
+    baseline_of,
+    check_ranges,
+    fingerprint,
+    from_json,
+    listening,
+    make,
+    split_batch,
+)
+from pipeline.views.terminal.plan import plan_lines
 
 STRATEGIES = {
     "one_device": StrategyConfig("one_device", build={"_target_": "pipeline.strategies.one_device"}),

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from shipped_sizes import configured, planned
 
-from pipeline import comparable, history, outlook, predict
-from pipeline import plan as plans
-from pipeline.energy import Meter, counters
-from pipeline.history import HistoryError
-from pipeline.machine import Machine
-from pipeline.plan import Plan
-from pipeline.predict import Observed, PredictError
+from pipeline.analyze import comparable, history, outlook, predict
+from pipeline.analyze.energy import Meter, counters
+from pipeline.analyze.history import HistoryError
+from pipeline.analyze.predict import Observed, PredictError
+from pipeline.plan import plan as plans
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan
 
 VERSIONS = {"keras": "3", "tensorflow": "2"}
 PARAMETERS = 1_000_000

@@ -17,11 +17,12 @@ import psutil
 import pytest
 from conftest import OWN, ROOT, left_behind
 
+from pipeline.commands import prepare as command
 from pipeline.data import examples, manifest, records
-from pipeline.prepare import command, conduct, layout, settings, work
+from pipeline.prepare import conduct, layout, settings, work
 from pipeline.prepare.folder import Folder, FolderError
 from pipeline.prepare.layout import LayoutError
-from pipeline.show.prepared import summary_lines
+from pipeline.views.terminal.prepared import summary_lines
 
 OWN_SOURCE = "data.build._target_=sources."
 

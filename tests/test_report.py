@@ -12,10 +12,11 @@ import pytest
 from conftest import ROOT
 from test_compare import wrote
 
-from pipeline import history, report
-from pipeline.history import HistoryError
-from pipeline.report import figures
-from pipeline.report.command import main
+from pipeline.analyze import history
+from pipeline.analyze.history import HistoryError
+from pipeline.commands.report import main
+from pipeline.views import report
+from pipeline.views.report import figures
 
 WIDTHS = (1280, 360)
 SCRIPT = "<script>document.title='taken'</script>"

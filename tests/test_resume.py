@@ -10,9 +10,10 @@ import pytest
 from conftest import QUICK
 from test_plan import config, machine
 
-from pipeline import plan, resume
-from pipeline.plan import Plan
-from pipeline.resume import Lock, ResumeError
+from pipeline.plan import plan
+from pipeline.plan.plan import Plan
+from pipeline.run import resume
+from pipeline.run.resume import Lock, ResumeError
 
 
 def made(

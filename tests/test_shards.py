@@ -18,7 +18,7 @@ from test_failure import wait_for
 from pipeline import data as sources
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.train.batches import Layout, stream
+from pipeline.worker.input.batches import Layout, stream
 
 # (Examples in each file, workers.)
 LAYOUTS = (

@@ -17,17 +17,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipeline.events import Event
-from pipeline.plan import Plan, Process
-from pipeline.show import (
-    Progress,
-    console_on,
-    error_text,
-    plan_lines,
-    result_table,
-    sweep_table,
-)
-from pipeline.show.seen import Seen
+from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Event
+from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
+from pipeline.views.terminal.seen import Seen
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 ROOT = Path(__file__).parent.parent
@@ -470,7 +463,7 @@ def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
     program = f"""
         import signal, sys, time
         sys.path[:0] = {[str(ROOT), str(Path(__file__).parent)]!r}
-        from pipeline.show import Progress, console_on
+        from pipeline.views.terminal import Progress, console_on
         from test_show import a_plan
         # A shell has what it starts in the background ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -764,7 +757,7 @@ def test_an_error_is_one_message() -> None:
 
 
 def test_importing_it_imports_nothing_heavy() -> None:
-    program = "import sys, pipeline.show; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    program = "import sys, pipeline.views.terminal; print(sorted({name.split('.')[0] for name in sys.modules}))"
     modules = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

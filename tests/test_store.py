@@ -32,10 +32,11 @@ from test_track import (  # the fixture that sets MLflow up applies here too
     wait_for,
 )
 
-from pipeline import events
-from pipeline.track import Tracker
-from pipeline.track.changes import Point, Seen, changes
-from pipeline.track.state import recall, remember
+from pipeline.record import events
+from pipeline.record.tracking import recall
+from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow.changes import Point, Seen, changes
+from pipeline.views.mlflow.state import remember
 
 __all__ = ["_mlflow_settings", "own_tracker"]
 # MLflow's, of its own use of SQLAlchemy.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 
-from pipeline import sweep
-from pipeline.schema import Config, ModelConfig, Order
+from pipeline.config.schema import Config, ModelConfig, Order
+from pipeline.run import sweep
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto")
 NAMED = ("-m", "sweep.name=mine", *QUICK, *SMALL)

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from conftest import OWN
 
-from pipeline import config, targets
-from pipeline.targets import TargetError, check
+from pipeline.config import config, targets
+from pipeline.config.targets import TargetError, check
 
 SEARCH = (str(OWN), *sys.path)
 GIVEN = ("input_shape", "num_classes")
@@ -164,7 +164,7 @@ def test_a_file_in_another_encoding_is_left_to_python(search):
 
 def test_no_module_of_a_person_s_is_imported_to_check_it(search):
     code = (
-        "import sys; from pipeline import targets; search = sys.argv[1:]; kept = set(sys.modules)\n"
+        "import sys; from pipeline.config import targets; search = sys.argv[1:]; kept = set(sys.modules)\n"
         "targets.check({'_target_': 'alone.model'}, 'model.build', (), search)\n"
         "targets.check({'_target_': 'keras.callbacks.EarlyStopping'}, 'model.build', (), search)\n"
         "print(sorted(name for name in set(sys.modules) - kept if name.split('.')[0] in ('alone', 'keras')))"
@@ -249,7 +249,7 @@ def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search, target)
             "minefield.model",
             "in an allowed package (mine.models, mine, keras, or this program's strategies, models and",
         ),
-        ("pipeline.targets.call", "received pipeline.targets.call. Try a function of theirs."),
+        ("pipeline.config.targets.call", "received pipeline.config.targets.call. Try a function of theirs."),
         ("tensorflow.io.gfile.remove", "received tensorflow.io.gfile.remove."),
         ("alone.model", "allowed_targets=[mine.models,mine,alone] if you trust alone."),
         ("os.system", "of Python itself"),

@@ -18,10 +18,10 @@ import tensorflow as tf
 from conftest import QUICK, Ran
 from tensorflow.core.framework import device_attributes_pb2
 
-from pipeline import reach
-from pipeline.train import build, static
-from pipeline.train.batches import Layout, spec, static_parts, stream
-from pipeline.train.loop import Data, Loop
+from pipeline.launch import reach
+from pipeline.worker.input.batches import Layout, spec, static_parts, stream
+from pipeline.worker.tensorflow import build, static
+from pipeline.worker.tensorflow.loop import Data, Loop
 
 TPU = ("strategy=tpu", "hardware=tpu_v5e_4")
 REHEARSED = (*TPU, "hardware.rehearse=true")
@@ -91,7 +91,7 @@ def tensorflow_worker() -> Iterator[str]:
     """The address of TensorFlow's own server, in a process that has no TPU."""
     code = (
         "import socket, sys, tensorflow as tf\n"
-        "from pipeline import loopback; loopback.listen_on_loopback_only()\n"
+        "from pipeline.worker.tensorflow import loopback; loopback.listen_on_loopback_only()\n"
         "with socket.socket() as free: free.bind(('127.0.0.1', 0)); port = free.getsockname()[1]\n"
         "server = tf.distribute.Server({'worker': [f'127.0.0.1:{port}']}, 'worker', 0)\n"
         "print(port, flush=True); sys.stdin.read()"

@@ -27,14 +27,15 @@ with warnings.catch_warnings():
     from mlflow.entities import ViewType
 
 import pipeline
-from pipeline.events import Event, EventLog, to_line
-from pipeline.track import Tracker
-from pipeline.track import sync as syncing
-from pipeline.track.changes import Begin, End, Point, Seen, Tag, changes
-from pipeline.track.command import main
-from pipeline.track.copies import Copy
-from pipeline.track.state import recall, remember
-from pipeline.track.stores import open_client
+from pipeline.commands.sync import main
+from pipeline.record.events import Event, EventLog, to_line
+from pipeline.record.tracking import recall
+from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import sync as syncing
+from pipeline.views.mlflow.changes import Begin, End, Point, Seen, Tag, changes
+from pipeline.views.mlflow.copies import Copy
+from pipeline.views.mlflow.state import remember
+from pipeline.views.mlflow.stores import open_client
 
 # MLflow's, of its own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -320,7 +321,8 @@ def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
 
 
 def test_importing_the_conductors_side_is_quick_and_leaves_mlflow_alone() -> None:
-    code = "import sys, pipeline.track; print(sorted({'mlflow', 'tensorflow', 'hydra', 'numpy'} & set(sys.modules)))"
+    slow = ("mlflow", "tensorflow", "hydra", "numpy")
+    code = f"import sys, pipeline.views.mlflow\nprint(sorted({{*{slow}}} & set(sys.modules)))"
     began = time.monotonic()
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert said == "[]\n"
@@ -459,8 +461,8 @@ def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) 
     code = """
 import json, os, sys, time
 from pathlib import Path
-from pipeline.events import EventLog
-from pipeline.track import Tracker
+from pipeline.record.events import EventLog
+from pipeline.views.mlflow import Tracker
 
 folder, store, written = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 tracker = Tracker(dict(os.environ), folder / "tracker.log")

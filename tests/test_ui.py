@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, Ran, finish, left_behind, start
 
-from pipeline.ui import HOST, main
+from pipeline.commands.ui import HOST, main
 
 # On a busy machine.
 SECONDS = 60

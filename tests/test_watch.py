@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_plan import config, machine
 
-from pipeline.plan import make
-from pipeline.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
+from pipeline.plan.plan import make
+from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0
 BEGIN = 100.0

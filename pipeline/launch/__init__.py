@@ -1,17 +1,17 @@
 """Starts a plan's processes on a cluster, hands back what they tell and how they end. One file per kind of cluster.
 
-Whoever calls sees events (`pipeline.events`) and nothing of how they travelled. Besides what processes tell, a job
-gives `started` for each process, `stopped` while the system says that one is, and, when one ends, `exited` with its
-`code` (negative: minus the signal).
+Whoever calls sees events (`pipeline.record.events`) and nothing of how they travelled. Besides what processes tell, a
+job gives `started` for each process, `stopped` while the system says that one is, and, when one ends, `exited` with
+its `code` (negative: minus the signal).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.events import Event
-from pipeline.machine import Machine
-from pipeline.plan import Plan
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
 
 
 class LaunchError(RuntimeError):
@@ -25,7 +25,7 @@ class Job(Protocol):
         """What has come in; waits up to `timeout` seconds for something."""
 
     def send(self, command: dict[str, Any]) -> None:
-        """Gives every process a command; see `pipeline.worker`."""
+        """Gives every process a command; see `pipeline.worker.worker`."""
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address."""

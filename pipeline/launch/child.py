@@ -16,7 +16,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from pipeline.events import PREEMPTING, to_line
+from pipeline.record.events import PREEMPTING, to_line
 
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
@@ -26,7 +26,7 @@ F_SETSIG = 10
 def main(
     plan: str, rank: int, group: str, events: Connection, commands: Connection, lifeline: Connection, log: str
 ) -> None:
-    """Runs `pipeline.worker` as process `rank` of a plan. Never returns: ends with 0, or 1 after telling why."""
+    """Runs `pipeline.worker.worker` as process `rank` of a plan. Never returns: ends with 0, or 1 after telling why."""
     # A Ctrl-C at the terminal is the conductor's to handle.
     os.setpgid(0, 0)
     # Before any else: the conductor, which does the same, may have come to its end before it could.
@@ -42,13 +42,13 @@ def main(
         threading.Thread(target=_beat, args=(line,), daemon=True).start()
         threading.Thread(target=_pass_on, args=(line,), daemon=True).start()
         inbox = Inbox(commands)
-        from pipeline import worker
+        from pipeline.worker import worker
 
         worker.main(plan, rank, line.tell, inbox.take, inbox.leave.is_set, _leave)
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        from pipeline import worker
+        from pipeline.worker import worker
 
         line.tell(
             "failed",

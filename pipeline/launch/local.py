@@ -18,13 +18,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from pipeline import machine
-from pipeline.events import Event
-from pipeline.launch import LaunchError
-from pipeline.machine import Machine
-from pipeline.plan import Plan, Process
-from pipeline.schema import ClusterConfig
-from pipeline.signals import CONDUCTOR
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch import LaunchError, machine
+from pipeline.launch.signals import CONDUCTOR
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Event
 
 # How often to ask the system whether a process is stopped.
 LOOK_SECONDS = 1.0

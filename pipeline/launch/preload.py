@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from pipeline.signals import die_with_conductor
+from pipeline.launch.signals import die_with_conductor
 
 # Left to itself, the server hears of its conductor's end only once it has imported all this.
 die_with_conductor()
@@ -27,7 +27,7 @@ try:
     import pipeline.data
     import pipeline.models
     import pipeline.strategies
-    import pipeline.worker  # noqa: F401
+    import pipeline.worker.worker  # noqa: F401
 finally:
     if _absent:
         del sys.modules["sklearn"]

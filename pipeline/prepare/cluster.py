@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.launch.signals import CONDUCTOR
 from pipeline.prepare import folder as folders
 from pipeline.prepare.preload import LOG
-from pipeline.signals import CONDUCTOR
 
 CONNECT_SECONDS = 15.0
 # Times that a task is given to another worker when its own has died.

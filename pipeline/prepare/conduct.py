@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline import targets
+from pipeline.config import targets
+from pipeline.config.schema import OnError, PrepareConfig
 from pipeline.data.errors import first_of
 from pipeline.data.manifest import TRAIN, Feature, Manifest
 from pipeline.prepare import folder as folders
@@ -19,7 +20,6 @@ from pipeline.prepare import layout, work
 from pipeline.prepare.cluster import Workers
 from pipeline.prepare.folder import Facts, Folder, FolderError, State
 from pipeline.prepare.work import NAMED, Description, Failed, Job
-from pipeline.schema import OnError, PrepareConfig
 
 
 class PrepareError(RuntimeError):

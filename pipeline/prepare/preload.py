@@ -3,7 +3,7 @@
 import os
 import signal
 
-from pipeline.signals import die_with_conductor
+from pipeline.launch.signals import die_with_conductor
 
 LOG = "PIPELINE_PREPARE_LOG"
 

@@ -13,11 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from pipeline import config as configs
-from pipeline import targets
-from pipeline.config import ConfigError
-from pipeline.plan import check_path
-from pipeline.schema import PrepareConfig
+from pipeline.config import config as configs
+from pipeline.config import targets
+from pipeline.config.config import ConfigError
+from pipeline.config.schema import PrepareConfig
+from pipeline.plan.plan import check_path
 
 NAME = "prepare"
 

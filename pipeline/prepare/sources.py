@@ -434,7 +434,7 @@ def _dataset_of(part: Examples) -> Any:
     """The finished examples of a part, as a data set."""
     import tensorflow as tf
 
-    from pipeline.train import reading
+    from pipeline.worker.input import reading
 
     as_it_is = tf.autograph.experimental.do_not_convert
     if part.in_files:

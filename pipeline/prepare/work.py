@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import targets
+from pipeline.config import targets
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Segment
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from pipeline import strategies
-from pipeline.train.step import _many
+from pipeline.worker.tensorflow.step import _many
 
 
 def main(name: str, replicas: int) -> None:

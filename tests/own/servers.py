@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import pipeline
-from pipeline import loopback
 from pipeline.data import mnist5k
+from pipeline.worker.tensorflow import loopback
 
 
 def create_in_process_cluster(num_workers, num_ps):

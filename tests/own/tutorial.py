@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import pipeline
-from pipeline import loopback
 from pipeline.data import mnist5k
+from pipeline.worker.tensorflow import loopback
 
 
 def mnist_dataset(batch_size):

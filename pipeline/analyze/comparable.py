@@ -1,0 +1,229 @@
+"""Tells which speeds say something of each other and which are doubtful alone, for every place that shows one.
+
+Two speeds compare where model, data, batch rule, scaling, precision, machine, versions and the settings that decide
+speed under every strategy are the same. A rehearsal's speed and that of more devices than cores are not the hardware's;
+an asynchronous step is another kind of step, which is said and not refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.parts import Part, fields_of
+from pipeline.plan.plan import Plan
+from pipeline.plan.size import of_shape
+
+if TYPE_CHECKING:
+    from pipeline.analyze.history import Run
+
+# A note of a run that waits for its input begins so; under a table of many, a mark says it.
+WAITED = "Input-bound:"
+# What makes a speed less than it seems, why, and which of these keep it from being compared.
+DOUBTS = {
+    "rehearsal": "logical devices stand for others, so the speed is not theirs.",
+    "oversubscribed": "there are more devices or threads than cores, so the speed is not that of as many devices.",
+    "asynchronous": "a step is one worker's, on weights that others may have changed meanwhile.",
+    "fewer workers": "some were lost before all was timed, so the speed is that of those that were left.",
+}
+REFUSED = {
+    "rehearsal": "one of them is a rehearsal",
+    "oversubscribed": "one of them is oversubscribed",
+    "fewer workers": "one of them was timed with fewer workers than it was to have",
+}
+NAMES = {"kind": "device kind", "service": "data service"}
+
+
+def doubts(about: Mapping[str, Any]) -> list[str]:
+    """What makes the speed of a result, or of a plan, less than it seems.
+
+    >>> doubts({"rehearsal": True, "oversubscribed": False})
+    ['rehearsal']
+    """
+    fewer = about.get("timed_workers") not in (None, about.get("workers"))
+    return [name for name in DOUBTS if about.get(name) or (fewer and name == "fewer workers")]
+
+
+def sound(run: Run) -> bool:
+    """Is a run's speed that of its hardware?"""
+    return REFUSED.keys().isdisjoint(doubts(run.result))
+
+
+def facts(run: Run) -> dict[str, str]:
+    """What has to be the same for the speeds of two runs to say something of each other, by name, as text.
+
+    Without what is not known: a run that was refused has no plan, and one of an earlier version lacks settings.
+    """
+    result, plan = run.result, run.plan
+    known = {
+        "model": _built(result.get("model"), plan.get("model_build")),
+        "data": _built(result.get("data"), plan.get("data_build")),
+        "precision": result.get("precision"),
+        "scaling": result.get("scaling"),
+        "batch rule": _batch_rule(result),
+        "machine": result.get("machine"),
+        "versions": result.get("versions"),
+        "examples left out": result.get("train_examples_skipped"),
+        "data servers": _data_servers(plan),
+    }
+    told = {name: _text(value) for name, value in known.items() if value is not None}
+    # There null is a choice as well: the model's own optimizer.
+    settings = fields_of(Plan, Part.COMPARABILITY)
+    return told | {NAMES.get(name, name.replace("_", " ")): _text(plan[name]) for name in settings if name in plan}
+
+
+SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
+
+
+def unlike(one: Run, two: Run) -> list[str]:
+    """Why the speeds of two runs say nothing of each other."""
+    ours, theirs = facts(one), facts(two)
+    found = [
+        f"{name} differs ({_short(ours[name], theirs[name])}, {_short(theirs[name], ours[name])})"
+        for name in _differing([ours, theirs])
+    ]
+    doubtful = {doubt for run in (one, two) for doubt in doubts(run.result)}
+    return [*found, *(why for name, why in REFUSED.items() if name in doubtful)]
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
+    """In what runs differ that keeps their speeds from being compared, and the places of the runs with each value."""
+    told = [facts(run) for run in runs]
+    found = []
+    for name in _differing(told):
+        places: dict[str, list[int]] = {}
+        values = {each[name] for each in told if name in each}
+        for place, each in enumerate(told):
+            if name in each:
+                places.setdefault(_short(each[name], *values - {each[name]}), []).append(place)
+        found.append((name, places))
+    return found
+
+
+def groups(runs: Sequence[Run]) -> list[list[int]]:
+    """The places of the runs whose speeds compare, the largest group first: sound runs count, then all, then the order.
+
+    Rehearsals and oversubscribed runs are in the group of those that they would compare with otherwise.
+    """
+    return [places for _, places in _groups(runs)]
+
+
+def marks(runs: Sequence[Run]) -> list[list[str]]:
+    """What is to be written beside the speed of each run: its doubts, and in what it differs from the largest group."""
+    if not runs:
+        return []
+    first, _ = _groups(runs)[0]
+    found = []
+    for run in runs:
+        names = _differing([first, facts(run)])
+        found.append(doubts(run.result) + [f"differs in {' and '.join(names)}"] * bool(names))
+    return found
+
+
+def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:
+    """What is known of each group of runs, and their places. What is not known of a run does not set it apart."""
+    found: list[tuple[dict[str, str], list[int]]] = []
+    for place, run in enumerate(runs):
+        told = facts(run)
+        known, places = next(((known, places) for known, places in found if not _differing([known, told])), ({}, []))
+        if not places:
+            found.append((known, places))
+        known |= told
+        places.append(place)
+    return sorted(found, key=lambda group: (-sum(sound(runs[place]) for place in group[1]), -len(group[1])))
+
+
+def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all that is in nested values; of named parts, by their names.
+
+    >>> list(flat({"a": {"b": 1}, "c": [2], "parts": [{"name": "other", "share": 0.1}]}))
+    [('a.b', 1), ('c', [2]), ('parts.other.share', 0.1)]
+    """
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(node, list) and node and all(isinstance(each, Mapping) for each in node):
+        for place, each in enumerate(node):
+            inner = {name: value for name, value in each.items() if name != "name"}
+            yield from flat(inner, f"{prefix}.{each.get('name', place)}")
+    else:
+        yield prefix, node
+
+
+def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of the facts that are not the same in all runs of which they are known."""
+    names = dict.fromkeys(name for each in told for name in each)
+    return [name for name in names if len({each[name] for each in told if name in each}) > 1]
+
+
+def _data_servers(plan: Mapping[str, Any]) -> int | None:
+    """Processes on each host that make examples beside training."""
+    if "processes" not in plan or not plan.get("hosts"):
+        return None
+    return int(sum(each.get("role") == "data server" for each in plan["processes"]) // plan["hosts"])
+
+
+def _batch_rule(result: Mapping[str, Any]) -> str | None:
+    held = "global batch" if result.get("scaling") == "strong" else "replica batch"
+    batch = result.get(held.replace(" ", "_"))
+    return None if batch is None else f"{held} {batch:,}" if isinstance(batch, int) else f"{held} {batch}"
+
+
+def _built(name: Any, build: Any) -> str | None:
+    """A model or data set with the arguments that it was built with.
+
+    >>> _built("mlp", {"_target_": "pipeline.models.mlp", "hidden": [128]})
+    'mlp(hidden=[128])'
+    """
+    if name is None or not isinstance(build, Mapping):
+        return None if name is None else str(name)
+    arguments = ", ".join(f"{key}={value}" for key, value in build.items() if key != "_target_")
+    return f"{name}({arguments})"
+
+
+def _short(value: str, *others: str) -> str:
+    """A value without its arguments where the others have other names.
+
+    >>> _short("mlp(hidden=[128])", "cnn()"), _short("mlp(hidden=[128])", "mlp(hidden=[64])")
+    ('mlp', 'mlp(hidden=[128])')
+    """
+    name = value.partition("(")[0]
+    return value if any(each.partition("(")[0] == name for each in others) else name
+
+
+def of_step(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What the time of a step depends on, from `Plan.to_json`'s values, beside workers, batch, size and links.
+
+    Of the model it is the function: what its arguments come to are parameters.
+    """
+    facts = {name: plan.get(name) for name in fields_of(Plan, Part.STEP_TIME)}
+    return facts | {
+        "strategy_build": {key: value for key, value in (facts["strategy_build"] or {}).items() if key != "address"},
+        "data_build": of_shape(facts["data_build"] or {}),
+        "model": (plan.get("model_build") or {}).get("_target_"),
+        "data servers": _data_servers(plan),
+    }
+
+
+def apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    """Why the step time of a plan says nothing of that of another, with the values of each."""
+    ours, theirs = of_step(one), of_step(two)
+    return [
+        f"{SAID.get(name, name)} ({_text(ours[name])}; here {_text(theirs[name])})"
+        for name in ours
+        if json.dumps(ours[name], sort_keys=True) != json.dumps(theirs[name], sort_keys=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    """A value as a person reads it.
+
+    >>> _text({"keras": "3", "numpy": "2"}), _text(False), _text(None)
+    ('keras 3, numpy 2', 'false', 'null')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(f"{name} {each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)

@@ -1,0 +1,207 @@
+"""Turns seconds of steps, with parts of them switched off in turn, into what the lost efficiency is made of.
+
+Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in docs/explaining.md.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.plan.plan import Plan
+
+PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
+# Of the ends of each part, where there are rounds enough for it.
+CONFIDENCE = 0.9
+# What takes a smaller share of the step time is not called the bound.
+LEAST_SHARE = 0.1
+# A worker is a straggler where it takes so much longer than the others.
+BEHIND = 1.1
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds of a step of all workers, as measured in turn within one round.
+
+    `everything` is what training does, `no_input` the same on a batch that is there, `no_statistics` that without
+    exchanging what layers normalize by, where there are such, and `calling` what a step costs of calling the compiled
+    loop. Without communication, `together` has what each replica takes while all compute, and
+    `alone` while the others wait, as far as they were timed so; both are empty where there is one replica.
+
+    `one_everything`, `one_no_input` and `one_calling` are the baseline's, for as many examples on ideal devices.
+    """
+
+    everything: float
+    no_input: float
+    calling: float
+    one_everything: float
+    one_no_input: float
+    one_calling: float
+    together: Mapping[int, float]
+    alone: Mapping[int, float]
+    no_statistics: float | None = None
+
+
+def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[str, Any]:
+    """The parts of the lost efficiency, `explained` of result.json, from rounds and the replicas' names.
+
+    A share is that of the step time, and so of the throughput that ideal scaling would have brought in that time:
+    efficiency is `one_everything / everything`. Shares are those of the medians, and their ends hold the median of such
+    rounds with a probability of `CONFIDENCE`.
+    """
+    middle = _middle(rounds)
+    behind = _behind(rounds)
+    found, *of_rounds = (shares(each, behind) for each in (middle, *rounds))
+    ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS if name in found}
+    lost = [{"lost": sum(each.values())} for each in (found, *of_rounds)]
+    straggler = None if behind is None else names[behind]
+    of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
+    # No part that scaling has to do with can bring more than all that is lost.
+    gains = {
+        name: (min(each["share"], of_lost["lost"]), min(each["low"], of_lost["lost_low"]))
+        for name, each in ranges.items()
+    }
+    # The baseline waits for its input too, which is no loss of scaling, but would be gained just as well.
+    waits = [(each.everything - each.no_input) / each.everything for each in (middle, *rounds)]
+    gains["input wait"] = (waits[0], ends(waits[1:])[0])
+    largest = max(ranges, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
+    gain, low = gains[largest]
+    bound = largest if gain >= LEAST_SHARE and low > 0 else None
+    return {
+        **of_lost,
+        "parts": [{"name": name, **each} for name, each in ranges.items()],
+        "bound": bound,
+        "straggler": straggler,
+        "advice": _advice(bound, gain, of_lost["lost"], straggler, plan),
+    }
+
+
+def shares(one: Round, behind: int | None = None) -> dict[str, float]:
+    """Each part's share of a step's time, of which they add up to what ideal scaling would not have taken.
+
+    What the baseline pays as well, of input and of calling, is not lost. `behind` is the replica others wait for.
+
+    >>> one = Round(10.0, 9.0, 0.5, 5.0, 4.5, 0.5, together={0: 6.0, 1: 7.0}, alone={0: 5.0, 1: 6.5})
+    >>> found = shares(one, behind=1)
+    >>> {name: round(share, 2) for name, share in found.items() if round(share, 2)}
+    {'input wait': 0.05, 'communication': 0.2, 'contention': 0.1, 'stragglers': 0.1, 'other': 0.05}
+    >>> round(sum(found.values()), 2), round(sum(shares(one).values()), 2)
+    (0.5, 0.5)
+    """
+    # A step of one replica has no communication to switch off.
+    without = fair = alone = one.no_input - one.calling + one.one_calling
+    if one.together:
+        others = [place for place in one.alone if place != behind]
+        fair, alone = (float(np.mean([taken[place] for place in others])) for taken in (one.together, one.alone))
+    statistics = 0.0 if one.no_statistics is None else one.no_input - one.no_statistics
+    slow = fair if behind is None else one.together[behind]
+    seconds = {
+        "input wait": (one.everything - one.no_input) - (one.one_everything - one.one_no_input),
+        "communication": without - statistics - slow,
+        **({} if one.no_statistics is None else {"batch statistics": statistics}),
+        "contention": fair - alone,
+        "stragglers": slow - fair,
+        "host overhead": one.calling - one.one_calling,
+        "other": alone - one.one_no_input,
+    }
+    return {name: each / one.everything for name, each in seconds.items()}
+
+
+def ends(values: Sequence[float]) -> tuple[float, float]:
+    """The closest two of the values that hold the true median with a probability of `CONFIDENCE`, or the outermost.
+
+    The k-th value from either end misses it where fewer than k of n fall on one side (David & Nagaraja, Order
+    Statistics, 2003, section 7.1).
+
+    >>> ends([3.0, 1.0, 2.0, 5.0, 4.0]), ends([8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    ((1.0, 5.0), (2.0, 7.0))
+    """
+    count, place = len(values), 0
+    missed = 2 * 0.5**count
+    while (missed := missed + 2 * math.comb(count, place + 1) * 0.5**count) <= 1 - CONFIDENCE:
+        place += 1
+    return sorted(values)[place], sorted(values, reverse=True)[place]
+
+
+def disagreement(explained: Mapping[str, Any], efficiency: tuple[float, float, float]) -> list[str]:
+    """What is to be said where the efficiency that was timed in training is another: the machine has changed.
+
+    >>> disagreement({"lost": 0.5, "lost_low": 0.4, "lost_high": 0.6}, (0.9, 0.8, 0.95))
+    ['The efficiency was 90% while training was timed, and 50% when its loss was explained: the machine has changed.']
+    >>> disagreement({"lost": 0.5, "lost_low": 0.4, "lost_high": 0.6}, (0.7, 0.6, 0.8))
+    []
+    """
+    value, low, high = efficiency
+    if low <= 1 - explained["lost_low"] and high >= 1 - explained["lost_high"]:
+        return []
+    return [
+        f"The efficiency was {value:.0%} while training was timed, and {1 - explained['lost']:.0%} when its loss was "
+        f"explained: the machine has changed."
+    ]
+
+
+def _middle(rounds: Sequence[Round]) -> Round:
+    """The medians of the rounds."""
+
+    def median(of: Callable[[Round], float]) -> float:
+        return float(np.median([of(each) for each in rounds]))
+
+    return Round(
+        everything=median(lambda each: each.everything),
+        no_input=median(lambda each: each.no_input),
+        calling=median(lambda each: each.calling),
+        one_everything=median(lambda each: each.one_everything),
+        one_no_input=median(lambda each: each.one_no_input),
+        one_calling=median(lambda each: each.one_calling),
+        together={place: median(lambda each, place=place: each.together[place]) for place in rounds[0].together},  # type: ignore[misc]
+        alone={place: median(lambda each, place=place: each.alone[place]) for place in rounds[0].alone},  # type: ignore[misc]
+        no_statistics=None if rounds[0].no_statistics is None else median(lambda each: each.no_statistics or 0.0),
+    )
+
+
+def _behind(rounds: Sequence[Round]) -> int | None:
+    """The replica that others wait for, if there is one: slower than they are by more than either varies."""
+    together = {place: [each.together[place] for each in rounds] for place in rounds[0].together}
+    if len(together) < 2:
+        return None
+    slowest = max(together, key=lambda place: float(np.median(together[place])))
+    others = np.median([taken for place, taken in together.items() if place != slowest], axis=0).tolist()
+    slow = together[slowest]
+    clearly = ends(slow)[0] > ends(others)[1] and np.median(slow) > BEHIND * np.median(others)
+    return slowest if clearly else None
+
+
+def _with_ends(
+    value: str, name: str, found: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
+) -> dict[str, float]:
+    """The value of that name, and the ends of the rounds' values, which may be moved for it to be between them."""
+    low, high = ends([each[name] for each in of_rounds])
+    return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
+
+
+def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, plan: Plan) -> str:
+    """What to change, and what it would bring at most, in one sentence."""
+    if bound is None and lost >= LEAST_SHARE:
+        return f"{lost:.0%} is lost, and no part of it is sure to be the largest; try again while the machine is idle."
+    if bound is None:
+        return f"No part of the {max(0.0, lost):.0%} that is lost stands out: there is little to gain on this machine."
+    cache = "" if plan.cache == "memory" else "data.cache=memory or "
+    fewer_bits = "train.gradient_bits=16, " if plan.gradient_bits == 32 else ""
+    larger = "a larger train.replica_batch" if plan.scaling == "weak" else "a larger train.global_batch"
+    what, instead = {
+        "input wait": ("Waiting for input", f"{cache}data.service=2; data.profile=true tells the stage"),
+        "communication": ("Communication", f"{fewer_bits}{larger}, or fewer workers"),
+        "batch statistics": (
+            "Exchanging what BatchNormalization normalizes by",
+            f"{larger}, GroupNormalization in its place, or fewer workers",
+        ),
+        "contention": ("Contention between workers of one machine", "fewer workers on it, or the same on more hosts"),
+        "stragglers": (f"Waiting for {straggler}", "to see what else runs on its cores, or to do without it"),
+        "host overhead": ("Calling the compiled loop", "train.steps_per_call=null" if plan.steps_per_call else larger),
+        "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
+    }[bound]
+    return (
+        f"{what} takes {gain:.0%} of each step: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."
+    )

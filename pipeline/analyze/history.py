@@ -1,0 +1,142 @@
+"""Reads what runs have written: finds a run by its folder, its name or its id in MLflow, and a sweep's runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.record import events
+
+# What a sweep's folder tells of its points.
+SWEEP = "sweep.json"
+
+
+class HistoryError(ValueError):
+    """A run that cannot be found or read: the message says what was expected, received, and what to type instead."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as it was written: its folder, result.json and plan.json."""
+
+    folder: Path
+    result: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+    @cached_property
+    def repeats(self) -> list[float]:
+        """Examples per second of each timed repeat."""
+        # It needs NumPy, which whoever only shows results can do without.
+        from pipeline.analyze import measure
+
+        attempt, told = 0, dict[int, tuple[int, dict[int, Mapping[str, Any]]]]()
+        for event in self._timing:
+            if event["event"] != "measured":
+                attempt += 1
+            else:
+                # What was timed once more, perhaps by others, takes the place of what was cut short.
+                last, ranks = told.get(event["repeat"], (attempt, {}))
+                told[event["repeat"]] = attempt, {**(ranks if last == attempt else {}), event["rank"]: event}
+        # The result counts those that were whole, and that hold for its plan.
+        whole = sorted(told)[: self.result.get("repeats")]
+        return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
+
+    @cached_property
+    def measured_at(self) -> float | None:
+        """When its first repeat was timed, in seconds since 1970; None where none was."""
+        return next((float(each["time"]) for each in self._timing if each["event"] == "measured"), None)
+
+    @cached_property
+    def _timing(self) -> list[Mapping[str, Any]]:
+        """What its log tells of timed repeats, and of the beginnings after which they may come again."""
+        return [
+            event
+            for event, _ in events.read(self.folder / "events.jsonl")
+            if event.get("event") in ("resumed", "restarted")
+            or (event.get("event") == "measured" and event.get("group") == "point")
+        ]
+
+    @cached_property
+    def train_examples(self) -> int | None:
+        """Examples of an epoch, where the run has told."""
+        built = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "built")
+        return next((each.get("train_examples") for each in built if each.get("group", "point") == "point"), None)
+
+
+def find(name: str, output: Path) -> Path:
+    """The folder of the run that `name` names. Raises `HistoryError`."""
+    if (Path(name) / "result.json").is_file():
+        return Path(name)
+    there = {
+        path.parent: events.read_whole(path).get("mlflow_run_id")
+        for path in sorted(output.glob("[rs]*/**/result.json"))
+    }
+    found = [folder for folder, number in there.items() if folder.name == name or str(number or "").startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise HistoryError(
+            f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
+        )
+    last = max(there, key=events.written, default=None)
+    instead = f"Try {last}." if last else "Try --output-dir=..."
+    raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
+
+
+def of(result: Mapping[str, Any]) -> Run:
+    """The run that a result tells of, with its plan where that is still there."""
+    folder = Path(str(result["folder"])) if result.get("folder") else None
+    return Run(folder or Path(), result, {} if folder is None else events.read_whole(folder / "plan.json"))
+
+
+def load(folder: Path) -> Run:
+    """The run in a folder. Raises `HistoryError`."""
+    run = Run(folder, events.read_whole(folder / "result.json"), events.read_whole(folder / "plan.json"))
+    if not run.result or not run.plan:
+        raise HistoryError(
+            f"Expected a run that was started, with result.json and plan.json, received {folder}, which has "
+            f"{'no plan' if run.result else 'no result'}. Try a run that ended."
+        )
+    return run
+
+
+def finished(output: Path, of_sweep: str | None = None) -> list[Run]:
+    """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `HistoryError`.
+
+    `of_sweep` is its folder, or its name.
+    """
+    where = (
+        [output / "runs", output / "sweeps"]
+        if of_sweep is None
+        else [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
+    )
+    found = [path for folder in where for path in folder.glob("**/result.json")]
+    runs = [
+        Run(path.parent, events.read_whole(path), events.read_whole(path.parent / "plan.json"))
+        for path in sorted(found, key=events.written)
+    ]
+    return [
+        run
+        for run in runs
+        if run.plan
+        and run.result.get("status") == "FINISHED"
+        and run.result.get("parameters")
+        and run.result.get("examples_per_second")
+    ]
+
+
+def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
+    """The folder of the sweep that `name`, given for `key`, names, by its name or path. Raises `HistoryError`, which
+    tells what can be typed `otherwise`.
+    """
+    for folder in (Path(name), output / "sweeps" / name):
+        if name and _is_sweep(folder):
+            return folder
+    last = max(filter(_is_sweep, output.glob("sweeps/*")), key=events.written, default=None)
+    instead = f"{key}={last.name}, or {otherwise}" if last else otherwise
+    raise HistoryError(f"Expected {key} to be a sweep's name or folder, received {name or 'none'}. Try {instead}.")
+
+
+def _is_sweep(folder: Path) -> bool:
+    return (folder / SWEEP).is_file() or any(folder.glob("*/result.json"))

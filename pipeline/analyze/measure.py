@@ -1,0 +1,235 @@
+"""Turns timings into throughput, step-time quantiles, intervals and speedups. Seconds come in as arguments."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.plan.plan import REPEAT_SECONDS
+
+# One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
+CALL_SECONDS = 0.25
+RACING_CALL_SECONDS = 0.1
+MOST_STEPS_PER_CALL = 200
+# The share of the step time spent waiting for input from which a run is called input-bound.
+INPUT_BOUND = 0.1
+# The input and the model are timed alone in pieces of about this length, of not more steps.
+PIECE_SECONDS, MOST_STEPS_OF_PIECE = 0.5, 20_000
+# Within this of each other, neither of the two is called the slower one.
+NEAR = 0.05
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One timed stretch of training: seconds of the slowest process, and the step time of each call in it.
+
+    `input_shares` are the shares of that time in which workers waited for their batches, 0 to 1: one for each process,
+    or for each worker that races.
+    """
+
+    examples: float
+    seconds: float
+    step_seconds: tuple[float, ...]
+    input_shares: tuple[float, ...] = ()
+
+    @property
+    def examples_per_second(self) -> float:
+        """Training examples per second over all replicas."""
+        return throughput(self.examples, self.seconds)
+
+
+def throughput(examples: float, seconds: float) -> float:
+    """Training examples per second, summed over all replicas.
+
+    >>> throughput(examples=6_400, seconds=2.0)
+    3200.0
+    """
+    return examples / seconds
+
+
+def slowest(measured: Mapping[int, Mapping[str, Any]]) -> Repeat:
+    """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
+
+    >>> slowest({0: {"examples": 64, "seconds": 1.0, "calls": [[2, 1.0]], "input_seconds": [0.5]},
+    ...          1: {"examples": 64, "seconds": 2.0, "calls": [[2, 2.0]], "input_seconds": [0.5]}})
+    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25))
+    """
+    everyone = [measured[rank] for rank in sorted(measured)]
+    calls = zip(*(each["calls"] for each in everyone), strict=True)
+    return Repeat(
+        examples=float(everyone[0]["examples"]),
+        seconds=max(float(each["seconds"]) for each in everyone),
+        step_seconds=tuple(max(seconds / count for count, seconds in call) for call in calls),
+        # Those whose events are of an earlier version have none.
+        input_shares=tuple(
+            min(1.0, waited / float(each["seconds"])) for each in everyone for waited in each.get("input_seconds", ())
+        ),
+    )
+
+
+def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
+    """(share of the step time in which the worker that waited longest waited for input, that of each worker).
+
+    Medians over the repeats; who waits longest is looked for in each of them.
+
+    >>> input_wait([Repeat(64, 1.0, (1.0,), (0.5, 0.25)), Repeat(64, 1.0, (1.0,), (0.0, 0.75))])
+    (0.625, [0.25, 0.5])
+    """
+    shares = [repeat.input_shares for repeat in repeats if repeat.input_shares]
+    if not shares:
+        return None, []
+    workers = zip(*shares, strict=False)
+    return float(np.median([max(each) for each in shares])), [float(np.median(each)) for each in workers]
+
+
+def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) -> int:
+    """Steps of one of the pieces in which a part of training is timed alone.
+
+    >>> steps_of_piece(0.05)
+    10
+    """
+    return int(np.clip(round(piece_seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
+
+
+def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Examples per second of each piece that all processes timed at the same time: the slowest decides.
+
+    >>> slowest_rates([{"examples": [64, 64], "seconds": [1.0, 2.0]}, {"examples": [64, 64], "seconds": [2.0, 1.0]}])
+    [32.0, 32.0]
+    """
+    seconds = [max(each) for each in zip(*(each["seconds"] for each in told), strict=True)]
+    return [throughput(examples, each) for examples, each in zip(told[0]["examples"], seconds, strict=True)]
+
+
+def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
+
+    One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
+    twentieth apart. Without the bound training could be as fast as what comes next: the model, or the input without its
+    costliest stage; or the input, where the model is the bound.
+
+    >>> stages = [{"name": "range", "seconds_per_example": 2e-3, "seconds_per_step": 0.02},
+    ...           {"name": "map(slow)", "seconds_per_example": 8e-3, "seconds_per_step": 0.06}]
+    >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0], stages)
+    >>> found["bound"], found["ceiling_examples_per_second"], found["stages"][1]["share"]
+    ('input', 400.0, 0.75)
+    """
+    read, made = float(np.median(fed)), float(np.median(trained))
+    total = sum(each["seconds_per_step"] for each in stages)
+    shares = [each["seconds_per_step"] / total if total else 0.0 for each in stages]
+    bound, ceiling = "neither", None
+    if _upper(fed) < _lower(trained) and read < (1 - NEAR) * made:
+        left = 1 - max(shares, default=0.0)
+        bound, ceiling = "input", min(made, read / left) if left > 0 else made
+    elif _upper(trained) < _lower(fed) and made < (1 - NEAR) * read:
+        bound, ceiling = "model", read
+    return {
+        "input_examples_per_second": read,
+        "model_examples_per_second": made,
+        "bound": bound,
+        "ceiling_examples_per_second": ceiling,
+        "stages": [
+            {"name": each["name"], "microseconds_per_example": 1e6 * each["seconds_per_example"], "share": share}
+            for each, share in zip(stages, shares, strict=True)
+        ],
+    }
+
+
+def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:
+    """The 50th, 95th and 99th percentile of step time in milliseconds; a call's steps share its mean."""
+    times = 1_000 * np.concatenate([np.asarray(repeat.step_seconds) for repeat in repeats])
+    return {f"step_ms_p{percent}": float(np.percentile(times, percent)) for percent in (50, 95, 99)}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, lowest, highest) of repeats.
+
+    >>> interval([3.0, 1.0, 2.0])
+    (2.0, 1.0, 3.0)
+    """
+    return float(np.median(values)), float(min(values)), float(max(values))
+
+
+def confidence(repeats: int) -> float:
+    """The probability that the range of so many independent repeats holds the true median.
+
+    It misses only when all fall on one side: 1 - 2 (1/2)^n, whatever the distribution (David & Nagaraja, Order
+    Statistics, 2003, section 7.1).
+
+    >>> confidence(5)
+    0.9375
+    """
+    return float(1 - 0.5 ** (repeats - 1))
+
+
+def speedup(point: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
+    """(speedup, low, high): the ratio of the medians, and the range of the ratios of repeats taken in turn.
+
+    Where the baseline comes from another run its repeats pair with nothing, and the range is the widest possible.
+
+    >>> speedup([190.0, 200.0, 180.0], [100.0, 100.0, 100.0])
+    (1.9, 1.8, 2.0)
+    """
+    ratio = float(np.median(point) / np.median(baseline))
+    if len(point) == len(baseline):
+        pairs = [ours / one for ours, one in zip(point, baseline, strict=True)]
+        return ratio, min(*pairs, ratio), max(*pairs, ratio)
+    return ratio, min(point) / max(baseline), max(point) / min(baseline)
+
+
+def steps_per_call(step_seconds: float, lanes: int = 1) -> int:
+    """Steps that fill a call. Workers that race on `lanes` make shorter ones: none knows which of them is the last.
+
+    >>> steps_per_call(0.05)
+    5
+    >>> steps_per_call(0.05, lanes=2)
+    2
+    """
+    seconds = CALL_SECONDS if lanes == 1 else RACING_CALL_SECONDS
+    return int(np.clip(round(seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_PER_CALL))
+
+
+def steps_per_repeat(step_seconds: float, per_call: int, lanes: int = 1) -> int:
+    """Steps that fill a repeat, in whole calls, three or more on each of `lanes`.
+
+    >>> steps_per_repeat(step_seconds=0.05, per_call=5)
+    15
+    """
+    calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
+    return lanes * per_call * int(np.clip(calls, 3, 1_000))
+
+
+def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
+    """(steps that were made twice, share of a run's time in which it made steps that counted), from its events.
+
+    A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
+    steps that were made again and checkpoints count against it, and the time between two commands does not.
+
+    >>> steps = {"event": "steps", "group": "point", "losses": [1.0, 1.0], "seconds": 2.0}
+    >>> again = [steps | {"time": 3.0, "step": 2}, steps | {"time": 6.0, "step": 3}]
+    >>> goodput([{"event": "run", "time": 0.0}, *again])
+    (1, 0.5)
+    """
+    top, repeated, useful, wall = 0, 0, 0.0, 0.0
+    began = last = None
+    for event in told:
+        if event.get("event") in ("run", "resumed"):
+            wall += 0.0 if began is None or last is None else last - began
+            began = event["time"]
+        last = event["time"]
+        if event.get("event") == "steps" and event.get("group", "point") == "point":
+            count, step = max(1, len(event["losses"])), event["step"]
+            new = min(count, max(0, step - top))
+            top, repeated = max(top, step), repeated + count - new
+            useful += event["seconds"] * new / count
+    wall += 0.0 if began is None or last is None else last - began
+    return repeated, useful / wall if wall > 0 else None
+
+
+def _lower(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 25, method="higher"))
+
+
+def _upper(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 75, method="lower"))

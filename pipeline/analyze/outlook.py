@@ -1,0 +1,122 @@
+"""Turns throughputs, measured or predicted, into what decides: time, cost, energy, the best of each, and the knee.
+
+Takes results as result.json has them. Arithmetic only.
+"""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.plan.plan import Plan
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Places of the best points: for each thing that is known, by its name, the one that needs least for an example.
+
+    `knee` is the place beyond which another worker brings less than `knee_share` of what the first one does; None where
+    every one does more, or where points are not `alike` but for their workers. `after` is what the next ones brought,
+    as a share.
+    """
+
+    best: Mapping[str, int]
+    alike: bool
+    knee: int | None
+    after: float | None
+
+
+def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples: int | None) -> float | None:
+    """Seconds of a training's steps alone: not of its start, validation and checkpoints.
+
+    None where it is of epochs whose examples are not known.
+    """
+    step = planned.global_batch / examples_per_second
+    if planned.steps is not None:
+        return planned.steps * step
+    examples = train_examples or planned.train_examples
+    return None if examples is None else (planned.epochs or 0) * planned.steps_per_epoch(examples) * step
+
+
+def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> float | None:
+    """What so many hosts cost for so long.
+
+    >>> cost(price_per_hour=3.0, hosts=2, seconds=1800)
+    3.0
+    """
+    return None if price_per_hour is None or seconds is None else price_per_hour * hosts * seconds / 3600
+
+
+def look(results: Sequence[Result], knee_share: float) -> Outlook:
+    """The best of the points that have a throughput, and the knee where they differ in workers alone.
+
+    >>> made = look([{"workers": n, "examples_per_second": s, "strategy": "mirrored"}
+    ...              for n, s in ((1, 100.0), (2, 190.0), (4, 250.0))], knee_share=0.5)
+    >>> made.best, made.knee, made.after
+    ({'time': 2}, 1, 0.3)
+    """
+    best = {}
+    for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
+        known = {place: value for place, each in enumerate(results) if (value := needs(each)) is not None}
+        if known:
+            best[what] = min(known, key=lambda place: known[place])
+    return Outlook(best, *_knee(results, knee_share))
+
+
+def knee(speeds: Mapping[int, float], share: float) -> tuple[int, int, float] | None:
+    """(few, many, what each worker from few to many brings, over what each of the first does) where that is first below
+    `share`; None where it never is. `speeds` are those of so many workers.
+
+    >>> knee({1: 100.0, 2: 190.0, 4: 220.0}, share=0.5)
+    (2, 4, 0.15)
+    """
+    counts = sorted(speeds)
+    for few, many in itertools.pairwise(counts):
+        brought = (speeds[many] - speeds[few]) / (many - few) / (speeds[counts[0]] / counts[0])
+        if brought < share:
+            return few, many, brought
+    return None
+
+
+def watts_of_worker(results: Sequence[Result]) -> float | None:
+    """The median power of a worker over runs whose energy was read."""
+    known = [
+        # Counters are those of one host.
+        joules * (each.get("hosts") or 1) / seconds / each["workers"]
+        for each in results
+        if (joules := each.get("energy_joules")) and (seconds := each.get("seconds_training"))
+    ]
+    return statistics.median(known) if known else None
+
+
+def _seconds(result: Result) -> float | None:
+    """Of an example."""
+    speed = result.get("examples_per_second")
+    return 1 / speed if speed else None
+
+
+def _cost(result: Result) -> float | None:
+    seconds, price = _seconds(result), result.get("price_per_hour")
+    return None if seconds is None else cost(price, result.get("hosts") or 1, seconds)
+
+
+def _joules(result: Result) -> float | None:
+    joules, seconds, each = result.get("energy_joules"), result.get("seconds_to_finish"), _seconds(result)
+    return None if not joules or not seconds or each is None else joules / seconds * each
+
+
+def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, float | None]:
+    known = [place for place, each in enumerate(results) if each.get("examples_per_second")]
+    places = {results[place]["workers"]: place for place in known}
+    if len({_but_workers(results[place]) for place in known}) != 1 or len(places) < len(known):
+        return False, None, None
+    found = knee({workers: results[place]["examples_per_second"] for workers, place in places.items()}, share)
+    return (True, None, None) if found is None else (True, places[found[0]], round(found[2], 9))
+
+
+def _but_workers(result: Result) -> str:
+    held = "global_batch" if result.get("scaling") == "strong" else "replica_batch"
+    return repr([result.get(name) for name in ("strategy", "model", "data", "precision", "scaling", held)])

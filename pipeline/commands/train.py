@@ -1,0 +1,247 @@
+"""The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
+
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM or
+SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
+"""
+
+import io
+import os
+import re
+import statistics
+import sys
+import sysconfig
+import time
+from contextlib import redirect_stderr, suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from rich.console import Console
+
+from pipeline.analyze.history import HistoryError
+from pipeline.config import config as configs
+from pipeline.launch import signals
+from pipeline.record.events import PREEMPTING
+from pipeline.run import run
+from pipeline.run.points import Points, compose
+from pipeline.run.sweep import SweepError
+from pipeline.run.views import Ahead
+from pipeline.views import report
+from pipeline.views import terminal as show
+from pipeline.views.mlflow import Tracker
+
+# Lines shown of a failed process's log.
+LOG_LINES = 8
+# A frame of a traceback, and what Python writes between two that belong together.
+FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    .+\n)*', re.M)
+CHAINED = ("direct cause of the following exception:", "another exception occurred:")
+# Where functions are that are not a person's own.
+NOT_ONES_OWN = (
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+)
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+# Hydra's options that take their value as a word of its own.
+VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
+
+
+def main() -> int:
+    """Runs the command; returns its exit code."""
+    sys.argv[1:] = options_first(sys.argv[1:])
+    if "--version" in sys.argv:
+        print(f"pipeline {_version()}")
+        return 0
+    wrong = wrong_options(sys.argv[1:])
+    return _refuse(wrong) if wrong else command()
+
+
+def command() -> int:
+    """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
+    console = show.console_on(sys.stdout)
+    session = run.Session(
+        search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=show.Terminal(console), track=Tracker
+    )
+    points, written = Points(), None
+    try:
+        with signals.interrupt(run.spares(session)):
+            compose(session, points, partial(_tell, console=console))
+            _run(points, session, console)
+            written = _report(points, session)
+    except signals.Interrupted as interrupted:
+        if points.many and session.results:
+            console.print(show.sweep_table(_done(session)))
+        print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
+        return PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
+    except Exception as error:
+        if isinstance(error, SweepError):
+            return _refuse(str(error))
+        if configs.is_ours(error):
+            return _refuse(configs.explain(error))
+        if isinstance(error, OSError):
+            return _refuse(
+                f"Expected to be able to write {error.filename or 'the output folder'}, received: "
+                f"{error.strerror or error}. Try output_dir=..."
+            )
+        raise
+    finally:
+        points.release()
+        session.close()
+    if points.many and session.results:
+        console.print(show.sweep_table(_done(session) if written is None else written.results))
+    for line in written.shown() if written else ():
+        console.print(line, soft_wrap=True)
+    # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
+    if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
+        return PREEMPTED
+    return _code(_done(session))
+
+
+def _run(points: Points, session: run.Session, console: Console) -> None:
+    """Runs what is to be run, and writes down what became of each."""
+    say = session.screen.say
+    if points.kept and points.sweep is not None:
+        say(_kept_line(points))
+    count, took = len(points.to_run), list[float]()
+    before: int | None = None
+    for done, (key, point) in enumerate(points.to_run.items()):
+        began = time.monotonic()
+        if points.many:
+            left = statistics.fmean(took) * (count - done) if took else None
+            session.ahead = Ahead(done, count, left)
+            say(f"\n-- {' '.join(point.overrides) or 'defaults'} ({show.ahead_text(session.ahead)})")
+        if before not in (None, key[1]):
+            # Another round of the sweep: what the machine could do in the last one may not hold for it.
+            session.baselines.clear()
+        before = key[1]
+        result = session.results[key] = run.run(point, session)
+        took.append(time.monotonic() - began)
+        if points.sweep is not None and result["status"] != "PLANNED":
+            points.sweep.note(points.entries[key], result, took[-1])
+        _tell(result, points.many, console)
+        if session.preemption.asked:
+            break
+
+
+def _report(points: Points, session: run.Session) -> report.Written | None:
+    """The report of the sweep that has just ended, on its way to MLflow where its points are tracked."""
+    if points.sweep is None or session.preemption.asked:
+        return None
+    folder = points.sweep.folder
+    try:
+        written = report.write(folder)
+        store = report.store_of(written.sweep)
+        if store is not None:
+            report.track(folder, written, session.tracker(folder.parents[1] / "tracker.log"), store)
+    except (HistoryError, OSError) as error:
+        print(show.error_text(f"The report of the sweep was not written: {error}"), file=sys.stderr)
+        return None
+    return written
+
+
+def _kept_line(points: Points) -> str:
+    name, count = points.sweep.folder.name if points.sweep else "", points.kept + len(points.to_run)
+    line = f"Sweep {name}: {points.kept} of {count} points have finished and are kept."
+    return line if points.to_run else f"{line} Another sweep.name runs them anew."
+
+
+def _done(session: run.Session) -> list[run.Result]:
+    return [session.results[key] for key in sorted(session.results)]
+
+
+def options_first(arguments: list[str]) -> list[str]:
+    """The arguments with Hydra's options before the overrides, as its parser wants them.
+
+    >>> options_first(["workers=2", "--config-dir", "mine", "model=own", "-m"])
+    ['--config-dir', 'mine', '-m', 'workers=2', 'model=own']
+    """
+    options: list[str] = []
+    overrides: list[str] = []
+    takes_value = False
+    for argument in arguments:
+        if takes_value or argument.startswith("-"):
+            takes_value = not takes_value and argument in VALUED
+            options.append(argument)
+        else:
+            overrides.append(argument)
+    return options + overrides
+
+
+def wrong_options(arguments: list[str]) -> str | None:
+    """What is wrong with Hydra's options, which its own parser answers with a page of usage; None if nothing is.
+
+    >>> wrong_options(["--nonsense"])
+    'Expected options that exist, with their values, received: unrecognized arguments: --nonsense. Try --hydra-help.'
+    """
+    said = io.StringIO()
+    with redirect_stderr(said), suppress(SystemExit):
+        get_args_parser().parse_args(arguments)
+        return None
+    problem = said.getvalue().rpartition("error: ")[2].strip()
+    return f"Expected options that exist, with their values, received: {problem}. Try --hydra-help."
+
+
+def _version() -> str:
+    try:
+        return metadata.version("distributed-keras-pipeline")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _tell(result: run.Result, many: bool, console: Console) -> None:
+    if result["status"] == "REFUSED":
+        print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
+    elif result["status"] not in ("PLANNED", "PREDICTED"):
+        if result["error"]:
+            _show_log(result["log"], str(result["error"]), console)
+            print(show.error_text(f"{result['error']} See {result['folder']}."), file=sys.stderr)
+        elif not many:
+            console.print(show.result_table(result))
+
+
+def _show_log(log: str | None, error: str, console: Console) -> None:
+    """What a person looks for in a failed process's log: where their own functions failed, or else its last lines."""
+    if log is None or not Path(log).exists():
+        return
+    text = Path(log).read_text(errors="replace")
+    if (frames := own_frames(text, error)) is not None:
+        # What it failed with was told when it did.
+        shown = [*(f"    {line}" for line in frames), f"All of where it failed is in {log}."]
+    else:
+        lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+        shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
+    for line in shown:
+        console.print(line, soft_wrap=True)
+
+
+def own_frames(log: str, error: str) -> list[str] | None:
+    r"""The lines of a log's last traceback that are of a person's own functions; None if it is not that of `error`.
+
+    >>> frame = '  File "/home/me/mine.py", line 3, in model\n    raise ValueError("no")\n'
+    >>> own_frames(f"Traceback (most recent call last):\n{frame}ValueError: no\n", "ValueError: no")
+    ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
+    """
+    _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
+    if not tracebacks or (error.partition(": ")[2] or error) not in tracebacks[-1]:
+        return None
+    chain = [tracebacks.pop()]
+    while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
+        chain.insert(0, tracebacks.pop())
+    found: list[str] = []
+    for each in FRAME.finditer("".join(chain)):
+        if not each["file"].startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in each["file"]:
+            found += [line[2:] for line in each[0].splitlines() if line.strip(" ^~")]
+    return found
+
+
+def _refuse(message: str) -> int:
+    print(show.error_text(message), file=sys.stderr)
+    return 2
+
+
+def _code(results: list[dict[str, Any]]) -> int:
+    statuses = {result["status"] for result in results}
+    if "FAILED" in statuses:
+        return 1
+    return 2 if statuses == {"REFUSED"} else 0

@@ -1,0 +1,173 @@
+"""Turns the runs below a folder into MLflow's user interface, opened at the runs sorted by speedup.
+
+    python -m pipeline ui [--port 5000] [--output-dir outputs]
+
+It starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.launch import signals
+from pipeline.views import terminal as show
+from pipeline.views.mlflow import page
+from pipeline.views.mlflow.stores import open_client, prepare
+
+HOST = "127.0.0.1"
+# Until the server answers, which imports MLflow first.
+START_SECONDS, STOP_SECONDS = 120.0, 5.0
+# Waits until its input, which this process alone holds, ends, and then ends the session that it is given.
+GUARD = """read line; kill -s TERM -- -$0
+for second in 1 2 3 4 5; do sleep 1; kill -s 0 -- -$0 || exit; done
+kill -s KILL -- -$0"""
+
+
+class UiError(RuntimeError):
+    """A server that cannot be started: the message says what was expected, received and what to type instead."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline ui", description="Shows runs in MLflow's UI.")
+    parser.add_argument("--port", default="5000", help="to listen on, on 127.0.0.1 alone: %(default)s")
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the runs: %(default)s")
+    given = parser.parse_args(arguments)
+    try:
+        with signals.interrupt():
+            return _serve(_free(given.port), given.output_dir)
+    except signals.Interrupted:
+        return 0
+    except OSError as error:
+        where, why = error.filename or given.output_dir, error.strerror or error
+        wrong = f"Expected to be able to write {where}, received: {why}. Try --output-dir=..."
+    except UiError as error:
+        wrong = str(error)
+    print(show.error_text(wrong), file=sys.stderr)
+    return 2
+
+
+def _free(port: str) -> int:
+    """The port, which nobody listens on. Raises `UiError`."""
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if not 1 <= number <= 65535:
+        raise UiError(f"Expected a port from 1 to 65535, received {port}. Try PORT=5001, or --port=5001.")
+    with socket.socket() as listener:
+        # A connection that has just ended does not count, nor does it for the server.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, number))
+        except OSError as error:
+            instead = number + 1 if number < 65535 else 5001
+            raise UiError(
+                f"Expected port {number} of {HOST} to be free, received: {error.strerror}. "
+                f"Try PORT={instead}, or --port={instead}."
+            ) from error
+    return number
+
+
+def _serve(port: int, output: Path) -> int:
+    """Runs the server until it ends."""
+    output = output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    store, log, server = output / "mlflow.db", output / "ui.log", f"http://{HOST}:{port}"
+    prepare(os.environ)
+    if not store.exists():
+        # Under a lock: a run may make it at this very moment.
+        open_client(f"sqlite:///{store}", (output / "mlartifacts").as_uri())
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
+                *("--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", str(output / "mlartifacts")),
+            ],
+            stdout=said,
+            stderr=said,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            # Its jobs are for other things than runs, and take a process each.
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        )
+    with _ended_with_this(process):
+        print(f"MLflow starts on {server}; Ctrl-C ends it.", flush=True)
+        _wait(process, server, log)
+        found = address_of(server)
+        print(f"Runs by speedup: {found}", flush=True)
+        _open(found, os.environ)
+        code = process.wait()
+        print(show.error_text(f"MLflow's server has ended with code {code}; see {log}."), file=sys.stderr)
+        return 1
+
+
+def address_of(server: str) -> str:
+    """Where a server shows runs by speedup, of the experiment used last; its first page where there is none."""
+    wanted = {"max_results": 1, "order_by": ["last_update_time DESC"], "filter": f"tags.`{page.PAGE_TAG}` LIKE '%'"}
+    request = urllib.request.Request(
+        f"{server}/api/2.0/mlflow/experiments/search",
+        json.dumps(wanted).encode(),
+        {"Content-Type": "application/json"},
+    )
+    found: list[Any] = []
+    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
+        found = json.load(answer).get("experiments", [])
+    return page.address(server, found[0]["experiment_id"]) if found else server
+
+
+def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
+    """Returns once the server answers. Raises `UiError` where it ended, or takes too long."""
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            urllib.request.urlopen(f"{server}/health", timeout=2).close()
+            return
+        time.sleep(0.2)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    raise UiError(f"Expected MLflow's server to start, received: {lines[-1] if lines else 'nothing'} See {log}.")
+
+
+def _open(url: str, environ: Mapping[str, str]) -> None:
+    """Opens a page where there is a desktop; elsewhere a browser in the terminal would take it over."""
+    if environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"):
+        with contextlib.suppress(webbrowser.Error, OSError):
+            webbrowser.open(url)
+
+
+@contextlib.contextmanager
+def _ended_with_this(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ends the server at the end, and where this process is killed before it could."""
+    guard = None
+    try:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, str(process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        yield
+    finally:
+        _end(process)
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the server and the processes it started, which are of its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)

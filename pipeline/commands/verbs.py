@@ -1,0 +1,55 @@
+"""Turns the first word of the command line into what it asks for: a verb's own command, or without one a training.
+
+    python -m pipeline [VERB] ...
+
+What a verb needs is imported once it is asked for.
+"""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+# The verbs, and the modules whose `main` takes their arguments and returns the exit code.
+COMMANDS = {
+    "report": "pipeline.commands.report",
+    "compare": "pipeline.commands.compare",
+    "prepare": "pipeline.commands.prepare",
+    "sync": "pipeline.commands.sync",
+    "ui": "pipeline.commands.ui",
+}
+# Those that train, or say what training would do, and what they are short for.
+SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
+VERBS = (*COMMANDS, *SETTINGS)
+
+
+def main() -> int:
+    """The command line; returns the exit code."""
+    verb, *arguments = sys.argv[1:] or [""]
+    if verb in COMMANDS:
+        return int(import_module(COMMANDS[verb]).main(arguments))
+    if verb == "explain" and arguments and _is_word(arguments[0]):
+        return int(import_module("pipeline.commands.explain").main(arguments))
+    if verb in SETTINGS:
+        sys.argv[1:] = [*arguments, SETTINGS[verb]]
+    elif _is_word(verb):
+        print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
+        return 2
+    return int(import_module("pipeline.commands.train").main())
+
+
+def unknown(word: str, arguments: Sequence[str] = ()) -> str:
+    """What is wrong with a word that is no verb.
+
+    >>> unknown("reprot", ["mine"])
+    'Expected a verb (report, compare, prepare, sync, ui, predict, explain) or key=value, received reprot. \
+Try python -m pipeline report mine.'
+    """
+    near = difflib.get_close_matches(word, VERBS, 1)
+    instead = " ".join(["python -m pipeline", near[0], *arguments]) if near else "`python -m pipeline --help`"
+    return f"Expected a verb ({', '.join(VERBS)}) or key=value, received {word}. Try {instead}."
+
+
+def _is_word(argument: str) -> bool:
+    """Is this neither an option nor an override of Hydra's?"""
+    return bool(argument) and "=" not in argument and not argument.startswith(("-", "+", "~"))

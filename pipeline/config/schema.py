@@ -1,0 +1,354 @@
+"""What a person can say: the typed shape of a config, as plain dataclasses.
+
+One class for each group of keys. `config.py` fills them from YAML and the command line, `plan.py` reads them.
+What each key means is written beside its default in `conf/`. `None` means "found or chosen when the run is
+planned". The classes are mutable because Hydra composes into them; what comes out of the plan is frozen.
+"""
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from pipeline.config.parts import Part, part_of
+
+# Where Hydra puts the points of a named sweep, which are numbered anew by each command.
+COMPOSED = ".composed"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+WITH_PASSWORD = (
+    "Expected tracking.uri without a user and password, which would end up in files, received one with them. "
+    "Try the environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+)
+
+
+class Mode(Enum):
+    """What to do with a composed config."""
+
+    run = "run"
+    plan = "plan"
+    predict = "predict"
+
+
+class Kind(Enum):
+    """The kind of a hardware's devices; `auto` takes GPUs where there are any, under a strategy for TPUs the TPU."""
+
+    auto = "auto"
+    cpu = "cpu"
+    gpu = "gpu"
+    tpu = "tpu"
+
+
+class Scaling(Enum):
+    """Which batch is held fixed as workers are added: the replica's (weak) or the global one (strong)."""
+
+    weak = "weak"
+    strong = "strong"
+
+
+class Baseline(Enum):
+    """Where the one-device throughput comes from: `auto` reuses an equal one of an earlier command, `fresh` measures it
+    for every point, `none` does without."""
+
+    auto = "auto"
+    fresh = "fresh"
+    none = "none"
+
+
+class Exchange(Enum):
+    """What a strategy's devices exchange at each step, which decides where memory goes and what travels."""
+
+    none = "none"
+    all_reduce = "all_reduce"
+    central = "central"
+    parameter_server = "parameter_server"
+
+
+class Precision(Enum):
+    """Keras's dtype policies that train."""
+
+    float32 = "float32"
+    mixed_bfloat16 = "mixed_bfloat16"
+    mixed_float16 = "mixed_float16"
+
+
+class Store(Enum):
+    """Where runs are tracked."""
+
+    sqlite = "sqlite"
+    server = "server"
+    none = "none"
+
+
+class Divergence(Enum):
+    """What becomes of a training whose loss is NaN or explodes."""
+
+    stop = "stop"
+    rollback = "rollback"
+
+
+class Best(Enum):
+    """Which value of a metric is the best."""
+
+    min = "min"
+    max = "max"
+
+
+class Cache(Enum):
+    """Where examples are kept once they are made."""
+
+    none = "none"
+    memory = "memory"
+    file = "file"
+
+
+class Sharding(Enum):
+    """How processes divide the data: each its own files, or each its own examples of all files."""
+
+    auto = "auto"
+    file = "file"
+    element = "element"
+
+
+class OnError(Enum):
+    """What becomes of examples that are broken."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+class Order(Enum):
+    """In which order a sweep's points run: in rounds, so that a machine's drift favours none, or as they were typed."""
+
+    interleaved = "interleaved"
+    typed = "typed"
+
+
+class StartMethod(Enum):
+    """How a process starts: forked from a server that holds the imports, or from nothing."""
+
+    forkserver = "forkserver"
+    spawn = "spawn"
+
+
+@dataclass
+class StrategyConfig:
+    """One way to lay workers over devices, and the function that makes it."""
+
+    name: str = "???"
+    spans_devices: bool = False
+    spans_processes: bool = False
+    asynchronous: bool = False
+    devices_per_process: int | None = None
+    parameter_servers: int | None = None
+    min_shard_bytes: int | None = None
+    on_tpu: bool = False
+    exchange: Exchange | None = None
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class HardwareConfig:
+    """Facts about the devices: counts, threads, memory in GiB, link speed in Gbit/s, price of one host for an hour."""
+
+    name: str = "???"
+    hosts: int = 1
+    devices_per_host: int | None = None
+    kind: Kind = Kind.auto
+    threads_per_device: int | None = None
+    memory_gib: float | None = None
+    link_gbps: float | None = None
+    price_per_hour: float | None = part_of(default=None)
+    rehearse: bool = False
+
+
+@dataclass
+class ModelConfig:
+    """A model's name and the function that makes it."""
+
+    name: str = "???"
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataConfig:
+    """A data set's name, its facts where known, the function that makes it, and how it is read."""
+
+    name: str = "???"
+    num_classes: int | None = None
+    input_shape: list[int] | None = None
+    train_examples: int | None = None
+    validation_examples: int | None = None
+    path: str | None = None
+    shuffle: bool = True
+    shuffle_window: int = 10_000
+    cache: Cache = Cache.none
+    shard: Sharding = Sharding.auto
+    parallel_reads: int = 4
+    prefetch: int = 2
+    service: str | None = None
+    on_error: OnError = OnError.stop
+    profile: bool = False
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TrainConfig:
+    """How long, on which batches and with which optimizer."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    replica_batch: int | None = None
+    global_batch: int | None = None
+    optimizer: Any = None
+    learning_rate: float | None = None
+    loss: Any = None
+    metrics: list[Any] | None = None
+    callbacks: list[Any] = field(default_factory=list)
+    seed: int = 0
+    deterministic: bool = False
+    precision: Precision | None = None
+    steps_per_call: int | None = None
+    gradient_bits: int = 32
+    save: bool = True
+    on_divergence: Divergence = Divergence.stop
+    divergence_factor: float = 1e4
+
+
+@dataclass
+class CheckpointConfig:
+    """How often training's state is written, what is kept of it, and where."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = 10.0
+    every_epochs: int | None = None
+    keep: int = 2
+    keep_best: str | None = None
+    best_is: Best | None = None
+    folder: str | None = None
+
+
+@dataclass
+class MeasureConfig:
+    """How throughput is measured and what it is compared with."""
+
+    warmup_steps: int = 3
+    steps: int | None = None
+    repeats: int = 5
+    scaling: Scaling | None = None
+    baseline: Baseline | None = None
+    explain: bool = False
+
+
+@dataclass
+class SweepConfig:
+    """A sweep that goes on: its name, the order of its points, and how often each is run."""
+
+    name: str | None = None
+    order: Order = Order.interleaved
+    repeats: int = 1
+
+
+@dataclass
+class PredictConfig:
+    """What a prediction is asked about: the share of a worker that another one must bring to pay; what to predict from,
+    and whether a size that no run had is timed on one device."""
+
+    knee_share: float = 0.5
+    sweep: str | None = None
+    time_one: bool = True
+
+
+@dataclass
+class TrackingConfig:
+    """Where runs are tracked and how often a machine's load is sampled."""
+
+    name: str = "???"
+    store: Store = Store.sqlite
+    uri: str | None = None
+    experiment: str = "pipeline"
+    system_metrics_seconds: float = 5.0
+    drain_timeout: float = 10.0
+    log_model: bool = True
+
+
+@dataclass
+class ClusterConfig:
+    """Where processes are started."""
+
+    name: str = "???"
+    host: str = "127.0.0.1"
+    base_port: int | None = None
+    start_method: StartMethod = StartMethod.forkserver
+
+
+@dataclass
+class LaunchConfig:
+    """How long, in seconds, a process may take to join, to give a sign of life, to make progress, to stop, and to leave
+    with a checkpoint; how often what failed is started again, and with how few workers a training may go on."""
+
+    startup_timeout: float = 60.0
+    heartbeat_timeout: float = 30.0
+    progress_timeout: float = 50.0
+    stop_timeout: float = 4.0
+    preempt_timeout: float = 25.0
+    max_restarts: int = 3
+    elastic: bool = False
+    min_workers: int = 1
+
+
+@dataclass
+class Config:
+    """Everything a run is made from.
+
+    Each says whether it makes a point of a sweep another one, which holds for all that is in it.
+    """
+
+    mode: Mode = part_of(default=Mode.run)
+    workers: int | None = part_of(Part.POINT, default=None)
+    output_dir: str = part_of(default="outputs")
+    resume: str = part_of(default="auto")
+    resume_changes: list[str] = part_of(default_factory=list)
+    allowed_targets: list[str] | None = part_of(default=None)
+    strategy: StrategyConfig = part_of(Part.POINT, default_factory=StrategyConfig)
+    hardware: HardwareConfig = part_of(Part.POINT, default_factory=HardwareConfig)
+    model: ModelConfig = part_of(Part.POINT, default_factory=ModelConfig)
+    data: DataConfig = part_of(Part.POINT, default_factory=DataConfig)
+    train: TrainConfig = part_of(Part.POINT, default_factory=TrainConfig)
+    measure: MeasureConfig = part_of(Part.POINT, default_factory=MeasureConfig)
+    sweep: SweepConfig = part_of(default_factory=SweepConfig)
+    predict: PredictConfig = part_of(default_factory=PredictConfig)
+    checkpoint: CheckpointConfig = part_of(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = part_of(default_factory=TrackingConfig)
+    cluster: ClusterConfig = part_of(Part.POINT, default_factory=ClusterConfig)
+    launch: LaunchConfig = part_of(default_factory=LaunchConfig)
+
+
+@dataclass
+class PrepareConfig:
+    """Everything that a folder of prepared data is made from."""
+
+    out: str | None = None
+    processes: int | None = None
+    scheduler: str | None = None
+    shard_mib: float = 64.0
+    shards: int | None = None
+    workers: int | None = None
+    seed: int = 0
+    validation_fraction: float = 0.0
+    allowed_targets: list[str] | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+def holds_password(uri: object) -> bool:
+    """Does the address of a tracking server hold a user and password?"""
+    return "@" in str(uri or "")
+
+
+def wrong_name(name: str) -> str | None:
+    """What is wrong with a sweep's name, which names its folder; None where nothing is."""
+    if NAME.fullmatch(name):
+        return None
+    return (
+        f"Expected sweep.name to be a folder's name of letters, digits, '.', '_' and '-', received "
+        f"{name.strip() or 'nothing'}. Try sweep.name=mine."
+    )

@@ -1,0 +1,131 @@
+"""Finds out what this machine has, without importing TensorFlow.
+
+Cores are those this process may run on, so a container's or a scheduler's limit counts. GPUs are asked of
+`nvidia-smi`, and of `CUDA_VISIBLE_DEVICES` when a scheduler has set it. TPU chips are files under /dev.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.plan.machine import Machine
+
+# PCI identities of TPU chips, from `hardware_utils.py` of JAX: v2 and v3, one without a public name, v4, v5p, v5e, v6e.
+GOOGLE = "0x1ae0"
+TPU_CHIPS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f")
+# Set on TPU VMs and in pods that have a TPU.
+TPU_VARIABLES = ("TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
+
+
+def detect(environ: Mapping[str, str]) -> Machine:
+    """This machine, as far as a process with the environment `environ` may use it."""
+    return Machine(
+        hostname=platform.node(),
+        cores=usable_cores(),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        cpu=cpu_name(Path("/proc/cpuinfo")),
+        gpus=visible(installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        tpus=installed_tpus(environ),
+        tpu_name=environ.get("TPU_NAME") or None,
+        cache_bytes=last_level_cache(usable_cores()),
+    )
+
+
+def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> tuple[int, ...]:
+    """Numbers of the cores this process may run on, no more of them than the control group's quota pays for."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    try:
+        quota, period = quota_file.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
+
+
+def last_level_cache(cores: Sequence[int], cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """Bytes of the caches of the highest level that these cores have, each counted once.
+
+    None where Linux tells of none, and where several of them are threads of one core, by its cache of level 1: they
+    take more from each other than room. Source: Documentation/ABI/stable/sysfs-devices-system-cpu of Linux.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for core in cores:
+        for cache in cpus.glob(f"cpu{core}/cache/index[0-9]*"):
+            try:
+                level, shared, size = (
+                    (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
+                )
+                found[int(level), shared] = int(size.removesuffix("K")) * 1024
+            except (OSError, ValueError):
+                continue
+    highest = max((level for level, _ in found), default=1)
+    if sum(level == 1 for level, _ in found) < len(cores) or highest == 1:
+        return None
+    return sum(size for (level, _), size in found.items() if level == highest)
+
+
+def cpu_name(cpuinfo: Path) -> str:
+    """The processor's name as Linux gives it, or the architecture's where it gives none."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def installed_gpus() -> tuple[str, ...]:
+    """A name for each NVIDIA GPU in the machine; empty where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in listed.splitlines() if line.strip())
+
+
+def visible(gpus: tuple[str, ...], setting: str | None) -> tuple[str, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order. As CUDA does, it stops at an entry that names none.
+
+    >>> visible(("A100", "A100"), "1")
+    ('A100',)
+    >>> visible(("A100", "A100"), "")
+    ()
+    """
+    if setting is None:
+        return gpus
+    left: list[str] = []
+    for entry in setting.split(","):
+        if entry.strip().isdecimal() and int(entry) < len(gpus):
+            left.append(gpus[int(entry)])
+        elif entry.strip().startswith(("GPU-", "MIG-")) and gpus:
+            left.append(gpus[len(left) % len(gpus)])
+        else:
+            break
+    return tuple(left)
+
+
+def installed_tpus(
+    environ: Mapping[str, str], dev: Path = Path("/dev"), pci: Path = Path("/sys/bus/pci/devices")
+) -> tuple[str, ...]:
+    """The file of each TPU chip that is attached: /dev/accel0 and so on up to v4, /dev/vfio/0 and so on since v5e.
+
+    Other devices are passed on through /dev/vfio too, so that counts only where a TPU is known to be there.
+    """
+    chips = sorted(dev.glob("accel[0-9]*"))
+    if not chips and (_on_bus(pci) or any(name in environ for name in TPU_VARIABLES)):
+        chips = sorted(dev.glob("vfio/[0-9]*"))
+    return tuple(map(str, chips))
+
+
+def _on_bus(pci: Path) -> bool:
+    """Is there a TPU chip among the PCI devices?"""
+    for device in pci.glob("*"):
+        try:
+            vendor, chip = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:
+            continue
+        if vendor == GOOGLE and chip in TPU_CHIPS:
+            return True
+    return False

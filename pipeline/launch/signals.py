@@ -1,0 +1,60 @@
+"""Signals that ask a command to end, made an exception in its main thread, and the one that ends what it started."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from pipeline.record.events import PREEMPTING
+
+ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
+# linux/prctl.h
+PR_SET_PDEATHSIG = 1
+# What tells a process that imports slowly, in its environment, whose child it is.
+CONDUCTOR = "PIPELINE_CONDUCTOR"
+
+
+class Interrupted(BaseException):
+    """A signal that asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[None]:
+    """Inside, the first signal raises `Interrupted`; later ones leave the cleaning up alone.
+
+    One that `spared` says is taken care of raises nothing. Outside the main thread, which alone gets signals, nothing
+    is changed.
+    """
+
+    def end(number: int, frame: object) -> None:
+        if spared(number):
+            return
+        for each in ENDING:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {each: signal.signal(each, end) for each in ENDING}
+    try:
+        yield
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+
+
+def die_with_conductor() -> None:
+    """Has the kernel kill this process, a child of the conductor's, when that ends, which may have been already.
+
+    No thread could: an import of TensorFlow holds Python's lock.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[CONDUCTOR]):
+        os.kill(os.getpid(), signal.SIGKILL)

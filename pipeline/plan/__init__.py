@@ -1,0 +1,1 @@
+"""Turns a config and what a machine has into frozen numbers, by arithmetic alone, or into a refusal."""

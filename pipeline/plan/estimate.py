@@ -1,0 +1,290 @@
+"""Turns a plan and the size of its model into bytes: what is kept where while it trains, and what a step exchanges.
+
+Arithmetic only. What it counts, and what not, is in `docs/planning.md`.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.config.schema import Exchange
+from pipeline.plan.plan import Plan
+from pipeline.plan.size import Size, Variable
+
+# Beside the rows of a table that a gradient is of travel their numbers, int32.
+ROW_NUMBER_BYTES = 4
+GRADIENTS_ON_THE_WAY = 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes kept at a place while it trains: each device, the host, or one server; None where that is not known."""
+
+    place: str
+    parameters: int
+    gradients: int
+    slots: int
+    activations: int | None
+
+    @property
+    def total(self) -> int:
+        """All that is known of."""
+        return self.parameters + self.gradients + self.slots + (self.activations or 0)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one participant sends and receives."""
+
+    who: str
+    sends: int
+    receives: int
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Bytes that travel for one optimizer step of the plan.
+
+    `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`.
+    Where workers race, a step is that of one worker; `busiest`, and what servers send, is for a step of every worker.
+    """
+
+    how: str
+    total: int
+    between: int
+    busiest: int
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan needs: `memory` by place; `exchanged`, or None where the strategy does not say; tables cut into
+    shards of so many rows; large variables that stay on one server, and why; places that have too little memory; why
+    activations are unknown, where they are; bytes of an example, where every process holds all of them.
+    """
+
+    memory: tuple[Memory, ...]
+    exchanged: Exchanged | None
+    shards: tuple[tuple[str, tuple[int, ...]], ...]
+    whole: tuple[tuple[str, str], ...]
+    too_small: tuple[str, ...]
+    unknown: str | None
+    example_bytes: int | None
+
+    @property
+    def device(self) -> Memory:
+        """The memory of a device that trains a replica."""
+        return self.memory[0]
+
+
+def estimate(plan: Plan, size: Size) -> Estimate:
+    """What `plan` needs for a model of `size`."""
+    shards, whole = sharded(plan, size)
+    kind = Exchange(plan.exchange) if plan.exchange else None
+    # With one worker on one device there is nothing to exchange, and nowhere else to keep variables.
+    if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
+        kind = Exchange.none
+    sums = _Sums(plan, size)
+    alone = Memory(
+        f"each {plan.kind.upper()}" if kind else "one copy", sums.variables, sums.trained, sums.slots, sums.activations
+    )
+    memory: tuple[Memory, ...] = (alone,)
+    exchanged: Exchanged | None = Exchanged("nothing", 0, 0, 0, ())
+    if kind is None:
+        exchanged = None
+    elif kind is Exchange.all_reduce:
+        exchanged = _all_reduced(plan, sums)
+    elif kind is Exchange.central:
+        memory = (dataclasses.replace(alone, slots=0), dataclasses.replace(alone, place="the host", activations=0))
+        exchanged = _central(plan, sums)
+    elif kind is Exchange.parameter_server:
+        servers = _servers(plan, size, dict(shards))
+        worker = Memory("each worker", sums.read, sums.sent, 0, sums.activations)
+        memory = (worker, *(each.memory for each in servers))
+        exchanged = _served(plan, sums, servers)
+    limit = None if plan.memory_gib is None or kind is None else plan.memory_gib * 2**30
+    small = (memory[0].place,) if limit is not None and memory[0].total > limit else ()
+    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes)
+
+
+def sharded(plan: Plan, size: Size) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, str], ...]]:
+    """(tables that are cut, with the rows of each shard; large variables that are not, and why).
+
+    A variable is large where it would make two shards of `strategy.min_shard_bytes`.
+    """
+    least, servers = plan.min_shard_bytes, len(plan.ranks("parameter server"))
+    if least is None:
+        return (), ()
+    cut, whole = [], []
+    for variable in size.variables:
+        if variable.bytes < 2 * least:
+            continue
+        if servers < 2:
+            whole.append((variable.path, "there is one server"))
+        elif variable.whole is not None:
+            whole.append((variable.path, variable.whole))
+        else:
+            cut.append((variable.path, rows_of_shards(variable.shape[0], variable.bytes, servers, least)))
+    return tuple(cut), tuple(whole)
+
+
+def rows_of_shards(rows: int, size_bytes: int, servers: int, least_bytes: int) -> tuple[int, ...]:
+    """Rows of each shard: as many shards of at least `least_bytes` as there are servers for, the first ones longer.
+
+    >>> rows_of_shards(rows=10, size_bytes=640, servers=4, least_bytes=64)
+    (3, 3, 2, 2)
+    """
+    shards = max(1, min(servers, size_bytes // least_bytes, rows))
+    return tuple(rows // shards + (place < rows % shards) for place in range(shards))
+
+
+class _Sums:
+    """Bytes of a model, added up once: of all its variables, and of what a replica's step makes and sends."""
+
+    def __init__(self, plan: Plan, size: Size) -> None:
+        trained = [each for each in size.variables if each.trainable]
+        self.variables = sum(each.bytes for each in size.variables)
+        self.trained = sum(each.bytes for each in trained)
+        self.slots = sum(each.slot_bytes for each in size.variables) + size.optimizer_bytes
+        self.activations: int | None = None
+        fixed, growing, largest = size.kept_bytes, size.kept_bytes_per_example, size.largest_bytes_per_example
+        if fixed is not None and growing is not None and largest is not None:
+            # Where the backward pass comes to the largest tensor, its gradient comes in and that of its input goes out.
+            self.activations = fixed + plan.replica_batch * (growing + GRADIENTS_ON_THE_WAY * largest)
+        # Only gradients of 32 bits are narrowed.
+        narrow = plan.gradient_bits == 16
+        self.dense = sum(
+            each.bytes // 2 if narrow and each.dtype == "float32" else each.bytes
+            for each in trained
+            if not each.is_table
+        )
+        self.rows = sum(_row_gradient(plan, each) for each in trained if each.is_table)
+        self.read = sum(_read(plan, each) for each in size.variables)
+        self.sent = self.dense + self.rows
+
+
+def _rows(plan: Plan, table: Variable) -> int:
+    """Rows of a table that a replica's step looks up; one that is looked up twice counts twice."""
+    return plan.replica_batch * (table.rows_per_example or 0)
+
+
+def _read(plan: Plan, variable: Variable) -> int:
+    """Bytes of a variable that a worker reads from the servers for a step."""
+    return _rows(plan, variable) * variable.row_bytes if variable.is_table else variable.bytes
+
+
+def _row_gradient(plan: Plan, table: Variable) -> int:
+    """Bytes of a table's gradient for a replica's step: the rows that it looked up, and their numbers."""
+    return _rows(plan, table) * (table.row_bytes + ROW_NUMBER_BYTES)
+
+
+def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
+    count, hosts = plan.workers, plan.hosts
+    if len(plan.processes) == 1 and plan.kind == "cpu":
+        # TensorFlow's ReductionToOneDevice: all send to one, which sends the sum to all others; rows are not added
+        # but put together, so that the others receive those of all.
+        there, back = sums.dense + sums.rows, sums.dense + count * sums.rows
+        traffic = (
+            Traffic("the first device", (count - 1) * back, (count - 1) * there),
+            Traffic("each other device", there, back),
+        )
+        return Exchanged("gradients added on one device, sums copied back", (count - 1) * (there + back), 0, 0, traffic)
+    # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
+    each = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
+    between = hosts * each if hosts > 1 else 0
+    how = f"gradients all-reduced in a ring of {count}"
+    return Exchanged(how, count * each, between, each if between else 0, (Traffic("each device", each, each),))
+
+
+def _central(plan: Plan, sums: _Sums) -> Exchanged:
+    count = plan.workers
+    there, back = sums.dense + sums.rows, sums.dense + count * sums.rows
+    # Every device reads all variables. Gradients are added on one device; the sum goes back to the others and to the
+    # host, which applies it.
+    total = count * sums.variables + (count - 1) * (there + back) + back
+    traffic = (
+        Traffic("the host", count * sums.variables, back),
+        Traffic("the first device", count * back, sums.variables + (count - 1) * there),
+        Traffic("each other device", there, sums.variables + back),
+    )
+    return Exchanged("variables read from the host, gradients added and given back", total, 0, 0, traffic)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A parameter server: its rank, its host, what it keeps, and what one worker reads of it and sends to it."""
+
+    rank: int
+    host: int
+    memory: Memory
+    read: int
+    sent: int
+
+
+def _servers(plan: Plan, size: Size, shards: dict[str, tuple[int, ...]]) -> tuple[_Server, ...]:
+    """The parameter servers, each variable or shard on that which held the fewest bytes when it was made."""
+    ranks = plan.ranks("parameter server")
+    held: list[list[tuple[Variable, int]]] = [[] for _ in ranks]
+    filled = [0] * len(ranks)
+    for variable in size.variables:
+        total = variable.shape[0] if variable.path in shards else 1
+        for rows in shards.get(variable.path, (1,)):
+            emptiest = min(range(len(ranks)), key=filled.__getitem__)
+            held[emptiest].append((variable, rows))
+            filled[emptiest] += variable.bytes * rows // total
+    return tuple(
+        _server(plan, rank, held[place], shards, size.optimizer_bytes if place == 0 else 0)
+        for place, rank in enumerate(ranks)
+    )
+
+
+def _server(
+    plan: Plan, rank: int, held: Sequence[tuple[Variable, int]], shards: dict[str, tuple[int, ...]], apart: int
+) -> _Server:
+    def part(amount: int, variable: Variable, rows: int) -> int:
+        return amount * rows // variable.shape[0] if variable.path in shards else amount
+
+    read = sum(part(_read(plan, each), each, rows) for each, rows in held)
+    sent = sum(
+        part(_row_gradient(plan, each) if each.is_table else each.bytes, each, rows)
+        for each, rows in held
+        if each.trainable
+    )
+    memory = Memory(
+        f"server {rank}",
+        parameters=sum(part(each.bytes, each, rows) for each, rows in held),
+        gradients=sum(part(each.bytes, each, rows) for each, rows in held if each.trainable),
+        slots=sum(part(each.slot_bytes, each, rows) for each, rows in held) + apart,
+        activations=0,
+    )
+    return _Server(rank, plan.processes[rank].host, memory, read, sent)
+
+
+def _served(plan: Plan, sums: _Sums, servers: tuple[_Server, ...]) -> Exchanged:
+    workers = Counter(process.host for process in plan.processes if process.replicas)
+    read, sent = Counter[int](), Counter[int]()
+    for server in servers:
+        read[server.host] += server.read
+        sent[server.host] += server.sent
+    all_workers, all_read, all_sent = plan.workers, sum(read.values()), sum(sent.values())
+    # For a step of every worker: what a host's servers send to workers elsewhere, and its workers to servers elsewhere.
+    leaves = {
+        host: read[host] * (all_workers - workers[host]) + workers[host] * (all_sent - sent[host])
+        for host in range(plan.hosts)
+    }
+    comes = {
+        host: sent[host] * (all_workers - workers[host]) + workers[host] * (all_read - read[host])
+        for host in range(plan.hosts)
+    }
+    traffic = (
+        Traffic("each worker", all_sent, all_read),
+        *(Traffic(f"server {each.rank}", all_workers * each.read, all_workers * each.sent) for each in servers),
+    )
+    return Exchanged(
+        "variables read from the servers, gradients sent to them",
+        all_read + all_sent,
+        sum(leaves.values()) // all_workers,
+        max(*leaves.values(), *comes.values()),
+        traffic,
+    )

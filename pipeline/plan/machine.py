@@ -1,0 +1,21 @@
+"""What a plan is laid over: the facts of one host."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU and TPU chip.
+
+    `tpu_name` is what the environment calls its TPU, a name or an address; `cache_bytes` what the last caches before
+    memory hold, None where that is not known to decide what cores take from each other.
+    """
+
+    hostname: str
+    cores: tuple[int, ...]
+    memory_gib: float
+    cpu: str
+    gpus: tuple[str, ...] = ()
+    tpus: tuple[str, ...] = ()
+    tpu_name: str | None = None
+    cache_bytes: int | None = None

@@ -1,0 +1,136 @@
+"""What a built model is: its variables, what its optimizer keeps for each, and what a step keeps of each example.
+
+A process that has built the model tells it. The sizes of the built-in models on the built-in data come with the
+package, made by `tests/shipped_sizes.py`; those of others are kept under the fingerprint of what they depend on.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.parts import Part, fields_of
+from pipeline.plan.plan import Plan
+
+SHIPPED = Path(__file__).with_name("sizes.json")
+# Arguments of the built-in data that choose examples, and leave an example's shape as it is.
+OF_EXAMPLES = (
+    "train_examples", "validation_examples", "validation_fraction", "split_seed", "seed", "noise", "signal",
+)  # fmt: skip
+ONLY_TABLES = "only embeddings can be sharded"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of a model, and what the optimizer keeps beside it.
+
+    `rows_per_example` are the rows that an example looks up in an embedding's table, and None for other variables;
+    `whole` says why it cannot be sharded over servers, and is None where it can.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    slot_bytes: int
+    rows_per_example: int | None = None
+    whole: str | None = ONLY_TABLES
+
+    @property
+    def bytes(self) -> int:
+        """Of one copy of it."""
+        return math.prod(self.shape) * bytes_each(self.dtype)
+
+    @property
+    def is_table(self) -> bool:
+        """Is it an embedding's, of which a step reads and changes some rows alone?"""
+        return self.rows_per_example is not None
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return math.prod(self.shape[1:]) * bytes_each(self.dtype)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's variables; bytes of the optimizer that belong to none of them; and what backpropagation keeps.
+
+    `kept_bytes` and `kept_bytes_per_example` are of the tensors that the forward pass makes and the backward pass
+    reads: those of a fixed size, and those that grow with the batch, of which the largest has
+    `largest_bytes_per_example`. They are None where that is not known, for the reason in `unknown`. `example_bytes` are
+    those of one example in arrays that every process holds whole, and None for data that is read as it trains.
+    """
+
+    variables: tuple[Variable, ...]
+    optimizer_bytes: int
+    kept_bytes: int | None
+    kept_bytes_per_example: int | None
+    largest_bytes_per_example: int | None
+    example_bytes: int | None
+    unknown: str | None = None
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers its variables have, as Keras counts them, which leaves out the state of random numbers."""
+        return sum(math.prod(each.shape) for each in self.variables if not each.dtype.startswith(("int", "uint")))
+
+
+def to_plain(size: Size) -> dict[str, Any]:
+    """The size as plain values for an event or a file: each variable a list, what only an embedding has at its end."""
+    return dataclasses.asdict(size) | {"variables": [_listed(each) for each in size.variables]}
+
+
+def from_plain(values: dict[str, Any]) -> Size:
+    """The size that `to_plain` wrote."""
+    variables = tuple(Variable(path, tuple(shape), *rest) for path, shape, *rest in values["variables"])
+    return Size(**values | {"variables": variables})
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """What a model's size depends on, as far as a plan says."""
+    decides = {name: getattr(plan, name) for name in fields_of(Plan, Part.SIZE)}
+    return decides | {"data_build": of_shape(plan.data_build)}
+
+
+def shipped(plan: Plan) -> Size | None:
+    """The size that the package has of the plan's model, which is one of its own on data of its own."""
+    return next((from_plain(each["size"]) for each in _shipped() if facts(plan) in each["of"]), None)
+
+
+def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:
+    """Names what a size depends on; `sources` stands for the Python files that a person's own functions are in."""
+    text = json.dumps([facts(plan), sources, versions], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def bytes_each(dtype: str) -> int:
+    """Bytes of one number.
+
+    >>> bytes_each("float32"), bytes_each("bfloat16"), bytes_each("bool")
+    (4, 2, 1)
+    """
+    bits = re.search(r"\d+$", dtype)
+    return max(1, int(bits.group()) // 8) if bits else 1
+
+
+def _listed(variable: Variable) -> list[Any]:
+    values = list(dataclasses.astuple(variable))
+    return values[:5] if not variable.is_table and variable.whole == ONLY_TABLES else values
+
+
+def of_shape(data_build: dict[str, Any]) -> dict[str, Any]:
+    """What makes data, without what only chooses its examples."""
+    if not str(data_build.get("_target_")).startswith("pipeline.data."):
+        return data_build
+    return {name: value for name, value in data_build.items() if name not in OF_EXAMPLES}
+
+
+@cache
+def _shipped() -> list[dict[str, Any]]:
+    return json.loads(SHIPPED.read_text()) if SHIPPED.exists() else []

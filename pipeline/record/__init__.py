@@ -1,0 +1,1 @@
+"""Writes what processes tell into files, whole, and reads it back."""

@@ -1,0 +1,182 @@
+"""Finds the run that a command goes on with: the last one of the same config that did not finish, or the one it names.
+
+A run's folder says all that is needed: its plan, its events, and by a lock whether its conductor still lives.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import measure
+from pipeline.config.schema import Config
+from pipeline.plan import plan
+from pipeline.plan.plan import Plan
+from pipeline.record import events
+from pipeline.record.events import Event
+from pipeline.record.tracking import run_id_of
+from pipeline.run.conduct import Measured
+
+AUTO, NEVER = "auto", "never"
+LOCK = "run.lock"
+
+
+class ResumeError(ValueError):
+    """A run that cannot be gone on with: the message says what was expected, received, and what to type instead."""
+
+
+class Lock:
+    """Says, as long as this process lives, that a folder is in use. The kernel lets go of it however it ends."""
+
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def release(self) -> None:
+        """Lets go of it."""
+        os.close(self._file)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run to go on with: its folder, locked, its plan's values, and its events."""
+
+    folder: Path
+    lock: Lock
+    plan: Mapping[str, Any]
+    events: Sequence[Event]
+
+    @property
+    def status(self) -> str:
+        """How its last command ended; "was killed" where nobody was left to say so."""
+        last = self.events[-1] if self.events else {}
+        said = str(last.get("status")) if last.get("event") == "ended" else ""
+        return {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}.get(
+            said, "killed"
+        )
+
+    @property
+    def step(self) -> int:
+        """The last step that it told of."""
+        return max((event["step"] for event in self.events if event["event"] == "steps"), default=0)
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the last checkpoint that it told of."""
+        steps = [event["step"] for event in self.events if event["event"] == "checkpoint"]
+        return steps[-1] if steps else None
+
+    def measured(self, planned: Plan, baseline: Plan | None) -> Measured:
+        """What it has measured, as far as that holds for the plan that goes on."""
+        made = Measured(step=self.step, saved_step=self.saved_step)
+        again = [event for event in self.events if event["event"] == "restarted"]
+        made.restarts, made.notes = len(again), [str(event["text"]) for event in again]
+        same = plan.identity(self.plan) == plan.identity(json.loads(planned.to_json()))
+        if not same or self.plan.get("machine") != planned.machine:
+            # What another machine has timed says nothing of this one.
+            return made
+        made.point = _repeats(self.events, "point", planned.leaders)
+        made.baseline = _repeats(self.events, "baseline", baseline.leaders if baseline else (0,))
+        profiled = [event for event in self.events if event["event"] == "profiled"]
+        made.profile = profiled[-1]["values"] if profiled else None
+        return made
+
+
+def find(
+    config: Config, planned: Plan, output: Path, only: Path | None = None, also: Sequence[Path] = ()
+) -> Earlier | None:
+    """The run to go on with, locked; None where a new one begins. Raises `ResumeError`.
+
+    By itself it goes on with any run of the same config, in the output folder or in the folders `also`, or, with
+    `only`, with the one in that folder.
+    """
+    if config.resume == NEVER:
+        return None
+    if config.resume == AUTO:
+        there = [*output.glob("[rs]*/**/plan.json"), *(path for each in also for path in each.glob("plan.json"))]
+        return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=events.written))
+    folder = _named(config.resume, output)
+    values = events.read_whole(folder / "plan.json")
+    changed = [
+        key for key in plan.changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)
+    ]
+    if changed:
+        raise ResumeError(
+            f"Expected the config of {folder}, whose training goes on, received another {', '.join(changed)}. "
+            f"Try the same, or resume_changes=[{','.join(changed)}] to go on with what is different, or resume=never."
+        )
+    try:
+        earlier = Earlier(folder, Lock(folder), values, _events(folder))
+    except OSError:
+        raise ResumeError(
+            f"Expected a run that has ended, received {folder}, whose conductor still works on it. "
+            f"Try resume=never, or wait for it."
+        ) from None
+    if earlier.status == "finished" and not config.resume_changes:
+        earlier.lock.release()
+        raise ResumeError(
+            f"Expected a run that did not finish, received {folder}, which did. Try resume=never to train anew, or "
+            f"more with train.epochs=... resume_changes=[train.epochs]."
+        )
+    return earlier
+
+
+def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
+    """The last run of the same config, if it did not finish and there is something to go on with."""
+    wanted = plan.identity(json.loads(planned.to_json()))
+    for path in reversed(with_plans):
+        values = events.read_whole(path)
+        if plan.identity(values) != wanted:
+            continue
+        try:
+            earlier = Earlier(path.parent, Lock(path.parent), values, _events(path.parent))
+        except OSError:
+            # It still goes on, or is somebody else's.
+            continue
+        nothing = earlier.status == "failed" and earlier.saved_step is None
+        if earlier.status != "finished" and earlier.events and not nothing:
+            return earlier
+        earlier.lock.release()
+        return None
+    return None
+
+
+def _named(name: str, output: Path) -> Path:
+    if (Path(name) / "plan.json").is_file():
+        return Path(name)
+    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=events.written)]
+    found = [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    instead = f"Try resume={there[-1]}, resume=auto or resume=never." if there else "Try resume=auto or resume=never."
+    raise ResumeError(
+        f"Expected resume to be auto, never, or a run's folder, name or id in MLflow, received {name}, which is that "
+        f"of {len(found) or 'no'} run{'s' * (len(found) != 1)}. {instead}"
+    )
+
+
+def _is_in(key: str, allowed: Sequence[str]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in allowed)
+
+
+def _repeats(told: Sequence[Event], group: str, ranks: Sequence[int]) -> list[measure.Repeat]:
+    """The repeats, from the first on, that every process of a group has told of."""
+    by_repeat: dict[int, dict[int, Event]] = {}
+    for event in told:
+        if event["event"] == "measured" and event.get("group") == group:
+            by_repeat.setdefault(event["repeat"], {})[event["rank"]] = event
+    made: list[measure.Repeat] = []
+    while by_repeat.get(len(made), {}).keys() >= set(ranks):
+        made.append(measure.slowest(by_repeat[len(made)]))
+    return made
+
+
+def _events(folder: Path) -> list[Event]:
+    return [event for event, _ in events.read(folder / "events.jsonl") if "event" in event]

@@ -1,0 +1,202 @@
+"""Keeps what becomes of a sweep's points in `sweep.json`, so that the same command goes on where it was ended.
+
+A point is known by the fingerprint of its config. One that has finished is kept, one that has not is run again, and one
+that is new is added.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze.history import SWEEP
+from pipeline.config.parts import Part, asked
+from pipeline.config.schema import COMPOSED, Config, Order, wrong_name
+from pipeline.record import events
+from pipeline.record.events import write_whole
+from pipeline.run.resume import Lock
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be made or gone on with: the message says what was expected, received, and what to type."""
+
+
+@dataclass
+class Entry:
+    """A point of a sweep: its number and which repeat of it this is, its folder as seen from the sweep's, and how it
+    ended, if it did. `seconds` is how long it took.
+    """
+
+    place: int
+    repeat: int
+    fingerprint: str
+    folder: str
+    overrides: list[str]
+    status: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+
+
+def fingerprint(config: Config) -> str:
+    """Names what a point is: two configs with the same one are the same point.
+
+    >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=2, output_dir="elsewhere"))
+    True
+    >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
+    False
+    """
+    return _digest(asked(config, Part.POINT))
+
+
+def fingerprint_of_words(overrides: Sequence[str]) -> str:
+    """The same for a point whose config could not be read, of which there is only what was typed."""
+    return _digest(list(overrides))
+
+
+def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
+    """(point, repeat) in the order in which they run.
+
+    Interleaved, each round takes all points, every other one from the last to the first: a machine that slows down or
+    speeds up steadily then favours none of them.
+
+    >>> ordered(3, 2, Order.interleaved)
+    [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]
+    >>> ordered(2, 2, Order.typed)
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    if how is Order.typed:
+        return [(point, repeat) for point in range(points) for repeat in range(repeats)]
+    return [
+        (point, repeat)
+        for repeat in range(repeats)
+        for point in (range(points) if repeat % 2 == 0 else reversed(range(points)))
+    ]
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be a folder's name. Raises `SweepError`."""
+    if wrong := wrong_name(name):
+        raise SweepError(wrong)
+
+
+class Sweep:
+    """The points of a sweep's folder, which no other command may work on meanwhile. Raises `SweepError` if one does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = Lock(folder, "sweep.lock")
+        except BlockingIOError:
+            raise SweepError(
+                f"Expected the sweep {folder.name} to be at rest, received one that another command works on. "
+                f"Try again when that has ended, or another sweep.name."
+            ) from None
+        self.entries = read(folder)
+
+    def point(
+        self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, made: Path | None
+    ) -> Entry:
+        """The entry of the point with the fingerprint `about`, a new one where there is none.
+
+        `place`, in the command, is its number where no other entry has that; `name` is a part of its folder's name.
+        What Hydra has put into the folder `made` is moved to the point's.
+        """
+        found = next((each for each in self.entries if (each.fingerprint, each.repeat) == (about, repeat)), None)
+        if found is None:
+            found = Entry(self._number(place, about), repeat, about, "", list(overrides))
+            found.folder = f"{found.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
+            self.entries.append(found)
+        found.overrides = list(overrides)
+        # The last attempt, where the first one came to nothing.
+        found.folder = self._name([self.folder / found.folder, *attempts(self.folder / found.folder)][-1])
+        target = self.folder / found.folder
+        if made is not None and made.resolve() != target.resolve():
+            target.mkdir(exist_ok=True)
+            for each in made.iterdir():
+                if not (target / each.name).exists():
+                    each.replace(target / each.name)
+            shutil.rmtree(made)
+        target.mkdir(exist_ok=True)
+        return found
+
+    def kept(self, entry: Entry) -> dict[str, Any] | None:
+        """What result.json holds of a point that has finished; None for one that is to be run."""
+        folder = self.folder / entry.folder
+        values = events.read_whole(folder / "result.json")
+        if values.get("status") != "FINISHED":
+            return None
+        # What was killed in between has no end that could be tracked.
+        ended = any(event.get("event") == "ended" for event, _ in events.read(folder / "events.jsonl"))
+        return values if ended else None
+
+    def note(self, entry: Entry, result: Mapping[str, Any], seconds: float | None = None) -> None:
+        """Takes in what became of a point."""
+        entry.status, entry.error = result["status"], result["error"]
+        entry.folder = self._name(Path(result["folder"]))
+        entry.seconds = seconds if seconds is not None else entry.seconds
+        self.write()
+
+    def write(self) -> None:
+        """Writes `sweep.json`."""
+        points = [dataclasses.asdict(each) for each in sorted(self.entries, key=lambda each: (each.place, each.repeat))]
+        write_whole(self.folder / SWEEP, json.dumps({"name": self.folder.name, "points": points}, indent=2))
+
+    def release(self) -> None:
+        """Lets other commands work on it."""
+        shutil.rmtree(self.folder / COMPOSED, ignore_errors=True)
+        self._lock.release()
+
+    def _name(self, folder: Path) -> str:
+        """The folder as seen from here: one of another sweep, where a point has gone on with an earlier run there."""
+        return os.path.relpath(folder.resolve(), self.folder.resolve())
+
+    def _number(self, place: int, about: str) -> int:
+        """The number of a new entry: that of its point's other repeats, or that of its place, or the next."""
+        numbers = {each.fingerprint: each.place for each in self.entries}
+        return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
+
+
+def read(folder: Path) -> list[Entry]:
+    """The points that `sweep.json` in `folder` tells of; none where there is no such file, or it is broken."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return [Entry(**each) for each in json.loads((folder / SWEEP).read_text())["points"]]
+    return []
+
+
+def attempts(folder: Path) -> Iterator[Path]:
+    """The folders of a point's attempts that are there, from this one on."""
+    while folder.is_dir():
+        yield folder
+        folder = another(folder)
+
+
+def another(folder: Path) -> Path:
+    """A new folder for one more attempt at the point in `folder`, which keeps what became of the last one.
+
+    >>> another(Path("nowhere/0_mirrored.2"))
+    PosixPath('nowhere/0_mirrored.3')
+    """
+    first, _, number = folder.name.rpartition(".")
+    name, last = (first, int(number)) if first and number.isdecimal() else (folder.name, 1)
+    return folder.with_name(f"{name}.{last + 1}")
+
+
+def make_another(folder: Path) -> Path:
+    """Makes a folder for one more attempt at the point in `folder`, after all that are there."""
+    while True:
+        folder = another([folder, *attempts(folder)][-1])
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

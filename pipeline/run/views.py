@@ -1,0 +1,82 @@
+"""What a run is told to: who shows it, and who tracks it. A command hands them in; a run knows no more of them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from pipeline.plan.estimate import Estimate
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How far a sweep is: points that are done, of how many, and the seconds that the others may take, if known."""
+
+    done: int
+    points: int
+    seconds_left: float | None
+
+
+class View(Protocol):
+    """Is fed a run's events in order, each once, inside its `with` block; `now` is in seconds on one clock."""
+
+    def __enter__(self) -> "View":
+        """Begins to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends to show, however the block ends."""
+
+    def update(self, event: Event, now: float) -> None:
+        """Takes the next event, of any kind."""
+
+    def recall(self, events: Iterable[Event], now: float) -> None:
+        """Takes what an earlier command was told, and shows nothing of it."""
+
+
+class Screen(Protocol):
+    """Where a command shows its points to a person."""
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+
+    def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
+        """Shows which run a point goes on with, and from where."""
+
+    def planned(self, plan: Plan, full: bool) -> None:
+        """Shows a plan; `full` where that is all that was asked for."""
+
+    def estimated(self, plan: Plan, made: Estimate) -> None:
+        """Shows what a plan needs."""
+
+    def shared(self, made: Estimate) -> None:
+        """Shows which tables are cut and what stays whole."""
+
+    def predicted(self, result: Mapping[str, Any]) -> None:
+        """Shows how fast a plan would be."""
+
+    def live(self, plan: Plan, now: float, ahead: Ahead | None) -> View:
+        """A view of a run of `plan`, under a sweep that is as far as `ahead` says."""
+
+
+class Tracking(Protocol):
+    """Sends runs' event logs to where they are tracked. Nothing here raises, or takes longer than it is given."""
+
+    def begin(self) -> None:
+        """Gets ready, while something else is waited for."""
+
+    def follow(self, folder: Path, store: Mapping[str, Any]) -> None:
+        """Has the log in `folder` sent to `store` from now on."""
+
+    def run_id(self, folder: Path, timeout: float) -> str | None:
+        """What the run of `folder` is called there; None if it is not there after `timeout` seconds."""
+
+    def drain(self, timeout: float) -> tuple[bool, str | None]:
+        """(Is all that the logs hold there, what was wrong), after `timeout` seconds at most."""
+
+    def close(self) -> None:
+        """Sends what is left and ends."""

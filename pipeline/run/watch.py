@@ -1,0 +1,286 @@
+"""Decides from what processes tell, and from the time, whether one is dead, stopped or stuck, and which.
+
+Pure: the time is an argument. A process that only lost its peers is not to blame; who is shows within moments. A worker
+of an asynchronous training, once that has begun, is no loss but one that can be replaced.
+"""
+
+import signal
+from dataclasses import dataclass, field
+
+from pipeline.plan.plan import DATA_SERVER, Plan
+from pipeline.record.events import Event
+
+# A process that uses this share of a core between beats is computing, though it reports no step.
+BUSY_SHARE = 0.1
+# Computing without a step counts as progress for this many times the limit: while what is asked for is traced and
+# compiled, until its first steps are told, and from then on.
+TRACING_PATIENCE, BUSY_PATIENCE = 10, 2
+# How long to look for who is to blame once a process has lost its peers.
+BLAME_SECONDS = 12.0
+SILENT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Which process failed and why; `rank` is None where it is the whole run. `stuck`: it may still tell where.
+
+    `lost`: the process is gone or does nothing, for no reason of its own; started again it may do better. `diverged`:
+    training has, and a smaller learning rate may help.
+    """
+
+    error: str
+    rank: int | None
+    stuck: bool = False
+    lost: bool = True
+    diverged: bool = False
+
+
+@dataclass
+class _Seen:
+    """What is known of one process."""
+
+    started: float
+    joined: bool = False
+    beat: float | None = None
+    counter: int = -1
+    cpu_seconds: float = 0.0
+    moved: float = 0.0
+    worked: float = 0.0
+    answered: bool = False
+    exited: int | None = None
+    error: str | None = None
+    diverged: bool = False
+    lost_peer: float | None = None
+    stopped: bool = False
+
+
+@dataclass
+class Watch:
+    """Watches the processes of one job."""
+
+    plan: Plan
+    seen: dict[int, _Seen] = field(default_factory=dict)
+    leaving: bool = False
+    # Have steps, or the end of an epoch, been told since the last command?
+    stepping: bool = False
+    # May workers be replaced? And how often each was.
+    replacing: bool = False
+    replaced: dict[int, int] = field(default_factory=dict)
+
+    def asked(self, now: float) -> None:
+        """The processes were given a command: from here on they owe progress."""
+        self.stepping = False
+        servers = (*self.plan.ranks("parameter server"), *self.plan.ranks(DATA_SERVER))
+        for rank, each in self.seen.items():
+            # They do nothing of their own.
+            each.answered = rank in servers
+            each.moved = each.worked = now
+
+    def answer(self, rank: int) -> None:
+        """The process has done what it was asked, and owes nothing."""
+        self.seen[rank].answered = True
+
+    def note(self, event: Event, now: float) -> None:
+        """Takes in an event."""
+        kind = event["event"]
+        seen = self.seen.setdefault(event["rank"], _Seen(started=now, moved=now, worked=now))
+        if kind == "exited":
+            seen.exited = event["code"]
+            return
+        if kind in ("started", "signalled"):
+            return
+        seen.stopped = kind == "stopped"
+        if seen.stopped:
+            return
+        seen.beat = now
+        self.stepping = self.stepping or kind in ("steps", "epoch")
+        if kind == "joined":
+            seen.joined = True
+        if kind == "failed":
+            if event.get("peer"):
+                seen.lost_peer = now
+            else:
+                seen.error, seen.diverged = event["error"], bool(event.get("diverged"))
+        if "cpu_seconds" in event:
+            self._beat(seen, event, now)
+        elif kind != "system":
+            seen.moved = seen.worked = now
+
+    def to_replace(self, now: float) -> dict[int, str]:
+        """Why, in words, for each worker that is gone and can be replaced; it then counts as just started."""
+        gone: dict[int, str] = {}
+        for rank in self.plan.ranks("worker"):
+            seen = self.seen.get(rank)
+            if seen is None or not self._replaceable(rank):
+                continue
+            if seen.exited is not None:
+                gone[rank] = f"{self._name(rank)} {_ending(seen.exited)}"
+            elif seen.joined and self._quiet(rank, now) > self.plan.heartbeat_timeout:
+                gone[rank] = self._silent(rank, now).error.rstrip(".")
+        for rank in gone:
+            self.replaced[rank] = self.replaced.get(rank, 0) + 1
+            self.seen[rank] = _Seen(started=now, moved=now, worked=now)
+        if gone:
+            # One that was started again traces again.
+            self.stepping = False
+            # Others may have waited for who is gone, in TensorFlow's hands and unable to give a sign.
+            for seen in self.seen.values():
+                if seen.beat is not None:
+                    seen.beat = now
+        return gone
+
+    def failure(self, now: float) -> Failure | None:
+        """The failure that has become certain by `now`, if any."""
+        return self._own_error(now) or self._death() or self._silence(now) or self._peers(now) or self._stuck(now)
+
+    def _beat(self, seen: _Seen, event: Event, now: float) -> None:
+        if event["progress"] != seen.counter:
+            seen.counter = event["progress"]
+            seen.moved = seen.worked = now
+            seen.cpu_seconds = event["cpu_seconds"]
+        elif event["cpu_seconds"] - seen.cpu_seconds > BUSY_SHARE * (now - seen.worked):
+            seen.cpu_seconds = event["cpu_seconds"]
+            seen.worked = now
+
+    def _own_error(self, now: float) -> Failure | None:
+        for rank, seen in self.seen.items():
+            if seen.error is not None:
+                # TensorFlow has many words for a peer that is gone; one that is gone is the better explanation.
+                return (
+                    self._death()
+                    or self._gone_quiet(now)
+                    or Failure(seen.error, rank, lost=False, diverged=seen.diverged)
+                )
+        return None
+
+    def _gone_quiet(self, now: float) -> Failure | None:
+        for rank, seen in self.seen.items():
+            alive = seen.exited is None and seen.joined and seen.lost_peer is None and seen.error is None
+            alive = alive and not self._replaceable(rank)
+            if alive and self._quiet(rank, now) > SILENT_SECONDS:
+                return self._silent(rank, now)
+        return None
+
+    def _death(self) -> Failure | None:
+        died = {
+            rank: seen.exited
+            for rank, seen in self.seen.items()
+            if seen.exited is not None
+            and seen.lost_peer is None
+            and seen.error is None
+            and not (self.leaving and seen.exited == 0)
+            and not self._replaceable(rank)
+        }
+        if not died:
+            return None
+        # A process that aborts has often only lost another.
+        rank = next((rank for rank, code in died.items() if code == -signal.SIGKILL), min(died))
+        again = self.replaced.get(rank, 0)
+        often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
+        return Failure(f"{self._name(rank)} {_ending(died[rank])}{often}.", rank)
+
+    def _silence(self, now: float) -> Failure | None:
+        late = {
+            rank: seen
+            for rank, seen in self.seen.items()
+            if not seen.joined and seen.exited is None and now - seen.started > self.plan.startup_timeout
+        }
+        if late:
+            # Those that wait for the others are silent too, once TensorFlow has them; blame one that never spoke.
+            rank = min(late, key=lambda each: (not late[each].stopped, late[each].beat or 0.0))
+            return Failure(
+                f"{self._name(rank)} did not join within {self.plan.startup_timeout:g} s"
+                f"{': it is stopped' if late[rank].stopped else ''}. "
+                f"If it needs longer, try launch.startup_timeout={2 * self.plan.startup_timeout:g}.",
+                rank,
+                stuck=True,
+            )
+        limit = self.plan.heartbeat_timeout
+        quiet = {
+            rank: self._quiet(rank, now) for rank, seen in self.seen.items() if seen.exited is None and seen.joined
+        }
+        if max(quiet.values(), default=0.0) <= limit:
+            return None
+        # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
+        # a coordinator that is silent too is the last to blame.
+        silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
+        rank = min(silent, key=lambda each: (self._leads(each), not self.seen[each].stopped, -quiet[each]))
+        return None if self._replaceable(rank) else self._silent(rank, now)
+
+    def _peers(self, now: float) -> Failure | None:
+        lost = [seen.lost_peer for seen in self.seen.values() if seen.lost_peer is not None]
+        if not lost:
+            return None
+        quiet = self._gone_quiet(now)
+        if quiet:
+            return quiet
+        if now - min(lost) > BLAME_SECONDS or all(seen.lost_peer is not None for seen in self.seen.values()):
+            rank = next(rank for rank, seen in self.seen.items() if seen.lost_peer is not None)
+            return Failure(f"{self._name(rank)} lost the connection to the other processes.", rank)
+        return None
+
+    def _stuck(self, now: float) -> Failure | None:
+        limit = self.plan.progress_timeout
+        patience = BUSY_PATIENCE if self.stepping else TRACING_PATIENCE
+        waiting = {
+            rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered and seen.exited is None
+        }
+        stuck = [
+            rank for rank, seen in waiting.items() if now - seen.worked > limit or now - seen.moved > patience * limit
+        ]
+        if not stuck or len(stuck) < len(waiting) or not any(map(self._leads, stuck)):
+            # Those that serve owe nothing once those that lead have answered.
+            return None
+        # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
+        rank = min(stuck, key=lambda each: waiting[each].moved)
+        busy = [each for each in stuck if now - waiting[each].worked <= limit]
+        if busy:
+            seconds = min(now - waiting[each].moved for each in busy)
+            what = f"computed for {seconds:.0f} s without a step"
+        else:
+            what = f"made no progress for {limit:g} s"
+        named = busy or stuck
+        names = " and ".join(self._name(each) for each in named[:4])
+        where = "where each stands is in its log" if len(named) > 1 else "where it stands is in its log"
+        return Failure(
+            f"{names} {what}; {where}. If a step takes that long, try launch.progress_timeout={4 * limit:g}.",
+            rank if rank in named else named[0],
+            stuck=True,
+        )
+
+    def _replaceable(self, rank: int) -> bool:
+        process = self.plan.processes[rank]
+        worker = self.plan.asynchronous and process.role == "worker"
+        return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.max_restarts
+
+    def _leads(self, rank: int) -> bool:
+        return rank in self.plan.leaders
+
+    def _silent(self, rank: int, now: float) -> Failure:
+        return Failure(
+            f"{self._name(rank)} gave no sign of life for {self._quiet(rank, now):.0f} s: "
+            f"{'it is stopped' if self.seen[rank].stopped else 'it is stopped, or its host is gone'}.",
+            rank,
+        )
+
+    def _quiet(self, rank: int, now: float) -> float:
+        """Seconds since it last gave a sign of life, or was started."""
+        seen = self.seen[rank]
+        return now - (seen.beat or seen.started)
+
+    def _name(self, rank: int) -> str:
+        return f"{self.plan.processes[rank].role} {rank}"
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended.
+
+    >>> _ending(-9)
+    'was killed by SIGKILL'
+    """
+    if code is not None and code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"

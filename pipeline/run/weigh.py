@@ -1,0 +1,58 @@
+"""Finds out how large a plan's model is: the package has it, an earlier command kept it, or it is built once."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import targets
+from pipeline.launch import Cluster
+from pipeline.plan import plan as plans
+from pipeline.plan import size as sizes
+from pipeline.plan.plan import Plan
+from pipeline.plan.size import Size
+from pipeline.record.events import Event, write_whole
+from pipeline.run.conduct import learn_size
+
+
+def known(plan: Plan, kept: Path) -> Size | None:
+    """The size where it comes with the package, or is in the file `kept`."""
+    size = sizes.shipped(plan)
+    if size is None:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            size = sizes.from_plain(json.loads(kept.read_text()))
+    return size
+
+
+def learn(plan: Plan, cluster: Cluster) -> Event:
+    """The `sized` event of a process that builds the model and ends; raises `RunFailed`, in words for a person."""
+    with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
+        return learn_size(cluster, plans.builder_of(plan, cluster.inventory()), Path(folder))
+
+
+def keep(sized: Event, kept: Path) -> Size:
+    """The size that a process has told, written to the file `kept` for later commands."""
+    size = sizes.from_plain({name: value for name, value in sized.items() if name in Size.__dataclass_fields__})
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(kept, json.dumps(sizes.to_plain(size)))
+    return size
+
+
+def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
+    """Where the size of the plan's model is kept, under all that it depends on."""
+    versions = {name: metadata.version(name) for name in ("tensorflow", "keras")}
+    return output / "sizes" / f"{sizes.fingerprint(plan, _sources(plan, search), versions)}.json"
+
+
+def _sources(plan: Plan, search: Sequence[str]) -> str:
+    """A hash of the files that a person's own functions are in, and of those beside them, which they may import."""
+    named: tuple[Any, ...] = (plan.model_build, plan.data_build, plan.optimizer, plan.loss)
+    found = {path for node in named for path in targets.sources(node, search)}
+    digest = hashlib.sha256()
+    for path in sorted({beside for each in found for beside in each.parent.glob("*.py")}):
+        digest.update(str(path).encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,313 @@
+"""Turns one run's log into its copy in one MLflow store: what is not there yet is sent, in order.
+
+It leaves to its callers when that is done, and what to do about a store that fails.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.record import events, tracking
+from pipeline.record.events import Event
+from pipeline.record.tracking import FRESH, LOG
+from pipeline.views.mlflow import page
+from pipeline.views.mlflow.changes import (
+    NAME_CHARACTERS,
+    Begin,
+    Change,
+    Data,
+    End,
+    Param,
+    Point,
+    Seen,
+    Tag,
+    changes,
+    ms,
+    text,
+)
+from pipeline.views.mlflow.stores import Store, open_client, requests_may_take, without_password
+
+# MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
+POINTS_A_REQUEST, POINTS_A_REQUEST_LEAST, TEXTS_A_REQUEST = 1000, 50, 20
+# One file sent to a server.
+UPLOAD_SECONDS = 60
+KEY_TAG = "pipeline.key"
+
+Kind = TypeVar("Kind")
+
+
+class TrackError(RuntimeError):
+    """A run that cannot be sent; the message says what was expected and what to do."""
+
+
+class Deleted(TrackError):
+    """The run was deleted in MLflow by someone, who does not want it back."""
+
+
+class Copy:
+    """One run's log, and what one MLflow store holds of it. What fails raises, and can be done again."""
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        self.folder, self.log, self._store = folder, folder / LOG, store
+        self._lock: int | None = None
+        self._client: Any = None
+        self._points_a_request, self.sent = POINTS_A_REQUEST, 0
+        # What the log changes beyond what is sent, and how many events that was.
+        self._pending: list[Change] = []
+        self._count = 0
+        self._load()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run in MLflow, once it exists."""
+        run_id: str | None = self._record["run_id"]
+        return run_id
+
+    @property
+    def closed(self) -> bool:
+        """Does MLflow show the run as over, and hold its files?"""
+        return self._record["closed"] is not None
+
+    def lock(self) -> bool:
+        """Keeps other processes from sending this log; False where there is none or another one is at it."""
+        if self._lock is None:
+            try:
+                descriptor = os.open(self.log, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            self._lock = descriptor
+            self._load()
+        return True
+
+    def release(self) -> None:
+        """Lets others send this log."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def behind(self) -> bool:
+        """Does the log hold bytes that are not sent?"""
+        sent: int = self._record["offset"]
+        return self.log.exists() and self.log.stat().st_size > sent
+
+    def missing(self) -> int:
+        """How many events are not sent."""
+        sent: int = self._record["offset"]
+        return sum(1 for _ in events.read(self.log, sent))
+
+    def has_ended(self) -> bool:
+        """Is the log complete?"""
+        ended = False
+        for event, _ in events.read(self.log):
+            ended = event.get("event") == "ended" or (ended and event.get("event") != "resumed")
+        return ended
+
+    def verify(self) -> None:
+        """Starts over where the store has lost the run. Raises `Deleted` where someone deleted it."""
+        if self.run_id is not None:
+            from mlflow.exceptions import MlflowException
+
+            try:
+                run = self._open().get_run(self.run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                self._record.update(FRESH)
+                self._rewind()
+            else:
+                if run.info.lifecycle_stage == "deleted":
+                    raise Deleted(f"Run {self.run_id} was deleted in MLflow.")
+        self._verified = True
+
+    def catch_up(self, stop: Callable[[], bool]) -> None:
+        """Sends what the log holds until that ends or `stop` says so. `sent` counts the events."""
+        try:
+            if not self._verified:
+                self.verify()
+            while not stop() and self._read():
+                self._send()
+                self.sent += self._count
+                self._record["offset"] = self._position
+                self._keep()
+                self._pending, self._count = [], 0
+                self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
+        except Exception:
+            # A server that took too long may manage less at a time; one that came back may have lost the run.
+            self._points_a_request = max(POINTS_A_REQUEST_LEAST, self._points_a_request // 2)
+            self._verified = False
+            raise
+
+    def kill(self, time_ms: int | None = None) -> None:
+        """Ends the run as KILLED, at `time_ms` or its last event's time: for a log that nobody will end."""
+        if self.run_id is None:
+            return
+        self._record["killed_ms"] = self._record["killed_ms"] or time_ms or self.seen.time_ms
+        client = self._open()
+        client.set_terminated(self.run_id, "KILLED", self._record["killed_ms"])
+        client.set_tag(self.run_id, "status", "KILLED")
+        self._upload()
+        self._record["closed"] = "KILLED"
+        self._keep()
+
+    def _load(self) -> None:
+        self._state, bare = tracking.recall(self.folder), without_password(str(self._store["uri"]))
+        meant = (self._state["store"] or {}).get("uri")
+        copies = self._state.setdefault("copies", {})
+        self._record = self._state if meant == bare else copies.setdefault(bare, dict(FRESH))
+        self._verified = False
+        self._rewind()
+
+    def _rewind(self) -> None:
+        """Goes back to the start, for what later events need of earlier ones. Nothing is sent again."""
+        self.seen, self._position = Seen(), 0
+        self._pending, self._count = [], 0
+
+    def _keep(self) -> None:
+        tracking.write(self.folder, self._state)
+
+    def _read(self) -> bool:
+        """Fills `_pending` with what the next stretch of the log changes; False where the log has no more."""
+        if self._count:
+            return True
+        for event, end in events.read(self.log, self._position):
+            new: list[Change] = []
+            try:
+                new.extend(changes(event, self.seen))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                print(f"{self.log}: an event is left out, since {error!r}: {str(event)[:200]}", file=sys.stderr)
+            self._position = end
+            if end <= self._record["offset"]:
+                continue
+            self._pending += new
+            self._count += 1
+            if len(self._pending) >= POINTS_A_REQUEST or self.seen.ended:
+                break
+        return self._count > 0
+
+    def _send(self) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, RunTag
+        from mlflow.entities import Param as Parameter
+
+        client = self._open()
+        if self.run_id is None:
+            self._create()
+        params = [Parameter(*param) for param in self._of(Param)]
+        tags = [RunTag(*tag) for tag in dict(self._of(Tag)).items()]
+        points = [Metric(*point) for point in self._of(Point)]
+        for kind, items, size in (
+            ("params", params, TEXTS_A_REQUEST),
+            ("tags", tags, TEXTS_A_REQUEST),
+            ("metrics", points, self._points_a_request),
+        ):
+            for start in range(0, len(items), size):
+                client.log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
+        if self._of(Begin):
+            client.update_run(self.run_id, status="RUNNING")
+            self._record.update(closed=None, killed_ms=None)
+        for data in self._of(Data):
+            source = json.dumps({"tags": {"name": data.name}})
+            dataset = Dataset(data.name, data.digest, "code", source, data.schema, data.profile)
+            client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+        for end in self._of(End):
+            try:
+                self._upload()
+            finally:
+                client.set_terminated(self.run_id, end.status, end.time_ms)
+            self._delete_twins()
+            self._record["closed"] = end.status
+
+    def _of(self, kind: type[Kind]) -> list[Kind]:
+        return [change for change in self._pending if isinstance(change, kind)]
+
+    def _open(self) -> Any:
+        if self._client is None:
+            self._client = open_client(str(self._store["uri"]), self._store.get("artifacts"))
+        return self._client
+
+    def _create(self) -> None:
+        """Finds the run by its key, or creates it: a lost answer must not make a second one."""
+        run = self.seen.run
+        if run is None:
+            raise TrackError(f"Expected {self.log} to begin with a `run` event, received none. It cannot be sent.")
+        client, experiment = self._open(), self._experiment(run)
+        known = self._with_this_key(experiment)
+        tags = {KEY_TAG: _key(run)}
+        name = text(run.get("name") or self.folder.name, NAME_CHARACTERS)
+        run_id = known[0] if known else client.create_run(experiment, ms(run), tags, name).info.run_id
+        self._record.update(run_id=run_id, experiment_id=experiment)
+        self._keep()
+
+    def _experiment(self, run: Event) -> str:
+        client, name = self._open(), self._store.get("experiment") or run.get("experiment") or "pipeline"
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                location, tags = self._store.get("artifacts"), page.missing({}, ms(run))
+                return str(client.create_experiment(name, artifact_location=location, tags=tags))
+            except Exception:
+                # Someone else may just have created it.
+                found = client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            raise TrackError(
+                f"Expected the MLflow experiment {name!r} to be active, received a deleted one. "
+                f"Try `mlflow experiments restore --experiment-id {found.experiment_id}`."
+            )
+        self._describe(found, run)
+        return str(found.experiment_id)
+
+    def _describe(self, experiment: Any, run: Event) -> None:
+        """Gives an experiment that others made its page, where they let us."""
+        from mlflow.exceptions import MlflowException
+
+        with contextlib.suppress(MlflowException):
+            for name, content in page.missing(experiment.tags, ms(run)).items():
+                self._open().set_experiment_tag(experiment.experiment_id, name, content)
+
+    def _with_this_key(self, experiment: str) -> list[str]:
+        wanted = f"tags.`{KEY_TAG}` = '{_key(self.seen.run or {})}'"
+        return sorted(run.info.run_id for run in self._open().search_runs([experiment], wanted))
+
+    def _delete_twins(self) -> None:
+        """Deletes runs that a server made after it had been given up on: empty, and never to end."""
+        for twin in self._with_this_key(self._record["experiment_id"]):
+            if twin != self.run_id:
+                self._open().delete_run(twin)
+
+    def _upload(self) -> None:
+        client, names = self._open(), ["plan.json", "result.json", LOG]
+        if self.seen.model and self._store.get("log_model", True):
+            names.append(self.seen.model)
+        with requests_may_take(UPLOAD_SECONDS):
+            for path in (self.folder / name for name in names):
+                # A path from the log must not reach out of the folder.
+                if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
+                    client.log_artifact(self.run_id, str(path))
+            # A report lies beside the points of its sweep.
+            sweep = self.folder.resolve().parent
+            for place, paths in self.seen.report.items():
+                for path in ((sweep / name).resolve() for name in paths):
+                    if path.is_file() and path.is_relative_to(sweep):
+                        client.log_artifact(self.run_id, str(path), place or None)
+            for log in sorted(self.folder.glob("*.log")):
+                client.log_artifact(self.run_id, str(log), "logs")
+            if (self.folder / "hydra").is_dir():
+                client.log_artifacts(self.run_id, str(self.folder / "hydra"), "hydra")
+
+
+def _key(run: Event) -> str:
+    """The run's key, fit for a quoted string in a search."""
+    key = str(run.get("key") or f"{run.get('folder')}@{run.get('time')}")
+    return re.sub(r"[^\w.@:/ -]", "_", key)[:NAME_CHARACTERS]

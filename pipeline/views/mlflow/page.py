@@ -1,0 +1,110 @@
+"""Turns an experiment into the page that MLflow shows of it: how to read it, and a view of its runs by speedup.
+
+MLflow keeps both as tags of the experiment, so that every browser shows them. This makes the tags and the page's
+address, and leaves the sending to `pipeline.views.mlflow.copies`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.views.mlflow.changes import NOTE_TAG
+
+PAGE_TAG, VIEW = "pipeline.page", "speedup"
+# As MLflow 3.17's user interface has them: what it shows an experiment for, and a view by its id.
+KIND_TAG, VIEW_TAG = "mlflow.experimentKind", f"mlflow.sharedViewState.{VIEW}"
+KIND, WORKFLOW = "custom_model_development", "machine_learning"
+# What a column shows, and its width in pixels.
+COLUMNS = {
+    "params.`strategy`": 95,
+    "metrics.`config/workers`": 105,
+    "metrics.`speedup`": 85,
+    "metrics.`speedup_low`": 95,
+    "metrics.`speedup_high`": 98,
+    "metrics.`efficiency`": 80,
+    "metrics.`examples_per_second`": 150,
+    "metrics.`final/val_accuracy`": 130,
+    "params.`model`": 90,
+    "params.`data`": 90,
+    "params.`precision`": 100,
+    "tags.`sweep`": 120,
+    "tags.`rehearsal`": 90,
+    "tags.`oversubscribed`": 120,
+}
+BARS = ("speedup", "efficiency", "examples_per_second", "final/val_accuracy")
+# Across and up.
+SCATTERS = (("config/workers", "speedup"), ("seconds_training", "final/val_accuracy"))
+DESCRIPTION = """\
+**How to read these runs.** *Views*, *By speedup* sorts them by what more devices brought; its charts draw them.
+
+- One run is one training under one strategy, named strategy-workers-model-data.
+- `speedup` is throughput over that of the same model on one device without a strategy; `efficiency` is speedup \
+over the number of devices. `..._low` and `..._high` are the range of the repeats: **where two ranges overlap, the \
+runs tie.**
+- Compare what is alike: the same model, data, precision, scaling, batch that is held fixed, machine and versions. \
+`python -m pipeline compare RUN RUN` says whether two runs are, and how sure the difference is.
+- A name that ends in (rehearsal) or (oversubscribed) marks a speed that is none of real devices.
+- Metrics without a group are measured, warm-up left out, or curves of training. `config/`: what was asked for, as \
+numbers. `final/`: the last loss and metrics. `epoch/`: by epoch. `measure/`: each repeat. `live/`: in training, which \
+also stops to tell and to validate. `explain/`: what the lost efficiency is made of. `profile/`: input and model \
+alone. `system/`: the whole host.
+- The run that stands for a sweep has its report among its artifacts, `report.html`.
+"""
+
+
+def missing(tags: Mapping[str, str], time_ms: int) -> dict[str, str]:
+    """The tags that an experiment with these `tags` lacks; a person's own text and choices stay.
+
+    >>> sorted(missing({"mlflow.note.content": "Ours."}, 0))
+    ['mlflow.experimentKind', 'mlflow.sharedViewState.speedup', 'pipeline.page']
+    >>> missing({"pipeline.page": missing({}, 0)["pipeline.page"]}, 0)
+    {}
+    """
+    state = json.dumps(_view())
+    page = hashlib.sha256(f"{DESCRIPTION}{state}".encode()).hexdigest()[:12]
+    if tags.get(PAGE_TAG) == page:
+        return {}
+    named = {"name": "By speedup", "createdAt": time_ms, "updatedAt": time_ms, "state": state}
+    once = {NOTE_TAG: DESCRIPTION, KIND_TAG: KIND}
+    return {name: text for name, text in once.items() if not tags.get(name)} | {
+        VIEW_TAG: json.dumps(named),
+        PAGE_TAG: page,
+    }
+
+
+def address(server: str, experiment: str) -> str:
+    """Where a server shows an experiment's runs by speedup.
+
+    >>> address("http://127.0.0.1:5000", "1")
+    'http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=speedup&workflowType=machine_learning'
+    """
+    return f"{server}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}&workflowType={WORKFLOW}"
+
+
+def _view() -> dict[str, Any]:
+    """The state of MLflow's runs page that differs from its own: sorting, columns and charts."""
+    section = {"uuid": VIEW, "name": "Comparison", "display": True, "isReordered": False}
+    charts: list[dict[str, Any]] = [
+        {"type": "BAR", "metricKey": name, "displayName": name, "runsCountToCompare": 20} for name in BARS
+    ]
+    charts += [
+        {"type": "SCATTER", "xaxis": _metric(across), "yaxis": _metric(up), "runsCountToCompare": 100}
+        for across, up in SCATTERS
+    ]
+    own = {"metricSectionId": VIEW, "deleted": False, "isGenerated": False}
+    return {
+        "orderByKey": "metrics.`speedup`",
+        "orderByAsc": False,
+        "selectedColumns": list(COLUMNS),
+        "columnOrder": list(COLUMNS),
+        "columnWidths": COLUMNS,
+        # Ours comes first: else sections are sorted by name.
+        "isAccordionReordered": True,
+        "compareRunSections": [section],
+        "compareRunCharts": [chart | own | {"uuid": f"{VIEW}{index}"} for index, chart in enumerate(charts)],
+    }
+
+
+def _metric(name: str) -> dict[str, str]:
+    return {"key": name, "type": "METRIC"}

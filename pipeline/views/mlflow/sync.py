@@ -1,0 +1,146 @@
+"""Turns the folders of runs into MLflow runs that hold all of their logs: what was not sent is sent later.
+
+It leaves one log to `pipeline.views.mlflow.copies`, and logs that still grow to their followers.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from pipeline.record import events
+from pipeline.record.events import Event
+from pipeline.record.tracking import LOG, STATE, recall
+from pipeline.views.mlflow.copies import Copy, Deleted, TrackError
+from pipeline.views.mlflow.stores import Store, reason, sqlite_path, unreachable, without_password
+
+# Between the first two attempts at a store that fails; twice that before the last.
+RETRY_SECONDS = 1.0
+
+
+def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callable[[str], None]) -> bool:
+    """Sends what the store of each run below `folders`, or `uri`, does not hold yet. Was everything sent?"""
+    counts = {True: 0, None: 0, False: 0}
+    failed: dict[str, str] = {}
+    untracked: list[Path] = []
+    for folder in (found for root in folders or [output_dir] for found in run_folders(root)):
+        store = _store_of(folder, uri)
+        if store is None:
+            untracked.append(folder)
+        else:
+            counts[_sync_one(Copy(folder, store), str(store["uri"]), failed, say)] += 1
+    say(f"Runs sent: {counts[True]}; nothing new: {counts[None]}; not sent: {counts[False]}.")
+    if untracked:
+        say(f"Runs without tracking: {len(untracked)}. Try --uri {local_uri(output_dir)} for a local store.")
+    # A run that was asked for by name is not sent by skipping it.
+    return not counts[False] and not set(untracked) & set(folders)
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The folders of runs at and below `root`, but not the copies of their logs among MLflow's artifacts."""
+    if (root / LOG).exists():
+        return [root]
+    found = sorted(log.parent for log in root.rglob(LOG))
+    return [folder for folder in found if (folder / STATE).exists() or _home(folder) == folder.name]
+
+
+def conductor_lives(run: Event) -> bool | None:
+    """Does the process that writes the log still run? None where that cannot be seen from here."""
+    if run.get("host") != os.uname().nodename or not isinstance(run.get("pid"), int):
+        return None
+    try:
+        process = psutil.Process(run["pid"])
+        # A process that began later only has the same number; a minute is for a clock that was set meanwhile.
+        began_before = process.create_time() < run["time"] + 60
+        return began_before and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (psutil.Error, ValueError):
+        return False
+
+
+def local_uri(output_dir: Path) -> str:
+    """The store of runs below `output_dir` where no other is named."""
+    return f"sqlite:///{output_dir.resolve() / 'mlflow.db'}"
+
+
+def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str], None]) -> bool | None:
+    """True: sent something; None: there was nothing to send; False: could not. `failed` has stores that are down."""
+    try:
+        if not copy.lock():
+            say(f"{copy.folder}: another process is sending it now.")
+            return None
+        if _complete(copy, uri, failed):
+            return None
+        if uri in failed:
+            raise TrackError(failed[uri])
+        path = sqlite_path(uri)
+        if path and not path.parent.is_dir():
+            raise TrackError(f"Expected a folder {path.parent} for the store, received none. Try --uri.")
+        return _bring_up(copy, say)
+    except Deleted as error:
+        say(f"{copy.folder}: left alone. {error}")
+        return None
+    except Exception as error:
+        problem = reason(error, uri)
+        if unreachable(error):
+            failed[uri] = problem
+        say(f"{copy.folder}: not sent. {problem}")
+        return False
+    finally:
+        copy.release()
+
+
+def _complete(copy: Copy, uri: str, failed: dict[str, str]) -> bool:
+    """Is all sent? A store that was thrown away is to be filled again; one that cannot be asked is believed."""
+    if copy.closed and not copy.missing() and uri not in failed:
+        try:
+            copy.verify()
+        except Exception as error:
+            if unreachable(error):
+                failed[uri] = reason(error, uri)
+    return copy.closed and not copy.missing()
+
+
+def _bring_up(copy: Copy, say: Callable[[str], None]) -> bool | None:
+    _patiently(lambda: copy.catch_up(lambda: False))
+    run, about = copy.seen.conductor, ""
+    if run is None:
+        return None
+    if not copy.closed and not copy.seen.ended:
+        lives = conductor_lives(run)
+        about = " It still runs."
+        if lives is None:
+            about = f" It has no end, and only {run.get('host')} knows whether it still runs: sync there."
+        elif not lives:
+            _patiently(copy.kill)
+            about = " It has no end and its process is gone: set to KILLED."
+    if copy.sent or about:
+        say(f"{copy.folder}: {copy.sent} event{'s' * (copy.sent != 1)} sent, run {copy.run_id}.{about}")
+    return True if copy.sent else None
+
+
+def _patiently(do: Callable[[], None]) -> None:
+    """Tries three times where trying again may help: a locked database, a server that is busy."""
+    for attempt in range(3):
+        try:
+            do()
+            return
+        except Exception as error:
+            if attempt == 2 or isinstance(error, TrackError) or unreachable(error):
+                raise
+            time.sleep(RETRY_SECONDS * 2**attempt)
+
+
+def _home(folder: Path) -> str | None:
+    """The name of the folder that a log says it was written in."""
+    first = next(events.read(folder / LOG), ({}, 0))[0]
+    return Path(str(first["folder"])).name if "folder" in first else None
+
+
+def _store_of(folder: Path, uri: str | None) -> Store | None:
+    kept = recall(folder)["store"] or {}
+    if uri is None or without_password(uri) == kept.get("uri"):
+        return {**kept, "uri": uri or kept["uri"]} if kept.get("uri") else None
+    path = sqlite_path(uri)
+    return {**kept, "uri": uri, "artifacts": (path.parent / "mlartifacts").as_uri() if path else None}

@@ -1,0 +1,148 @@
+"""Turns what the conductor asks into commands for the follower, and its answers into values.
+
+It is all that the conductor imports; it leaves MLflow to the process that it starts.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from pipeline.record.events import Event
+from pipeline.views.mlflow.state import remember
+from pipeline.views.mlflow.stores import Store
+
+
+class Tracker:
+    """Starts the following process and talks to it. Nothing here raises, or takes longer than it is given."""
+
+    def __init__(self, environ: Mapping[str, str], log: Path) -> None:
+        self._environ, self._log = environ, log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._news = threading.Condition()
+        self._run_ids: dict[str, str] = {}
+        self._errors: dict[str, str | None] = {}
+        self._answers: dict[int, Event] = {}
+        self._asked = 0
+        self._problem: str | None = None
+
+    def begin(self) -> None:
+        """Starts the process, which imports MLflow meanwhile; without it, the first log that is followed does."""
+        if self._process is None or self._process.poll() is not None:
+            try:
+                self._start()
+            except OSError as error:
+                self._problem = f"The tracking process could not start: {error}."
+
+    def follow(self, folder: Path, store: Store) -> None:
+        """Has the log in `folder` sent to `store` from now on, and notes in the folder that it belongs there.
+
+        `store` has `uri` (resolved), `experiment`, `artifacts` (a URI for a local store's files, or None) and
+        `log_model`; a `uri` of None is noted and not followed.
+        """
+        try:
+            remember(folder, store)
+            if store.get("uri") is None:
+                return
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+        except OSError as error:
+            self._problem = f"The tracking process could not start: {error}."
+            return
+        self._say({"follow": str(folder), "store": dict(store)})
+
+    def run_id(self, folder: Path, timeout: float) -> str | None:
+        """The MLflow run of `folder`; None if there is none after `timeout` seconds, or the store fails."""
+        with self._news:
+            self._news.wait_for(
+                lambda: str(folder) in self._run_ids or self._errors.get(str(folder)) or not self._listening(),
+                timeout,
+            )
+            return self._run_ids.get(str(folder))
+
+    def drain(self, timeout: float) -> tuple[bool, str | None]:
+        """(Is all that the logs hold in MLflow, what was wrong), after `timeout` seconds at most."""
+        if self._process is None:
+            return self._problem is None, self._problem
+        self._asked += 1
+        asked = self._asked
+        # It is told to be done a little earlier, so that its answer comes in time.
+        said = self._say({"drain": max(0.0, timeout - 0.2), "id": asked})
+        with self._news:
+            if said:
+                self._news.wait_for(lambda: asked in self._answers or not self._listening(), timeout)
+            answer = self._answers.pop(asked, None)
+            if answer:
+                return bool(answer["drained"]), answer["error"]
+            if not said or not self._listening():
+                return False, self._problem or f"The tracking process has ended; see {self._log}."
+            errors = [error for error in self._errors.values() if error]
+            return False, errors[-1] if errors else f"The tracking process was not done in {timeout:g} s."
+
+    def close(self, timeout: float = 12.0) -> None:
+        """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
+        process, self._process = self._process, None
+        if process is None or process.stdin is None or process.stdout is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        process.stdout.close()
+
+    def _start(self) -> None:
+        self.close()
+        package = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join(filter(None, [package, self._environ.get("PYTHONPATH")]))
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.views.mlflow"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**self._environ, "PYTHONPATH": path},
+                start_new_session=True,
+                bufsize=0,
+            )
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
+        self._reader = threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _listening(self) -> bool:
+        return self._reader is not None and self._reader.is_alive()
+
+    def _say(self, command: Event) -> bool:
+        process = self._process
+        if process is None or process.stdin is None:
+            return False
+        try:
+            # Whole or not at all: a pipe takes a line as short as this in one piece (pipe(7), PIPE_BUF).
+            os.write(process.stdin.fileno(), json.dumps(command, default=str).encode() + b"\n")
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _listen(self, lines: IO[bytes]) -> None:
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError), self._news:
+                news = json.loads(line)
+                if "run_id" in news:
+                    self._run_ids[news["run"]] = news["run_id"]
+                elif "drained" in news:
+                    self._answers[news["id"]] = news
+                else:
+                    self._errors[news["run"]] = news["error"]
+                self._news.notify_all()

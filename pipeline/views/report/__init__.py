@@ -1,0 +1,175 @@
+"""Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, a verdict in words.
+
+    python -m pipeline report sweep=NAME
+
+It reads what the runs wrote and starts none. `track` has one MLflow run stand for the sweep, with the report in it.
+"""
+
+import csv
+import io
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import comparable, verdict
+from pipeline.analyze.verdict import Verdict
+from pipeline.record.events import EventLog, read, write_whole
+from pipeline.record.tracking import LOG, recall
+from pipeline.run.views import Tracking
+from pipeline.views.mlflow.stores import Store
+from pipeline.views.report import page
+from pipeline.views.report.figures import Drawn, LeftOut, draw
+from pipeline.views.report.gather import Point, Sweep, gather
+from pipeline.views.terminal import report_lines
+
+# The folder beside the points, and what it is called as a run of MLflow.
+FOLDER = "report"
+# Of the best point, in MLflow's table beside the points themselves.
+METRICS = ("examples_per_second", "speedup", "efficiency")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report: where it is, what it says, and the sweep that it is about."""
+
+    sweep: Sweep
+    verdict: Verdict
+    html: Path
+    csv: Path
+    figures: tuple[Path, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, what it leaves out, what to change first and how good predictions were, in sentences."""
+        first = page.advice(self.sweep, self.verdict)[:1]
+        return [*self.verdict.lines, *first, *filter(None, [page.score(self.sweep)])]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What became of each point, in the order in which the verdict numbers them."""
+        not_run = {"error": "it was not run yet"}
+        return [
+            {**not_run, **point.run.result, "status": point.status, "overrides": point.overrides}
+            for point in self.sweep.points
+        ]
+
+    def shown(self) -> list[str]:
+        """The same for a terminal, with where the report is and which figures it lacks."""
+        return report_lines(self.lines, str(self.html), [(each.title, each.why) for each in self.left_out])
+
+
+def write(folder: Path) -> Written:
+    """Writes the report of the sweep in `folder`.
+
+    Raises `HistoryError` where there is no sweep, and `OSError` where the folder cannot be written to.
+    """
+    sweep = gather(folder)
+    decided = verdict.decide(
+        [point.run for point in sweep.points],
+        [point.configuration for point in sweep.points],
+        sweep.knee_share,
+    )
+    drawn = draw(sweep)
+    beside = sweep.folder / FOLDER
+    beside.mkdir(exist_ok=True)
+    for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
+        old.unlink()
+    figures = [path for each in drawn if isinstance(each, Drawn) for path in _kept(each, beside)]
+    html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
+    write_whole(html, page.page(sweep, decided, drawn))
+    write_whole(table, points_csv(sweep))
+    left_out = tuple(each for each in drawn if isinstance(each, LeftOut))
+    return Written(sweep, decided, html, table, tuple(figures), left_out)
+
+
+def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> None:
+    """Has `tracker` send the report to `store`, as the one run that stands for the sweep.
+
+    Like a run's, it is an event log that is sent, now or by `python -m pipeline sync`: written again, a report
+    goes on in the same log and so in the same run.
+    """
+    beside = folder.resolve() / FOLDER
+    log = EventLog(beside / LOG)
+    here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+    try:
+        if any(read(beside / LOG)):
+            log.append(here | {"event": "resumed", "params": {}, "tags": {}})
+        else:
+            name = written.sweep.name
+            about = {"key": uuid.uuid4().hex, "name": f"sweep {name}", "folder": str(beside)}
+            tags = {"sweep": name, "kind": "report"}
+            log.append(here | {"event": "run", **about, "experiment": store["experiment"], "params": {}, "tags": tags})
+        log.append(here | {"event": "report", **_told(written)})
+        log.append(here | {"event": "ended", "status": "FINISHED", "error": None})
+    finally:
+        log.close()
+    tracker.follow(beside, store)
+
+
+def store_of(sweep: Sweep) -> Store | None:
+    """Where the points of a sweep are tracked; None for nowhere."""
+    stores = (recall(point.run.folder)["store"] or {} for point in sweep.points)
+    return next((store for store in stores if store.get("uri")), None)
+
+
+def points_csv(sweep: Sweep) -> str:
+    """A row for each point with all numbers of its result, its group, its marks and what was asked for."""
+    rows = [_row(point, sweep) for point in sweep.points]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
+    result = {name: value for name, value in point.run.result.items() if name != "folder"}
+    return {
+        "point": point.place,
+        "status": point.status,
+        "group": point.group,
+        "marks": "; ".join(point.marks),
+        "overrides": " ".join(point.overrides),
+        "folder": point.run.folder.name,
+        "target": sweep.target,
+        "seconds_to_target": sweep.seconds_to_target(point),
+        **{name: value for name, value in comparable.flat(result) if name not in ("status", "notes")},
+    }
+
+
+def _kept(drawn: Drawn, folder: Path) -> list[Path]:
+    paths = [folder / f"{drawn.name}.svg", folder / f"{drawn.name}.png"]
+    for path, content in zip(paths, (drawn.svg, drawn.png), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def _told(written: Written) -> dict[str, Any]:
+    """What MLflow shows of a report: files, the best point's numbers, and what it says."""
+    best = written.verdict.best
+    result = best.runs[0].result if best else {}
+    listed = [
+        f"- {point.name.strip()}: {point.status}"
+        + (f", run {point.run.result['mlflow_run_id']}" if point.run.result.get("mlflow_run_id") else "")
+        for point in written.sweep.points
+    ]
+    return {
+        "files": {
+            "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
+            "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
+        },
+        "values": {name: result[name] for name in METRICS if result.get(name) is not None},
+        "tags": {
+            "best": best.name if best else None,
+            "confidence": written.verdict.confidence,
+            "verdict": " ".join(written.verdict.lines),
+        },
+        "text": "\n\n".join(
+            [*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]
+        ),
+    }

@@ -1,0 +1,217 @@
+"""Turns the folder of a sweep into its points: what was asked for, what came of it, and what was never run.
+
+A sweep with `sweep.json` lists its points there, also those that were not run yet; one without has those that left a
+result, in the order of their folders' names.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from string import ascii_uppercase
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from pipeline.analyze import comparable, history
+from pipeline.analyze.history import HistoryError, Run
+from pipeline.config.schema import PredictConfig
+from pipeline.plan.plan import falls
+from pipeline.record import events
+from pipeline.run import sweep
+
+LOSS = "loss"
+# What a YAML file raises that is not there, or was cut short.
+UNREADABLE = (OSError, ValueError, YAMLError, OmegaConfBaseException)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep, or one that was to be: its place, its configuration, and beside what its speed is written.
+
+    `group` is a letter for the points whose speeds compare, `marks` what is to be said of the speed; both are empty for
+    a point that was not measured. Points of the same `configuration` repeat each other.
+    """
+
+    place: int
+    configuration: str
+    run: Run
+    overrides: tuple[str, ...]
+    group: str = ""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """FINISHED, or why there is nothing to see."""
+        return str(self.run.result.get("status") or "NOT RUN")
+
+    @property
+    def name(self) -> str:
+        """What a figure calls it."""
+        result = self.run.result
+        workers = result.get("workers")
+        counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
+        return f"{self.place}  {result.get('strategy') or 'unknown'}{counted}"
+
+    @cached_property
+    def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
+        """(seconds of training, validation metrics and loss) at the end of each epoch."""
+        told: dict[int, tuple[float, Mapping[str, float]]] = {}
+        seconds = 0.0
+        for event, _ in events.read(self.run.folder / "events.jsonl"):
+            if event.get("event") == "epoch" and event.get("group", "point") == "point":
+                seconds += event["seconds"]
+                found = {**(event.get("val_metrics") or {}), LOSS: event.get("val_loss")}
+                told[event["epoch"]] = seconds, {name: value for name, value in found.items() if value is not None}
+        return [told[epoch] for epoch in sorted(told)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep as it lies in its folder."""
+
+    folder: Path
+    points: tuple[Point, ...]
+    # Of what one worker does, what another one has to bring to pay.
+    knee_share: float
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.folder.name
+
+    @property
+    def measured(self) -> list[Point]:
+        """The points that have a speed."""
+        return [point for point in self.points if point.group]
+
+    @property
+    def missing(self) -> list[Point]:
+        """The points that did not finish."""
+        return [point for point in self.points if point.status != "FINISHED"]
+
+    @cached_property
+    def metric(self) -> str | None:
+        """What validation is judged by: the first metric that a point has, or the loss where none has one."""
+        names = [name for point in self.points for _, values in point.learnt for name in values]
+        return next((name for name in names if name != LOSS), LOSS if names else None)
+
+    @cached_property
+    def target(self) -> float | None:
+        """The best value of the metric that every point reached which validated."""
+        bests = [self._best(values) for point in self.points if (values := self.curve(point))]
+        if not bests:
+            return None
+        return max(bests) if self.falls else min(bests)
+
+    @property
+    def falls(self) -> bool:
+        """Is a smaller value of the metric the better one?"""
+        return falls(self.metric or "")
+
+    def curve(self, point: Point) -> list[tuple[float, float]]:
+        """(seconds of training, the metric) at the end of each epoch."""
+        metric = self.metric or LOSS
+        if point.status != "FINISHED":
+            # Where it was ended says nothing of how well it would have learnt.
+            return []
+        return [(seconds, values[metric]) for seconds, values in point.learnt if metric in values]
+
+    def seconds_to_target(self, point: Point) -> float | None:
+        """Seconds of training until a point reached what every point did."""
+        target = self.target
+        if target is None:
+            return None
+        reached = (
+            seconds for seconds, value in self.curve(point) if (value <= target if self.falls else value >= target)
+        )
+        return next(reached, None)
+
+    def _best(self, curve: Sequence[tuple[float, float]]) -> float:
+        return (min if self.falls else max)(value for _, value in curve)
+
+
+def gather(folder: Path) -> Sweep:
+    """The sweep in a folder. Raises `HistoryError`."""
+    folder = folder.resolve()
+    if listed := sweep.read(folder):
+        points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
+    else:
+        folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_naturally)
+        points = [_point(place, _run(each)) for place, each in enumerate(folders)]
+    if not points:
+        raise HistoryError(
+            f"Expected a sweep with points, received {folder}, which has none. Try `python -m pipeline -m ...` first."
+        )
+    return Sweep(folder, tuple(_grouped(points)), _knee_share(points))
+
+
+def _point(place: int, run: Run) -> Point:
+    """A point of a sweep that lists none: each is a configuration of its own."""
+    return Point(place, str(place), run, tuple(_typed(run.folder)))
+
+
+def _listed(place: int, entry: sweep.Entry, folder: Path) -> Point:
+    """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
+    run = _run(folder / entry.folder)
+    told = {name: value for name in ("status", "error") if (value := getattr(entry, name))}
+    if not told and run.plan:
+        told = {"status": "UNFINISHED", "error": "it was started and has not ended; the same command goes on with it"}
+    return Point(place, str(entry.place), Run(run.folder, {**told, **run.result}, run.plan), tuple(entry.overrides))
+
+
+def _knee_share(points: Sequence[Point]) -> float:
+    """The share of a worker that pays, as the sweep's config has it."""
+    for point in points:
+        try:
+            share = OmegaConf.select(OmegaConf.load(point.run.folder / "hydra" / "config.yaml"), "predict.knee_share")
+        except UNREADABLE:
+            continue
+        if isinstance(share, float):
+            return share
+    return PredictConfig().knee_share
+
+
+def _grouped(points: Sequence[Point]) -> list[Point]:
+    """The points with what is to be said of their speeds."""
+    measured = [place for place, point in enumerate(points) if point.run.result.get("examples_per_second") is not None]
+    runs = [points[place].run for place in measured]
+    letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
+    marks = comparable.marks(runs)
+    told = {place: (letters[at], tuple(marks[at])) for at, place in enumerate(measured)}
+    return [
+        replace(point, group=group, marks=mark) for point in points for group, mark in [told.get(point.place, ("", ()))]
+    ]
+
+
+def _letter(number: int) -> str:
+    """The name of a group.
+
+    >>> _letter(0), _letter(27)
+    ('A', 'B2')
+    """
+    return f"{ascii_uppercase[number % 26]}{number // 26 + 1 if number >= 26 else ''}"
+
+
+def _run(folder: Path) -> Run:
+    return history.of({**events.read_whole(folder / "result.json"), "folder": str(folder)})
+
+
+def _typed(folder: Path) -> list[str]:
+    """The overrides of a point, as Hydra left them in its folder."""
+    try:
+        typed = OmegaConf.to_container(OmegaConf.load(folder / "hydra" / "overrides.yaml"), resolve=False)
+    except UNREADABLE:
+        return []
+    return list(map(str, typed)) if isinstance(typed, list) else []
+
+
+def _naturally(folder: Path) -> list[tuple[int, str]]:
+    """The key by which 2 comes before 10.
+
+    >>> sorted([Path("10_a"), Path("2_b")], key=_naturally)[0].name
+    '2_b'
+    """
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", folder.name)]

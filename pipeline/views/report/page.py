@@ -1,0 +1,208 @@
+"""Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import comparable, predict
+from pipeline.analyze.verdict import BY_CHANCE, Verdict
+from pipeline.views.report.figures import Drawn, LeftOut
+from pipeline.views.report.gather import Point, Sweep
+from pipeline.views.terminal.predict import score_text
+from pipeline.views.terminal.sweep import noted
+from pipeline.views.terminal.words import (
+    bare_times,
+    clean,
+    duration,
+    figure,
+    lines_of,
+    number,
+    percent,
+    points,
+    rate,
+    span,
+    times,
+)
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+MISSING = "–"
+# Kinds of columns, by their classes in the page.
+NUMBER, LONG = "number", "long"
+TERMS = {
+    "examples/s": "Training examples per second over all workers, in steady state: the median of the repeats; under it "
+    "the lowest and the highest of them.",
+    "speedup": "Throughput over that of one device without a strategy; under it the range over repeats taken in turn, "
+    "or the widest possible range where the baseline was measured in another run.",
+    "efficiency": "Speedup over the number of devices.",
+    "tie": "Two points tie where their intervals overlap, or where equal runs lie as far apart with a probability of "
+    f"{BY_CHANCE:.0%} or more: repeats of one run share its luck, so the spread between runs decides. sweep.repeats=3 "
+    "measures that spread and makes smaller differences visible.",
+    "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
+    "and settings. A mark beside a point says in what it differs from group A.",
+    **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in comparable.DOUBTS.items()},
+    "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest need "
+    "not be the first there: a larger global batch takes fewer steps of an epoch.",
+}
+# Terms that are explained where they occur.
+WHERE_USED = ("group", *comparable.DOUBTS)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of points."""
+
+    title: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, its interval under it, and the mark of a speed that is not to be taken as it is."""
+
+    text: str
+    under: str = ""
+    mark: str = ""
+    kind: str = ""
+
+
+def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> str:
+    """The page. All that people named or typed is escaped."""
+    import jinja2
+
+    template = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined).from_string(
+        TEMPLATE.read_text()
+    )
+    best = set(decided.best.places) if decided.best else set()
+    columns = _columns(sweep)
+    used = {mark for point in sweep.measured for mark in point.marks} | (
+        {"group"} if len(_groups(sweep)) > 1 else set()
+    )
+    return template.render(
+        name=sweep.name,
+        about=_about(sweep),
+        verdict=decided.lines,
+        advice=advice(sweep, decided),
+        figures=[
+            {"name": each.name, "title": each.title, "told": each.told, "data": base64.b64encode(each.svg).decode()}
+            for each in figures
+            if isinstance(each, Drawn)
+        ],
+        left_out=[each for each in figures if isinstance(each, LeftOut)],
+        columns=columns,
+        rows=[{"best": point.place in best, "cells": _cells(point, sweep, columns)} for point in sweep.points],
+        missing=missing(sweep),
+        noted=noted((point.place, point.run) for point in sweep.points),
+        differences=differences(sweep),
+        score=score(sweep),
+        terms=[(term, meaning) for term, meaning in TERMS.items() if term not in WHERE_USED or term in used],
+    )
+
+
+def advice(sweep: Sweep, decided: Verdict) -> list[str]:
+    """What explaining the lost efficiency came to: of the best point first, then of the others."""
+    best = set(decided.best.places) if decided.best else set()
+    points: dict[str, list[str]] = {}
+    for point in sorted(sweep.measured, key=lambda point: point.place not in best):
+        explained = point.run.result.get("explained")
+        if isinstance(explained, Mapping) and (said := clean(explained.get("advice"))):
+            points.setdefault(said, []).append(" ".join(point.name.split()))
+    return [f"Point{'s' * (len(names) > 1)} {'; '.join(names)}: {said}" for said, names in points.items()]
+
+
+def missing(sweep: Sweep) -> list[str]:
+    """Which points were skipped, have failed or were never run, and why."""
+    places: dict[str, list[int]] = {}
+    for point in sweep.missing:
+        why = " ".join(lines_of(point.run.result.get("error"))) or "no reason was given"
+        said = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
+        places.setdefault(said, []).append(point.place)
+    return [f"{points(each).capitalize()} {said}" for said, each in places.items()]
+
+
+def differences(sweep: Sweep) -> list[str]:
+    """In what the measured points differ that keeps their speeds from being compared."""
+    measured = sweep.measured
+    lines = [f"Group {letter}: {points(places)}." for letter, places in _groups(sweep).items()]
+    for name, values in comparable.differences([point.run for point in measured]):
+        each = "; ".join(f"{value}: {points([measured[at].place for at in where])}" for value, where in values.items())
+        lines.append(f"{name} differs ({each}).")
+    return lines if len(lines) > 1 else []
+
+
+def score(sweep: Sweep) -> str:
+    """How good the predictions were that had been made for these points."""
+    return score_text(predict.score([point.run.result for point in sweep.measured]))
+
+
+def _about(sweep: Sweep) -> str:
+    finished = sum(point.status == "FINISHED" for point in sweep.points)
+    machines = sorted({clean(point.run.result.get("machine")) for point in sweep.measured} - {""})
+    points = f"{finished} of {len(sweep.points)} points finished"
+    return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
+
+
+def _columns(sweep: Sweep) -> list[Column]:
+    several = len(_groups(sweep)) > 1
+    learnt = sweep.target is not None
+    return [
+        Column("point", kind=NUMBER),
+        Column("strategy"),
+        Column("workers", kind=NUMBER),
+        *[Column("group")] * several,
+        Column("examples/s", kind=NUMBER),
+        Column("speedup", kind=NUMBER),
+        Column("efficiency", kind=NUMBER),
+        Column("step ms", kind=NUMBER),
+        *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", kind=NUMBER)] * learnt,
+        Column("status"),
+        Column("overrides", kind=LONG),
+        Column("MLflow run"),
+    ]
+
+
+def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
+    result = point.run.result
+    speed, speedup, efficiency, step = (
+        number(result.get(name)) for name in ("examples_per_second", "speedup", "efficiency", "step_ms_p50")
+    )
+    workers, seconds = result.get("workers"), sweep.seconds_to_target(point)
+    mark = ", ".join(point.marks)
+    texts = {
+        "point": Cell(str(point.place)),
+        "strategy": Cell(clean(result.get("strategy")) or MISSING),
+        "workers": Cell(MISSING if workers is None else f"{workers:,}"),
+        "group": Cell(point.group or MISSING),
+        "examples/s": Cell(
+            MISSING if speed is None else rate(speed),
+            _span(result, "examples_per_second", rate),
+            mark * (speed is not None),
+        ),
+        "speedup": Cell(
+            MISSING if speedup is None else times(speedup),
+            _span(result, "speedup", bare_times),
+            mark * (speedup is not None),
+        ),
+        "efficiency": Cell(
+            MISSING if efficiency is None else percent(efficiency), mark=mark * (efficiency is not None)
+        ),
+        "step ms": Cell(MISSING if step is None else rate(step)),
+        "status": Cell(point.status),
+        "overrides": Cell(" ".join(map(clean, point.overrides))),
+        "MLflow run": Cell(clean(result.get("mlflow_run_id")) or MISSING),
+    }
+    reached = Cell(MISSING if seconds is None else duration(seconds))
+    cells = [texts.get(column.title, reached) for column in columns]
+    return [Cell(cell.text, cell.under, cell.mark, column.kind) for cell, column in zip(cells, columns, strict=True)]
+
+
+def _span(result: Mapping[str, Any], name: str, written: Any) -> str:
+    return span(result.get(f"{name}_low"), result.get(f"{name}_high"), written, " to ")
+
+
+def _groups(sweep: Sweep) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for point in sorted(sweep.measured, key=lambda point: point.group):
+        groups.setdefault(point.group, []).append(point.place)
+    return groups

@@ -1,0 +1,36 @@
+"""Turns a plan, a run's events and its result into what a person reads on the terminal.
+
+It records nothing, decides nothing and reads no clock: time comes in with each event. Rich is imported when
+something is drawn, so that importing this package costs next to nothing.
+"""
+
+from pipeline.views.terminal.compare import compared_lines
+from pipeline.views.terminal.console import console_on, error_text
+from pipeline.views.terminal.estimate import estimate_lines, shard_lines
+from pipeline.views.terminal.plan import plan_lines
+from pipeline.views.terminal.predict import predicted_lines
+from pipeline.views.terminal.progress import Progress, ahead_text
+from pipeline.views.terminal.report import report_lines
+from pipeline.views.terminal.result import result_rows, result_table, resumed_line
+from pipeline.views.terminal.screen import Terminal
+from pipeline.views.terminal.sweep import sweep_notes, sweep_rows, sweep_table
+
+__all__ = [
+    "Progress",
+    "Terminal",
+    "ahead_text",
+    "compared_lines",
+    "console_on",
+    "error_text",
+    "estimate_lines",
+    "plan_lines",
+    "predicted_lines",
+    "report_lines",
+    "result_rows",
+    "result_table",
+    "resumed_line",
+    "shard_lines",
+    "sweep_notes",
+    "sweep_rows",
+    "sweep_table",
+]

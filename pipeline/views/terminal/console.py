@@ -1,0 +1,45 @@
+"""Where things are shown, and how one error is."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, TextIO
+
+from pipeline.views.terminal.words import lines_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Wider than any line, so that a path on a pipe stays in one piece.
+NO_WIDTH = 10_000
+
+
+def console_on(stream: TextIO) -> Console:
+    """A console that wraps to a terminal's width, and on a pipe or in a file never wraps and moves no cursor.
+
+    Characters that the stream's encoding lacks become "?", so that no message ends in an encoding error.
+    """
+    from rich.console import Console
+
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    on_terminal = stream.isatty()
+    return Console(
+        file=stream,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=None if on_terminal else NO_WIDTH,
+        # FORCE_COLOR makes Rich take a pipe for a terminal: colours may stay, a moving cursor may not.
+        force_interactive=None if on_terminal else False,
+    )
+
+
+def error_text(message: str) -> str:
+    """An error as one message for stderr; lines after the first are indented.
+
+    >>> error_text("Expected workers to be 1 or more, received 0. Try workers=1.")
+    'pipeline: Expected workers to be 1 or more, received 0. Try workers=1.'
+    """
+    first, *rest = lines_of(message) or ["stopped, and no reason was given"]
+    return "\n".join([f"pipeline: {first}", *(f"    {line}" for line in rest)])

@@ -1,0 +1,154 @@
+"""Turns what a plan needs, in bytes, into lines: a table of memory by place, and what a step exchanges."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.plan.estimate import Estimate, Exchanged, Memory, Traffic
+from pipeline.plan.plan import Plan
+from pipeline.views.terminal.words import amount, clean, columns, listed, number, whole
+
+HEADER = ("memory", "parameters", "gradients", "optimizer", "activations", "total")
+SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "exchanged/example", "status")
+RIGHT = (0, 2, 3, 4, 5)
+# More servers than this are told as the fullest and the emptiest.
+MOST_SERVERS = 4
+MISSING = "-"
+
+
+def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
+    """The estimate as a table of memory, and under it what travels and what is cut."""
+    rows = [HEADER, *(_memory_row(each) for each in _few(made.memory))]
+    labelled = [*_exchange(plan, made.exchanged), *_data(plan, made), *shard_lines(made)]
+    if made.unknown:
+        labelled.append(("note", f"Activations are not known: {clean(made.unknown)}."))
+    labelled += [
+        ("note", f"Does not fit: {place} has {plan.memory_gib:g} GiB, and needs {amount(_of(made, place).total)}.")
+        for place in made.too_small
+    ]
+    return [*columns(rows, right=range(1, len(HEADER))), "", *(f"{label:<11}{text}" for label, text in labelled)]
+
+
+def shard_lines(made: Estimate) -> list[tuple[str, str]]:
+    """A labelled line for each table that is cut, and for each large variable that is not."""
+    return [
+        *(("shards", f"{clean(path)}: {len(rows):,} of {_rows(rows)}") for path, rows in made.shards),
+        *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in made.whole),
+    ]
+
+
+def planned_rows(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A header, and for each planned point what one device keeps and what all exchange for one step."""
+    return columns([SWEEP_HEADER, *(_planned(place, each) for place, each in enumerate(results))], RIGHT)
+
+
+def _planned(place: int, result: Mapping[str, Any]) -> tuple[str, ...]:
+    needs = result.get("estimate") or {}
+    memory, exchanged, examples = (number(needs.get(key)) for key in ("device_bytes", "step_bytes", "step_examples"))
+    workers = whole(result.get("workers"))
+    return (
+        str(place),
+        clean(result.get("strategy")) or MISSING,
+        MISSING if workers is None else f"{workers:,}",
+        MISSING if memory is None else ("" if needs.get("activations_known") else "over ") + amount(memory),
+        MISSING if exchanged is None else amount(exchanged),
+        MISSING if exchanged is None or not examples else amount(exchanged / examples),
+        clean(result.get("status")) or MISSING,
+    )
+
+
+def _memory_row(each: Memory) -> tuple[str, ...]:
+    parts = (each.parameters, each.gradients, each.slots)
+    activations = "unknown" if each.activations is None else _amount(each.activations)
+    return (
+        each.place,
+        *map(_amount, parts),
+        activations,
+        ("over " if each.activations is None else "") + amount(each.total),
+    )
+
+
+def _amount(count: int) -> str:
+    return amount(count) if count else MISSING
+
+
+def _few(memory: Sequence[Memory]) -> list[Memory]:
+    """Every place, or of many servers the fullest and the emptiest."""
+    first, *others = memory
+    if len(others) <= MOST_SERVERS:
+        return [first, *others]
+    by_size = sorted(others, key=lambda each: each.total)
+    ends = ((by_size[-1], "the fullest"), (by_size[0], "the emptiest"))
+    return [first, *(_renamed(each, f"{which} of {len(others):,} servers") for each, which in ends)]
+
+
+def _renamed(each: Memory, place: str) -> Memory:
+    return Memory(place, each.parameters, each.gradients, each.slots, each.activations)
+
+
+def _of(made: Estimate, place: str) -> Memory:
+    return next(each for each in made.memory if each.place == place)
+
+
+def _data(plan: Plan, made: Estimate) -> list[tuple[str, str]]:
+    if made.example_bytes is None:
+        return [("data", "read as it trains")]
+    all_of_it = ""
+    if plan.train_examples is not None:
+        all_of_it = f", {amount(made.example_bytes * plan.train_examples)} for those that train"
+    return [("data", f"{amount(made.example_bytes)} an example, in the memory of every process that trains{all_of_it}")]
+
+
+def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
+    if exchanged is None:
+        return [("exchange", "unknown for this strategy: strategy.exchange does not say what its devices exchange")]
+    if not exchanged.total:
+        return [("exchange", "nothing: one device trains alone")]
+    step = "for a step of one worker" if plan.asynchronous else "a step"
+    lines = [("exchange", f"{amount(exchanged.total)} {step}: {exchanged.how}")]
+    lines += [("", _traffic(each)) for each in _busiest(exchanged.traffic)]
+    if exchanged.between:
+        takes = ""
+        if plan.link_gbps:
+            seconds = exchanged.busiest * 8 / (plan.link_gbps * 1e9)
+            takes = f", {1000 * seconds:,.3g} ms at least at {plan.link_gbps:g} Gbit/s"
+        all_step = " when each worker makes a step" if plan.asynchronous else ""
+        lines.append(
+            (
+                "",
+                f"{amount(exchanged.between)} of it between hosts; the busiest host sends or receives "
+                f"{amount(exchanged.busiest)}{all_step}{takes}",
+            )
+        )
+    else:
+        lines.append(("", "all of it within one host"))
+    return lines
+
+
+def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:
+    """All of it, or of many servers the busiest."""
+    servers = [each for each in traffic if each.who.startswith("server ")]
+    if len(servers) <= MOST_SERVERS:
+        return traffic
+    most = max(servers, key=lambda each: each.sends + each.receives)
+    return [
+        *(each for each in traffic if each not in servers),
+        Traffic(f"the busiest of {len(servers):,} servers", most.sends, most.receives),
+    ]
+
+
+def _traffic(each: Traffic) -> str:
+    said = listed(
+        f"sends {amount(each.sends)}" if each.sends else "",
+        f"receives {amount(each.receives)}" if each.receives else "",
+    )
+    server = " when each worker makes a step" if "server" in each.who else ""
+    return f"{each.who} {said.replace(', ', ' and ') or 'has no part in it'}{server}"
+
+
+def _rows(rows: Sequence[int]) -> str:
+    """How many rows the shards have.
+
+    >>> _rows((500, 500)), _rows((334, 333, 333))
+    ('500 rows', '334 or 333 rows')
+    """
+    return f"{' or '.join(f'{each:,}' for each in sorted(set(rows), reverse=True))} rows"

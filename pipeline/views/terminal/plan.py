@@ -1,0 +1,157 @@
+"""Turns a plan into the lines that a person reads before anything starts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.plan.plan import REPEAT_SECONDS, Plan, Process
+from pipeline.views.terminal.words import clean, columns, listed, marks, named, plural, ranges, spread
+
+
+def plan_lines(plan: Plan, full: bool) -> list[str]:
+    """The plan in a few lines; with `full`, also how it trains and a line for every process."""
+    labelled = [
+        ("plan", _headline(plan)),
+        ("processes", _processes(plan)),
+        ("batch", _batch(plan)),
+        ("length", _length(plan)),
+        *([("data", listed(_data(plan), _served(plan)))] if plan.divided or plan.data_servers else []),
+        *([("training", _training(plan))] if full else []),
+        ("baseline", _baseline(plan)),
+        *(("note", clean(note)) for note in plan.notes),
+    ]
+    lines = [f"{label:<11}{text}" for label, text in labelled]
+    return [*lines, "", *_process_rows(plan.processes)] if full else lines
+
+
+def _headline(plan: Plan) -> str:
+    """What trains on what, and how far its speed can be believed."""
+    what = f"{clean(plan.model)} on {clean(plan.data)}, {clean(plan.strategy)} on {clean(plan.hardware)}"
+    believed = marks(
+        {"rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed, "asynchronous": plan.asynchronous}
+    )
+    return f"{what}: {plural(plan.workers, f'{plan.kind.upper()} worker')}{believed}"
+
+
+def _processes(plan: Plan) -> str:
+    """How many there are, on how many hosts, and what each of them holds."""
+    roles = Counter(process.role for process in plan.processes)
+    count = f"{len(plan.processes):,} ({listed(*(plural(many, role) for role, many in roles.items()))})"
+    training = [process for process in plan.processes if process.replicas]
+    each = listed(
+        spread((len(process.devices) for process in training), "device", none="no device"),
+        spread((len(process.cores) for process in training), "core", none="any core"),
+        spread((process.intra_op_threads for process in training), "thread", none="default threads"),
+    )
+    who = "each" if len(training) == len(plan.processes) else "each worker"
+    return f"{count} on {plural(plan.hosts, 'host')}; {who}: {each}"
+
+
+def _batch(plan: Plan) -> str:
+    held = "global" if plan.scaling == "strong" else "replica"
+    if plan.asynchronous:
+        makes = f"which one of {plural(plan.workers, 'worker')} makes"
+        return f"{plan.replica_batch:,} a step, {makes}; {plan.scaling} scaling"
+    return (
+        f"{plan.replica_batch:,} x {plural(plan.workers, 'replica')} = {plan.global_batch:,} a step; "
+        f"{plan.scaling} scaling ({held} batch held fixed)"
+    )
+
+
+def _length(plan: Plan) -> str:
+    """How long it trains; in steps too where the number of training examples is known."""
+    length = plural(plan.steps, "step") or plural(plan.epochs, "epoch")
+    if plan.train_examples is None:
+        return f"{length}; steps an epoch are known once the data is read"
+    per_epoch = plan.steps_per_epoch(plan.train_examples)
+    if plan.steps or not plan.epochs:
+        return f"{length}, {per_epoch:,} of them an epoch"
+    return f"{length} of {plural(per_epoch, 'step')}, {per_epoch * plan.epochs:,} in all"
+
+
+def _data(plan: Plan) -> str:
+    """How processes divide the files of the training data, and why so."""
+    if plan.divided is None:
+        return ""
+    files, readers = plural(plan.train_files, "file"), len(plan.leaders)
+    if plan.asynchronous:
+        return f"{files}; every worker reads all of them, and makes the examples of its own steps"
+    if readers == 1:
+        return f"{files}, read by one process"
+    if plan.divided == "file":
+        return f"{files}; each of {readers} processes reads its own"
+    why = "as data.shard says" if plan.shard == "element" else "since they cannot be divided evenly"
+    return f"{files}; each of {readers} processes reads all of them, {why}, and makes its own part of the examples"
+
+
+def _served(plan: Plan) -> str:
+    """Who makes the batches, where those that train do not."""
+    if plan.service:
+        return f"batches made by the tf.data service at {listed(*map(clean, plan.service))}"
+    return f"batches made by {plural(len(plan.data_servers), 'data server')}" if plan.data_servers else ""
+
+
+def _training(plan: Plan) -> str:
+    optimizer: Any = plan.optimizer.get("_target_") if isinstance(plan.optimizer, dict) else plan.optimizer
+    return listed(
+        f"optimizer {clean(optimizer)}" if optimizer else "the model's own optimizer, or adam",
+        named("learning rate", plan.learning_rate),
+        plan.precision,
+        f"gradients of {plan.gradient_bits} bits",
+        f"seed {plan.seed}",
+        "deterministic" if plan.deterministic else "",
+    )
+
+
+def _baseline(plan: Plan) -> str:
+    if plan.measure_steps == 0:
+        return "none, since nothing is measured"
+    size = f"about {REPEAT_SECONDS:g} s" if plan.measure_steps is None else plural(plan.measure_steps, "step")
+    repeats = f"{plural(plan.repeats, 'repeat')} of {size}"
+    if plan.baseline == "none":
+        return f"none, so no speedup; throughput from {repeats}"
+    batch = plan.global_batch if plan.scaling == "strong" else plan.replica_batch
+    how = "reused if measured before" if plan.baseline == "auto" else "measured in turn"
+    return f"one device, no strategy, batch {batch:,}; {how}, {repeats}"
+
+
+def _process_rows(processes: Sequence[Process]) -> list[str]:
+    """A line for each process under a header, in columns."""
+    header = ("rank", "role", "host", "address", "devices", "replicas", "cores", "threads")
+    rows = [
+        (
+            str(process.rank),
+            process.role,
+            str(process.host),
+            _address(process.address),
+            _devices(process.devices),
+            ranges(process.replicas) or "-",
+            ranges(process.cores) or "any",
+            f"{process.intra_op_threads or 'default'} + {process.inter_op_threads or 'default'}",
+        )
+        for process in processes
+    ]
+    return [*columns([header, *rows], right=(0, 2)), "", "threads: within an operation + between operations"]
+
+
+def _address(address: str | None) -> str:
+    """Where the process listens; port 0 stands for one that is chosen at the start."""
+    if address is None:
+        return "-"
+    host, _, port = address.rpartition(":")
+    return f"{host}:(free port)" if port == "0" else address
+
+
+def _devices(devices: Sequence[str]) -> str:
+    """Device names with their numbers drawn together.
+
+    >>> _devices(("GPU:0", "GPU:1", "GPU:2", "GPU:5"))
+    'GPU:0-2,5'
+    """
+    numbers: dict[str, list[int]] = {}
+    for device in devices:
+        kind, _, place = device.rpartition(":")
+        if not (kind and place.isdecimal()):
+            return listed(*devices)
+        numbers.setdefault(kind, []).append(int(place))
+    return listed(*(f"{kind}:{ranges(places)}" for kind, places in numbers.items())) or "-"

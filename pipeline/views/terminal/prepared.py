@@ -1,0 +1,129 @@
+"""Shows the preparing of data while it goes on, and what came of it: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pipeline.data.manifest import Manifest
+from pipeline.views.terminal.words import amount, clean, duration, listed, plural, rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+LINE_SECONDS = 10.0
+# Classes whose examples are told one by one.
+CLASSES = 12
+
+
+class Progress:
+    """Shards that are done, examples a second, and the time that is left; shown inside its `with` block."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._label, self._total, self._done, self._examples = "", 0, 0, 0
+        # What was there when the step began took no time.
+        self._before: tuple[int, int] | None = None
+        self._began = self._told = clock()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def say(self, line: str) -> None:
+        """One line that stays."""
+        with suppress(OSError):
+            self._console.print(clean(line), soft_wrap=True)
+
+    def begin(self, label: str, total: int, examples: int | None) -> None:
+        """A step begins, of so many shards or pieces."""
+        self._stop()
+        self._label, self._total, self._done, self._examples, self._before = label, total, 0, 0, None
+        self._began = self._told = self._clock()
+        if not self._console.is_interactive:
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = TextColumn("{task.description:<10}"), BarColumn(None), MofNCompleteColumn()
+        told = TextColumn("{task.fields[told]}")
+        self._bars = Progress(*columns, told, console=self._console, transient=True, expand=True)
+        self._bars.start()
+        self._task = self._bars.add_task(label, total=total, told="")
+
+    def done(self, number: int, examples: int) -> None:
+        """So many more are done, with so many examples."""
+        self._done += number
+        self._examples += examples
+        if self._before is None:
+            self._before = self._done, self._examples
+        now = self._clock()
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=self._done, told=self._figures(now))
+        elif now - self._told >= LINE_SECONDS:
+            self._told = now
+            self.say(f"{self._label}: {listed(f'{self._done} of {self._total}', self._figures(now))}")
+
+    def _figures(self, now: float) -> str:
+        there = self._before or (0, 0)
+        made, examples = self._done - there[0], self._examples - there[1]
+        seconds = now - self._began
+        if not made or seconds <= 0:
+            return ""
+        speed = f"{rate(examples / seconds)} examples/s" if examples else ""
+        left = f"{duration((self._total - self._done) * seconds / made)} left" if self._done < self._total else ""
+        return listed(speed, left)
+
+    def _stop(self) -> None:
+        if self._bars is not None:
+            with suppress(OSError):
+                self._bars.stop()
+            self._bars = self._task = None
+
+
+def summary_lines(made: Manifest, folder: str, there: int, seconds: float, seconds_shards: float) -> list[str]:
+    """What a folder of prepared data holds, what this command did for it, and how to train on it.
+
+    `there` is how many shards were there before; `seconds_shards` of all `seconds` went into making the others.
+    """
+    shards = sum(len(each) for each in made.splits.values())
+    lines = []
+    for split, each in made.splits.items():
+        size = amount(sum(shard.bytes for shard in each))
+        lines.append(f"{split:<11}{listed(plural(made.examples(split), 'example'), plural(len(each), 'shard'), size)}")
+        if made.num_classes:
+            lines.append(f"{'':<11}{_classes(made, split)}")
+    if skipped := made.source.get("skipped"):
+        lines.append(f"{'left out':<11}{plural(skipped, 'example')} that {'is' if skipped == 1 else 'are'} broken")
+    if there == shards:
+        lines.append(f"{'time':<11}nothing to do: all {plural(shards, 'shard')} were there")
+    else:
+        before = f", {plural(there, 'shard')} of an earlier command kept" if there else ""
+        lines.append(f"{'time':<11}{seconds:.2f} s, of these {seconds_shards:.2f} s for the shards{before}")
+    return [*lines, f"{'next':<11}python -m pipeline data=tfrecord data.path={folder}"]
+
+
+def _classes(made: Manifest, split: str) -> str:
+    """Examples of each class, or the fewest and the most where there are many.
+
+    >>> from pipeline.data.manifest import Shard
+    >>> shard = Shard("a", 3, 9, "", {"0": 1, "1": 2})
+    >>> _classes(Manifest((), {"train": (shard,)}, num_classes=2, class_names=("cat", "dog")), "train")
+    '2 classes: cat 1, dog 2'
+    """
+    counts = made.classes(split)
+    if len(counts) > CLASSES:
+        return f"{len(counts)} classes of {min(counts.values()):,} to {max(counts.values()):,} examples"
+    names = dict(enumerate(made.class_names or ()))
+    told = [f"{clean(names.get(int(label), label))} {counts[label]:,}" for label in sorted(counts, key=int)]
+    return f"{plural(len(counts), 'class')}: {', '.join(told)}"

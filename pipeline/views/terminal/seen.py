@@ -1,0 +1,412 @@
+"""Turns a run's events into what there is to tell of each, and into a view of what is happening now.
+
+Pure: time is an argument. It survives events in any order, and fields that are missing or odd.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
+from pipeline.views.terminal.explained import explained_lines
+from pipeline.views.terminal.profile import profile_lines
+from pipeline.views.terminal.words import clean, duration, items, listed, named, number, pairs, plural, rate, whole
+
+WINDOW_SECONDS = 5.0  # of training, over which throughput and the time left are taken
+MOST_FAILURES = 5  # different ones told in full
+
+
+@dataclass(frozen=True)
+class Line:
+    """Something to tell; a lasting one stays above the bars, others are told only where there are none."""
+
+    text: str
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """What is happening: a word for it, how far it is (`total` is None where unknown), and its figures."""
+
+    label: str
+    done: float = 0
+    total: float | None = None
+    where: str = ""
+    figures: str = ""
+
+
+@dataclass
+class Group:
+    """What the processes of the run ("point") or of its baseline have told, by rank.
+
+    All of them are `expected` to join, and `leaders` of them to tell the rest.
+    """
+
+    expected: int
+    leaders: int
+    reached: dict[str, set[int]] = field(default_factory=dict)
+    told: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    rate_of: dict[int, float] = field(default_factory=dict)
+
+    def reach(self, stage: str, rank: int) -> bool:
+        """Notes that a process has reached a stage; true where it is the last one to."""
+        ranks = self.reached.setdefault(stage, set())
+        before = len(ranks)
+        ranks.add(rank)
+        return before < self.tellers(stage) <= len(ranks)
+
+    def tellers(self, stage: str) -> int:
+        """How many processes will reach a stage."""
+        return self.expected if stage in ("started", "joined") else self.leaders
+
+    def count(self, stage: str) -> int:
+        """How many processes have reached a stage."""
+        return min(len(self.reached.get(stage, ())), self.tellers(stage))
+
+    def measure(self, repeat: int, rank: int, examples: float, seconds: float) -> None:
+        """Notes a process's timing of a repeat; once all have told theirs, the slowest decides its rate."""
+        told = self.told.setdefault(repeat, {})
+        told[rank] = (examples, seconds)
+        if len(told) >= self.leaders:
+            self.rate_of[repeat] = examples / max(each for _, each in told.values())
+
+    def rates(self) -> list[float]:
+        """Examples per second of each repeat that is done."""
+        return [self.rate_of[repeat] for repeat in sorted(self.rate_of)]
+
+
+class Seen:
+    """What the events said so far.
+
+    `timing`: repeats are being timed. `turned`: the last event ended one of them, or what comes before them.
+    `failing`: the last event told of a failure.
+    """
+
+    def __init__(self, plan: Plan, now: float) -> None:
+        self.start = now
+        self.timing = self.turned = self.failing = False
+        self._plan = plan
+        self._groups = {"point": Group(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
+        self._told: set[str] = set()
+        self._repeats_told = 0
+        self._training = _Training(plan)
+        self._failed = self._ended = self._explaining = False
+
+    def take(self, event: Event, now: float) -> list[Line]:
+        """Adds one event, and returns what there is to tell of it."""
+        kind, baseline = str(event.get("event")), event.get("group") == "baseline"
+        if baseline:
+            self._groups.setdefault("baseline", Group(1, 1))
+        turns = self._turns()
+        lines = self._lines(kind, baseline, event, now)
+        self.timing = self._is_timing()
+        self.turned = self._turns() != turns
+        self.failing = kind == "failed"
+        return lines
+
+    def view(self) -> View:
+        """What is happening now."""
+        if self._failed:
+            return View("stopping", where="a process failed")
+        if self._explaining:
+            return View("explaining", where="steps with parts switched off")
+        if self._ended:
+            return View("ending", 1, 1)
+        if self.timing:
+            return self._measuring()
+        if self._training.begun:
+            return self._training.view()
+        return self._coming_up()
+
+    def _lines(self, kind: str, baseline: bool, event: Event, now: float) -> list[Line]:
+        chief = not baseline and not whole(event.get("rank"))
+        match kind:
+            case "started" | "joined" | "built" | "calibrated":
+                return self._stage(kind, baseline, event, now)
+            case "measured":
+                return self._measured(baseline, event)
+            case "steps" | "epoch" | "beat" | "saved" if chief:
+                return self._trained(kind, event)
+            case "restarted":
+                return self._restarted(event)
+            case "restored":
+                found = event.get("found") is True
+                step = whole(event.get("step")) or 0
+                self._training.go_back(step)
+                where = f"from step {step:,}" if found else "from the beginning: there is no checkpoint yet"
+                return [Line(f"going on {where}")]
+            case "checkpoint":
+                self._training.saved = whole(event.get("step"))
+                return []
+            case "profiled":
+                return [Line(text, lasting=True) for text in profile_lines(event.get("values"))]
+            case "explaining":
+                self._explaining = True
+                return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
+            case "explained":
+                return [Line(text, lasting=True) for text in explained_lines(event.get("values"))]
+            case "warning":
+                return self._once(f"warning: {clean(event.get('text')) or '(without words)'}", lasting=True)
+            case "failed":
+                return self._failure(event)
+            case "finished" | "ended":
+                self._ended = self._ended or chief or kind == "ended"
+                self._explaining = self._explaining and kind != "ended"
+        return []
+
+    def _stage(self, stage: str, baseline: bool, event: Event, now: float) -> list[Line]:
+        group = self._groups["baseline" if baseline else "point"]
+        complete = group.reach(stage, whole(event.get("rank")) or 0)
+        who = "the baseline" if baseline else plural(group.expected, "process")
+        if stage == "started" and not baseline:
+            return self._once(f"starting: {who}")
+        if stage == "built" and not baseline:
+            self._training.take_built(event)
+        if not complete:
+            return []
+        if stage == "joined":
+            return self._once(f"joined: {who} after {duration(now - self.start)}", key=f"joined {baseline}")
+        if stage == "built" and not baseline:
+            return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
+        if stage == "calibrated" and self._plan.measure_steps != 0:
+            in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
+            return self._once(
+                f"measuring its first steps: {plural(self._plan.repeats, 'repeat')}{in_turn}", key="measuring"
+            )
+        return []
+
+    def _measured(self, baseline: bool, event: Event) -> list[Line]:
+        """A line for each repeat that is now told by the run and, where there is one, by its baseline."""
+        group = self._groups["baseline" if baseline else "point"]
+        repeat, examples, seconds = (number(event.get(name)) for name in ("repeat", "examples", "seconds"))
+        if repeat is not None and examples is not None and seconds is not None and seconds > 0:
+            group.measure(int(repeat), whole(event.get("rank")) or 0, examples, seconds)
+        rates = {name: each.rates() for name, each in self._groups.items()}
+        complete = min(map(len, rates.values()))
+        lines = []
+        for place in range(self._repeats_told, complete):
+            each = [
+                f"{'baseline ' * (name == 'baseline')}{rate(told[place])} examples/s" for name, told in rates.items()
+            ]
+            number_of = sorted(group.rate_of)[place] + 1
+            lines.append(Line(f"repeat {number_of} of {self._plan.repeats}: {listed(*each)}"))
+        self._repeats_told = max(self._repeats_told, complete)
+        return lines
+
+    def _trained(self, kind: str, event: Event) -> list[Line]:
+        training = self._training
+        if kind == "beat":
+            training.take_validated(event)
+            return []
+        begins = self._once(f"training: {training.length}", key="training")
+        training.begun = True
+        if kind == "steps":
+            training.take_steps(event)
+            return begins
+        if kind == "saved":
+            return self._once(f"saved: {clean(event.get('path')) or 'the model'}")
+        epoch = whole(event.get("epoch"))
+        if epoch is None:
+            return begins
+        training.take_epoch(epoch, event)
+        figures = listed(
+            named("loss", event.get("loss")),
+            pairs(event.get("metrics")),
+            named("val_loss", event.get("val_loss")),
+            pairs(event.get("val_metrics"), prefix="val_"),
+            "" if (seconds := number(event.get("seconds"))) is None else duration(seconds),
+        )
+        text = f"{training.epoch_of(epoch)}: {figures or 'done'}"
+        return [*begins, *self._once(text, lasting=True, key=f"epoch {epoch}")]
+
+    def _restarted(self, event: Event) -> list[Line]:
+        """All processes come up once more, perhaps fewer; what was measured stays measured."""
+        self._failed = False
+        self._training.begun = False
+        told, repeats = self._groups["point"].told, self._groups["point"].rate_of
+        expected, leaders = (whole(event.get(name)) or 1 for name in ("processes", "leaders"))
+        self._groups["point"] = Group(expected, leaders, told=told, rate_of=repeats)
+        if "baseline" in self._groups:
+            self._groups["baseline"].reached = {}
+        again = ("starting", "joined", "built", "measuring", "training", "failed")
+        self._told = {key for key in self._told if not key.startswith(again)}
+        return [Line(f"warning: {clean(event.get('text'))}", lasting=True)]
+
+    def _failure(self, event: Event) -> list[Line]:
+        self._failed = True
+        if event.get("peer") is True:
+            return []  # it only lost the process that failed, which says more itself
+        error = clean(event.get("error")) or "no reason was given"
+        if sum(key.startswith("failed") for key in self._told) >= MOST_FAILURES:
+            return self._once("More processes failed; events.jsonl has them all.", lasting=True)
+        return self._once(f"failed: {self._who(event)}: {error}", lasting=True, key=f"failed {error}")
+
+    def _coming_up(self) -> View:
+        groups = self._groups.values()
+        expected = sum(group.expected for group in groups)
+        leaders = sum(group.leaders for group in groups)
+        joined, built = (sum(group.count(stage) for group in groups) for stage in ("joined", "built"))
+        if joined < expected and not built:
+            return View("starting", joined, expected, f"{joined:,} of {expected:,} processes joined")
+        if built < leaders:
+            return View("building", built, leaders, f"{built:,} of {leaders:,} have data and model")
+        if self._all_measured():
+            return View("training", 0, self._training.total, "the first steps")
+        return View("preparing", where="tracing the training step")
+
+    def _measuring(self) -> View:
+        done = {name: len(group.rate_of) for name, group in self._groups.items()}
+        repeats = self._plan.repeats
+        where = f"repeat {min(min(done.values()) + 1, repeats):,} of {repeats:,}"
+        # Which of the two goes first is the conductor's choice; who goes second is plain.
+        if len(set(done.values())) > 1:
+            where += f", {'the baseline' if done['baseline'] < done['point'] else self._plan.strategy}"
+        last = {name: rates[-1] for name, group in self._groups.items() if (rates := group.rates())}
+        figures = listed(
+            f"{rate(last['point'])} examples/s" if "point" in last else "",
+            f"baseline {rate(last['baseline'])} examples/s" if "baseline" in last else "",
+        )
+        return View("measuring", sum(done.values()), repeats * len(done), where, figures)
+
+    def _is_timing(self) -> bool:
+        if self._plan.measure_steps == 0 or self._failed or self._ended:
+            return False
+        groups = self._groups.values()
+        ready = all(group.count("calibrated") >= group.leaders for group in groups)
+        return (ready or any(group.told for group in groups)) and not self._all_measured()
+
+    def _all_measured(self) -> bool:
+        return all(len(group.rate_of) >= self._plan.repeats for group in self._groups.values())
+
+    def _turns(self) -> int:
+        """Grows with each repeat that is done, and with each group that is ready for them."""
+        return sum((group.count("calibrated") >= group.leaders) + len(group.rate_of) for group in self._groups.values())
+
+    def _who(self, event: Event) -> str:
+        rank = whole(event.get("rank"))
+        if event.get("group") == "baseline":
+            return "the baseline"
+        if rank is None or not 0 <= rank < len(self._plan.processes):
+            return "a process"
+        process = self._plan.processes[rank]
+        return f"{process.role} {rank}" + (f" on host {process.host}" if self._plan.hosts > 1 else "")
+
+    def _once(self, text: str, lasting: bool = False, key: str = "") -> list[Line]:
+        """The line, unless one with its key was told before: hundreds of processes may say the same thing."""
+        if (key or text) in self._told:
+            return []
+        self._told.add(key or text)
+        return [Line(text, lasting)]
+
+
+class _Training:
+    """How far training is, and its latest figures."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.begun = False
+        # The step of the last checkpoint.
+        self.saved: int | None = None
+        self.facts = ""
+        self._plan = plan
+        self._epochs = plan.epochs
+        self._per_epoch = plan.steps_per_epoch(plan.train_examples) if plan.train_examples else None
+        self._validation_steps: int | None = None
+        self._validated = 0
+        self._epoch = 1
+        self._epochs_done = 0
+        self._over = False
+        self._step = 0
+        self._loss: float | None = None
+        self._metrics: object = None
+        self._calls: deque[tuple[int, float, float]] = deque()  # (steps, examples, seconds), the last few
+
+    def go_back(self, step: int) -> None:
+        """Training goes on from a step."""
+        self._step, self._validated, self._over = step, 0, False
+        self._calls.clear()
+
+    @property
+    def total(self) -> int | None:
+        """Optimizer steps in all, where known."""
+        if self._plan.steps:
+            return self._plan.steps
+        return self._epochs * self._per_epoch if self._epochs and self._per_epoch else None
+
+    @property
+    def length(self) -> str:
+        """How long it is planned to train."""
+        return listed(plural(self._epochs, "epoch"), plural(self.total, "step")) or "length unknown"
+
+    def epoch_of(self, epoch: int) -> str:
+        """Which epoch of how many."""
+        return _of("epoch", epoch, self._epochs)
+
+    def take_built(self, event: Event) -> None:
+        """What became known with the data and the model."""
+        self._epochs = whole(event.get("epochs")) or self._epochs
+        self._per_epoch = whole(event.get("steps_per_epoch")) or self._per_epoch
+        held_out = whole(event.get("validation_examples"))
+        if held_out is not None:
+            self._validation_steps = whole(event.get("validation_steps")) or math.ceil(
+                held_out / self._plan.global_batch
+            )
+        self.facts = listed(
+            plural(whole(event.get("parameters")), "parameter"),
+            plural(whole(event.get("train_examples")), "training example"),
+            plural(held_out, "validation example"),
+            f"{plural(self._per_epoch, 'step')} an epoch" if self._per_epoch else "",
+        )
+
+    def take_steps(self, event: Event) -> None:
+        """One call of the loop."""
+        step = whole(event.get("step"))
+        if step is None or step < self._step:
+            return
+        self._calls.append((step - self._step, number(event.get("examples")) or 0, number(event.get("seconds")) or 0))
+        while len(self._calls) > 1 and math.fsum(call[2] for call in self._calls) > WINDOW_SECONDS:
+            self._calls.popleft()
+        self._step, self._validated = step, 0
+        self._epoch = whole(event.get("epoch")) or self._epoch
+        losses = items(event.get("losses"))
+        self._loss = losses[-1] if losses else None
+        self._metrics = event.get("metrics")
+
+    def take_validated(self, event: Event) -> None:
+        """A beat, which during validation tells how many of its steps are done."""
+        self._validated = whole(event.get("validated")) or self._validated
+
+    def take_epoch(self, epoch: int, event: Event) -> None:
+        """The end of an epoch."""
+        self._epochs_done = max(self._epochs_done, epoch)
+        self._step = max(self._step, whole(event.get("step")) or 0)
+        self._validated = 0
+        self._over = epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
+
+    def view(self) -> View:
+        """What training is doing."""
+        if self._validated:
+            done = _of("step", self._validated, self._validation_steps)
+            where = listed(self.epoch_of(self._epoch), done)
+            return View("validating", self._validated, self._validation_steps, where, self._scores())
+        if self._over:
+            return View("saving" if self._plan.save else "ending", 1, 1, "training is over")
+        total, epoch = self.total, max(self._epoch, self._epochs_done + 1)
+        where = listed(self.epoch_of(epoch), _of("step", self._step, total))
+        return View("training", self._step, total, where, self._figures())
+
+    def _figures(self) -> str:
+        steps, examples, seconds = (math.fsum(call[place] for call in self._calls) for place in range(3))
+        left = ""
+        if self.total and steps and seconds:
+            left = f"{duration(max(0, self.total - self._step) * seconds / steps)} left"
+        speed = f"{rate(examples / seconds)} examples/s" if examples > 0 and seconds > 0 else ""
+        saved = f"saved at {self.saved:,}" if self.saved else ""
+        return listed(speed, left, self._scores(), saved)
+
+    def _scores(self) -> str:
+        return listed(named("loss", self._loss), pairs(self._metrics))
+
+
+def _of(noun: str, done: int, total: int | None) -> str:
+    return f"{noun} {done:,} of {total:,}" if total else f"{noun} {done:,}"

@@ -1,0 +1,213 @@
+"""Numbers and words as a person reads them. What is missing or odd becomes "" or None, never an error."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.analyze.comparable import doubts
+from pipeline.analyze.rounding import rate as rate
+
+CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
+
+
+def amount(count: float) -> str:
+    """Bytes in the unit that a person would use.
+
+    >>> [amount(count) for count in (0, 812, 4_799_528, 1_234_567_890, 96 * 2**30)]
+    ['0 B', '812 B', '4.6 MiB', '1.1 GiB', '96 GiB']
+    """
+    for power, unit in enumerate(("B", "KiB", "MiB", "GiB")):
+        scaled = count / 1024**power
+        if scaled < 999.5 or unit == "GiB":
+            break
+    return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {unit}"
+
+
+def times(value: float) -> str:
+    """A speedup.
+
+    >>> [times(value) for value in (1.8437, 15.84, 127.6)]
+    ['1.84x', '15.8x', '128x']
+    """
+    return f"{bare_times(value)}x"
+
+
+def bare_times(value: float) -> str:
+    """A speedup as an end of an interval, whose unit is plain."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def percent(value: float) -> str:
+    """A share.
+
+    >>> percent(0.923), percent(0.0412)
+    ('92%', '4.1%')
+    """
+    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
+
+
+def figure(value: float) -> str:
+    """A loss or a metric.
+
+    >>> [figure(value) for value in (0.94312, 2.5, 0.0000123456, float("nan"))]
+    ['0.9431', '2.5', '1.235e-05', 'nan']
+    """
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the units that a person would use.
+
+    >>> [duration(seconds) for seconds in (4.23, 42.0, 185.0, 3720.0)]
+    ['4.2 s', '42 s', '3 min 05 s', '1 h 02 min']
+    """
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
+    return f"{whole_seconds // 3600:,} h {whole_seconds % 3600 // 60:02} min"
+
+
+def plural(count: int | None, noun: str) -> str:
+    """A count and its noun; empty where there is no count.
+
+    >>> plural(1, "step"), plural(1_200, "process"), plural(None, "step")
+    ('1 step', '1,200 processes', '')
+    """
+    if count is None:
+        return ""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def spread(counts: Iterable[int], noun: str, none: str) -> str:
+    """One count for all, or the least and the most; `none` where all are 0.
+
+    >>> [spread(cores, "core", none="any core") for cores in ((1, 1), (1, 3), (0, 0))]
+    ['1 core', '1 to 3 cores', 'any core']
+    """
+    known = sorted(set(counts))
+    if known == [0]:
+        return none
+    return plural(known[0], noun) if len(known) == 1 else f"{known[0]:,} to {plural(known[-1], noun)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers with the consecutive ones drawn together.
+
+    >>> ranges((0, 1, 2, 5, 7, 8))
+    '0-2,5,7-8'
+    """
+    runs: list[list[int]] = []
+    for each in sorted(set(numbers)):
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def points(places: Sequence[int]) -> str:
+    """Points of a sweep by their places.
+
+    >>> points([3]), points([0, 1, 2])
+    ('point 3', 'points 0-2')
+    """
+    return f"point{'s' * (len(places) > 1)} {ranges(places)}"
+
+
+def span(low: object, high: object, write: Callable[[float], str], between: str) -> str:
+    """An interval, where both its ends are known and differ: one repeat has none.
+
+    >>> span(3301.2, 3502.4, rate, " to "), span(None, 3502.4, rate, " to "), span(2.0, 2.0, times, "-")
+    ('3,301 to 3,502', '', '')
+    """
+    least, most = number(low), number(high)
+    return "" if least is None or most is None or least == most else f"{write(least)}{between}{write(most)}"
+
+
+def marks(about: Mapping[str, Any]) -> str:
+    """What makes a speedup less than it seems, to be written wherever one is shown.
+
+    >>> "1.84x" + marks({"rehearsal": True, "oversubscribed": False})
+    '1.84x (rehearsal)'
+    """
+    return brackets(listed(*doubts(about)))
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    """The rows as lines, columns as wide as their widest cell and two spaces apart; `right` align right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if place in right else f"{cell:<{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def listed(*parts: str) -> str:
+    """The parts that say something, with commas between."""
+    return ", ".join(part for part in parts if part)
+
+
+def brackets(text: str) -> str:
+    """The text in brackets after a space, where there is any."""
+    return f" ({text})" if text else ""
+
+
+def named(name: str, value: object) -> str:
+    """A loss or metric with its name. One that is not a number is told: a person has to know about it."""
+    return f"{name} {figure(value)}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def pairs(values: object, prefix: str = "") -> str:
+    """Metrics with their names."""
+    return listed(*(named(f"{prefix}{name}", value) for name, value in entries(values)))
+
+
+def entries(values: object) -> list[tuple[str, object]]:
+    """The items of a mapping."""
+    return [(clean(name), value) for name, value in values.items()] if isinstance(values, Mapping) else []
+
+
+def items(values: object) -> list[Any]:
+    """The items of a list."""
+    return list(values) if isinstance(values, list | tuple) else []
+
+
+def number(value: object) -> float | None:
+    """The value where it is a finite number."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def whole(value: object) -> int | None:
+    """The value as a whole number where it is a finite number."""
+    finite = number(value)
+    return None if finite is None else int(finite)
+
+
+def clean(value: object) -> str:
+    """Text on one line without control codes, so that nobody's error message moves the cursor.
+
+    >>> clean("two\\nlines, \\x1b[31mred\\x1b[0m")
+    'two lines, red'
+    """
+    if value is None:
+        return ""
+    words = " ".join(CONTROL_SEQUENCE.sub("", str(value)).split())
+    return "".join(letter for letter in words if letter.isprintable())
+
+
+def lines_of(value: object) -> list[str]:
+    """The text's lines that say something, each without control codes."""
+    return [line for line in map(clean, str(value or "").splitlines()) if line]

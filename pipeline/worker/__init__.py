@@ -1,0 +1,1 @@
+"""One process's life: commands in, events out."""

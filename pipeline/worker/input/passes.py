@@ -1,0 +1,349 @@
+"""Turns the data that Keras's `fit` takes into each step's batches for this process's replicas, pass after pass.
+
+An element of a batched data set is a global batch, as in Keras: every process reads all of them, and each replica
+trains its even share of each, also of a smaller last one. So any number of replicas sees one device's global batches.
+"""
+
+import abc
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_slicing, get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from pipeline.worker.input.batches import Layout, stream
+from pipeline.worker.tensorflow import scheduled
+from pipeline.worker.tensorflow.loop import Data
+from pipeline.worker.tensorflow.scheduled import Source
+
+OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
+UNTIL_IT_ENDS = sys.maxsize
+
+
+class FitError(ValueError):
+    """An argument of `fit` that cannot be honoured: the message says what was expected, received and what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands: it feeds `local` replicas, from number `first` on, of `replicas`."""
+
+    first: int
+    local: int
+    replicas: int
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together, each with as many replicas."""
+        return self.replicas // self.local
+
+    @property
+    def chief(self) -> bool:
+        """Is this the first process?"""
+        return self.first == 0
+
+
+def place(strategy: tf.distribute.Strategy) -> Place:
+    """Where this process stands among the replicas of a strategy.
+
+    >>> place(tf.distribute.get_strategy())
+    Place(first=0, local=1, replicas=1)
+    """
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if strategy.num_replicas_in_sync > 1:
+            raise FitError(
+                f"Expected workers with one device each, since each of them makes steps of its own, received "
+                f"{strategy.num_replicas_in_sync}. Try more workers, each with one of the devices."
+            )
+        return Place(0, 1, 1)
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group)
+    )
+    here = [int(number) for number in strategy.experimental_local_results(numbers)]
+    return Place(min(here), len(here), strategy.num_replicas_in_sync)
+
+
+class Passes(abc.ABC):
+    """Global batches in passes: after the last of a pass, the next one begins with the first.
+
+    `steps` is the number of batches in a pass, or None where it is `endless` or only reading tells.
+    """
+
+    steps: int | None
+    endless: bool = False
+    examples: int | None = None
+    always_fed: bool
+    # Batches may differ in size; see `Layout`.
+    last = "short"
+    # A batch in shape and type, for building a model.
+    spec: Any
+
+    @property
+    def one_by_one(self) -> bool:
+        """Must each call make a single step, because the data may end after any?"""
+        return self.steps is None and not self.endless
+
+    @property
+    def layout(self) -> "Passes":
+        """What `Loop` asks of its data."""
+        return self
+
+    @abc.abstractmethod
+    def begin(self) -> Iterator[Any]:
+        """Another pass: (examples, batches) of each step, as `batches.stream` has them."""
+
+    @abc.abstractmethod
+    def source(self, workers: int) -> Source:
+        """What `workers` that race take their batches from."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """Says that a pass is over."""
+
+    @abc.abstractmethod
+    def skip(self) -> None:
+        """Leaves out one order of a shuffle: after a whole pass Keras makes an iterator that nobody reads."""
+
+
+def passes(
+    where: Place,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: Any = False,
+    seed: int = 0,
+    class_weight: dict[int, float] | None = None,
+) -> Passes:
+    """The passes over whatever Keras's `fit` takes as data; `steps` make an epoch, or all. Raises `FitError`."""
+    if isinstance(x, tf.distribute.DistributedDataset | tf.distribute.DistributedIterator):
+        raise FitError(
+            f"Expected the tf.data.Dataset itself, received {type(x).__name__}. Try to pass what was given to "
+            f"strategy.experimental_distribute_dataset, or what its function returns, batched by the global batch."
+        )
+    batched = isinstance(x, tf.data.Dataset)
+    if batched and batch_size is not None:
+        raise FitError(
+            f"Expected no batch size for a data set, whose elements are global batches, received {batch_size}. "
+            f"Try dataset.batch({batch_size}) and batch_size=None."
+        )
+    if isinstance(x, keras.utils.PyDataset) and shuffle and where.processes > 1:
+        raise FitError(
+            f"Expected shuffle=False for a {type(x).__name__} on {where.processes} processes, which would each shuffle "
+            f"it in an order of their own, received shuffle={shuffle}. Try to shuffle in its on_epoch_end, from a seed."
+        )
+    # A data set is shuffled by its maker, and Keras warns of every other use of its default.
+    adapter = get_data_adapter(
+        x, y, sample_weight, batch_size, steps, shuffle=False if batched else shuffle, class_weight=class_weight
+    )
+    if isinstance(adapter, ArrayDataAdapter):
+        return _Arrays(adapter, where, shuffle, seed)
+    known = adapter.num_batches
+    data = adapter.get_tf_dataset()
+    endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY or (
+        isinstance(x, keras.utils.PyDataset) and not known
+    )
+    if steps is None and endless:
+        raise FitError("Expected a number of steps for data without end, received None. Try steps_per_epoch=100.")
+    if known is None and steps is None and where.processes > 1:
+        raise FitError(
+            f"Expected data whose number of batches is known beforehand for {where.processes} processes, which must "
+            f"end together, received {type(x).__name__} of unknown length. Try "
+            f"dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100."
+        )
+    return _Batches(adapter, data, known, endless, where)
+
+
+def first_steps(part: Any, batch_size: int | None, steps: int | None) -> Any:
+    """The arrays of (x, y, sample_weight) cut to what so many steps see; anything else as it is."""
+    arrays = [each for each in part if each is not None]
+    if steps is None or batch_size is None or not all(map(_is_array, keras.tree.flatten(arrays))):
+        return part
+    most = batch_size * steps
+    return tuple(each if each is None else keras.tree.map_structure(lambda leaf: leaf[:most], each) for each in part)
+
+
+class _Arrays(Passes):
+    """Arrays, of which each step gathers its examples by their numbers."""
+
+    def __init__(self, adapter: Any, where: Place, shuffle: Any, seed: int) -> None:
+        if shuffle not in (True, False):
+            raise FitError(
+                f"Expected shuffle to be True or False, received {shuffle!r}. Try shuffle=False: the order of the "
+                f"examples within a batch changes no gradient."
+            )
+        part = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+        part = keras.tree.lists_to_tuples(part)
+        wrong = [leaf for leaf in keras.tree.flatten(part) if not _is_dense(leaf)]
+        if wrong:
+            raise FitError(
+                f"Expected dense arrays, received {type(wrong[0]).__name__}. Try .toarray(), .to_tensor() or "
+                f"tf.sparse.to_dense."
+            )
+        with tf.device("CPU:0"):
+            self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
+        self.steps, self.examples = adapter.num_batches, adapter._num_samples
+        self._layout = Layout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
+        self.always_fed = self._layout.always_fed
+        self.spec = _symbols([leaf.shape for leaf in tf.nest.flatten(self._part)], self._part)
+        self._shuffle, self._seed = bool(shuffle), seed
+        self._endless: Iterator[Any] | None = None
+
+    def begin(self) -> Iterator[Any]:
+        if self._endless is None:
+            self._endless = iter(stream(self._part, self._layout, self._shuffle, self._seed))
+        return self._endless
+
+    def source(self, workers: int) -> Source:
+        return scheduled.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
+
+    def end(self) -> None:
+        """Nothing: the stream goes on with the next pass."""
+
+    def skip(self) -> None:
+        """Nothing: each pass has its order by its number."""
+
+
+class _Batches(Passes):
+    """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
+
+    def __init__(self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: Place) -> None:
+        shapes = [spec.shape for spec in _dense_specs(data)]
+        fixed = [shape[0] for shape in shapes]
+        self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
+        self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
+        self.spec = _symbols(shapes, data.element_spec)
+        self._shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
+
+    def begin(self) -> Iterator[Any]:
+        self._adapter.on_epoch_begin()
+        return iter(self._shares)
+
+    def source(self, workers: int) -> Source:
+        if self.one_by_one or (self.steps is not None and self.steps < workers):
+            raise FitError(
+                f"Expected data of a known number of batches, {workers} or more for as many workers, received "
+                f"{'an unknown number' if self.one_by_one else self.steps}. Try dataset.repeat() with steps_per_epoch, "
+                f"or dataset.apply(tf.data.experimental.assert_cardinality(batches))."
+            )
+        graph, spec = scheduled.graph(self._data), self._data.element_spec
+
+        def made() -> tf.data.Dataset:
+            worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+            batches = scheduled.from_graph(graph, spec)
+            # Each worker reads its own share of the batches, round and round.
+            return (
+                batches.shard(workers, tf.cast(worker, tf.int64)).repeat().prefetch(2)
+                if workers > 1
+                else batches.repeat()
+            )
+
+        return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
+
+    def end(self) -> None:
+        self._adapter.on_epoch_end()
+
+    def skip(self) -> None:
+        iter(self._shares)
+
+
+def _of_any_size(first: int, count: int) -> tuple[Any, Any]:
+    """Rows and edges, as `Source.rows` has them, for batches that are as large as they come."""
+    with tf.device("CPU:0"):
+        return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
+
+
+def _is_own(data: tf.data.Dataset, where: Place) -> bool:
+    """Did the person say that each process reads data of its own?"""
+    return where.processes > 1 and data.options().experimental_distribute.auto_shard_policy in (OFF, FILE)
+
+
+def _shared(data: tf.data.Dataset, where: Place) -> tf.data.Dataset:
+    """Each element is the global batch, read by every process: TensorFlow's auto-sharding by data."""
+    return _mapped(data, lambda batch: _cut(batch, where.first, where.local, where.replicas))
+
+
+def _own(data: tf.data.Dataset, where: Place, fixed: Sequence[int | None]) -> tf.data.Dataset:
+    """Each process reads batches of its own, of which it trains its part of a global batch a step, as TensorFlow does.
+
+    What ends would end at different steps, so only data without end is taken.
+    """
+    policy = data.options().experimental_distribute.auto_shard_policy
+    size = fixed[0]
+    if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:
+        raise FitError(
+            f"Expected data without end in batches of a fixed size that divides evenly over {where.replicas} replicas "
+            f"for auto_shard_policy OFF, received {policy.name} and {data.element_spec}. Try dataset.repeat() before "
+            f"dataset.batch({where.replicas * 32}, drop_remainder=True) with steps_per_epoch=100, with shards of your "
+            f"own making (dataset.shard); or auto_shard_policy DATA, with which each process reads everything and "
+            f"trains its share."
+        )
+    part = size // where.processes
+    part_of_each = data.rebatch(part, drop_remainder=True)
+    return _mapped(part_of_each, lambda batch: _cut(batch, 0, where.local, where.local, times=where.processes))
+
+
+def _cut(batch: Any, first: int, local: int, parts: int, times: int = 1) -> Any:
+    """(examples of the global batch, the shares of `local` replicas from `first` on): `parts` share the batch."""
+    size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+    edges = [size * (first + number) // parts for number in range(local + 1)]
+    shares = tuple(
+        tf.nest.map_structure(lambda leaf, rows=slice(start, stop): leaf[rows], batch)
+        for start, stop in itertools.pairwise(edges)
+    )
+    return tf.cast(size * times, tf.float32), shares
+
+
+def _options(data: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    if data.options().autotune.enabled is None:
+        # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
+        options.autotune.enabled = False
+    return shares.with_options(options).prefetch(2)
+
+
+def _mapped(data: tf.data.Dataset, function: Callable[[Any], Any]) -> tf.data.Dataset:
+    """`map` with the element whole, also where it is a tuple, which `map` spreads over a function's arguments."""
+    whole = isinstance(data.element_spec, tuple)
+
+    def on_element(*element: Any) -> Any:
+        return function(element if whole else element[0])
+
+    return data.map(tf.autograph.experimental.do_not_convert(on_element))
+
+
+def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
+    specs: list[Any] = tf.nest.flatten(data.element_spec)
+    wrong = [each for each in specs if not isinstance(each, tf.TensorSpec) or not each.shape.rank]
+    if wrong:
+        raise FitError(
+            f"Expected batches of dense tensors whose rank is known, received {wrong[0]}. Try dataset.batch, and "
+            f"tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map."
+        )
+    return specs
+
+
+def _symbols(shapes: Sequence[Any], like: Any) -> Any:
+    """A batch of two examples in shape and type alone, in the structure of the data."""
+    leaves = [
+        keras.KerasTensor((2, *list(shape)[1:]), keras.backend.standardize_dtype(leaf.dtype))
+        for shape, leaf in zip(shapes, tf.nest.flatten(like), strict=True)
+    ]
+    return tf.nest.pack_sequence_as(like, leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
+
+
+def _is_dense(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and not isinstance(
+        leaf, tf.RaggedTensor | tf.SparseTensor | array_slicing.TensorflowSparseWrapper
+    )

@@ -1,0 +1,293 @@
+"""Turns a call of Keras's `fit` into a training by our loop, in the person's own processes and under their strategy.
+
+Keras's own `fit` fails under several of TensorFlow's strategies. This takes the same arguments, gives back the same
+history, and refuses in words what it cannot honour. Steps, exact sums and hooks are those of `pipeline.train`.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_slicing
+
+from pipeline.analyze import measure
+from pipeline.worker.input import passes
+from pipeline.worker.input.passes import FitError, Passes, Place
+from pipeline.worker.keras_fit import agree
+from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
+from pipeline.worker.keras_fit.keras_race import RacingKerasLoop
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
+from pipeline.worker.tensorflow.training import Training
+
+# Enough to choose a call's length by, after one step for tracing.
+TIMED_STEPS = 3
+# The attribute under which a model keeps its loop between two calls, as Keras keeps its compiled functions.
+KEPT_AS = "_loop_of_pipeline_fit"
+
+
+def fit(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: Any = True,
+    class_weight: dict[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+) -> keras.callbacks.History:
+    """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy.
+
+    Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
+    With several processes each calls this with the same arguments; callbacks run in the first, and all obey. Raises
+    `FitError` for what cannot be honoured.
+
+    >>> import numpy as np
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", loss="mse")
+    >>> history = fit(model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, verbose=0)
+    >>> len(history.history["loss"])
+    3
+    """
+    _check_model(model)
+    strategy = _strategy(model, strategy)
+    loop_class = _loop_class(strategy)
+    where = passes.place(strategy)
+    _check_compiled(model, where)
+    hooks = _callbacks(callbacks, where)
+    epochs = min(epochs, keras.config.max_epochs() or epochs)
+    steps_per_epoch = _capped(steps_per_epoch)
+    due = _due(model, validation_freq)
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
+            (x, y, sample_weight), validation_split=validation_split
+        )
+
+    seed = _agreed_seed(strategy, where)
+    train = passes.passes(
+        where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
+        class_weight=class_weight,
+    )  # fmt: skip
+    held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
+    per_call = _steps_per_call(model, hooks, train)
+    _check_same(strategy, where, {
+        "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch, "batch_size": batch_size,
+        "number of batches": train.steps, "number of examples": train.examples, "validation_steps": validation_steps,
+        "number of validation batches": held_out and held_out.steps, "number of callbacks": len(hooks),
+        "number of validations": sum(map(due, range(initial_epoch, epochs))), "shuffle": shuffle is True,
+        "number of validation examples": held_out and held_out.examples, "steps per call": per_call,
+    })  # fmt: skip
+    with build.lent(model, strategy, train.spec) as outputs:
+        _check_made_under(strategy, model.metrics_variables)
+        loop = _loop(loop_class, model, strategy, train, outputs, where)
+        runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
+        with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
+            training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
+            return _train(training, loop, per_call)
+
+
+def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
+    """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        return RacingKerasLoop
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        raise FitError(
+            "Expected a strategy on CPUs or GPUs, received TPUStrategy. Try python -m pipeline strategy=tpu, whose "
+            "batches are of one size."
+        )
+    name = type(strategy).__name__
+    if name == "CentralStorageStrategy":
+        raise FitError(
+            f"Expected a strategy that Keras 3 counts metrics right under, received TensorFlow's {name}. "
+            f'Try pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right.'
+        )
+    return KerasLoop
+
+
+def _loop(
+    loop_class: type[KerasLoop],
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    train: Passes,
+    outputs: list[str],
+    where: Place,
+) -> KerasLoop:
+    """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
+    loop = vars(model).get(KEPT_AS)
+    if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train):
+        # Past Keras's own setter, which looks for weights in everything.
+        loop = vars(model)[KEPT_AS] = loop_class(model, strategy, train, outputs, where.chief, where.processes == 1)
+    return loop
+
+
+def _train(training: Training, loop: KerasLoop, steps_per_call: int | None) -> keras.callbacks.History:
+    """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
+    timed = []
+    if steps_per_call is None:
+        for _ in training.advance(1, 1):
+            pass
+        timed = list(training.advance(TIMED_STEPS, TIMED_STEPS))
+    if timed:
+        pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
+        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace, loop.lanes)))
+    for _ in training.advance(None, steps_per_call or 1):
+        pass
+    return loop.running.history()
+
+
+def _steps_per_call(model: keras.Model, hooks: Sequence[keras.callbacks.Callback], train: Passes) -> int | None:
+    """Steps in a call of the compiled loop; None leaves it to their pace."""
+    if train.one_by_one:
+        return 1
+    if model.steps_per_execution > 1:
+        return int(model.steps_per_execution)
+    return 1 if any(map(_sees_every_batch, hooks)) else None
+
+
+def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
+    """Is there something in it that would be wrong if several batches went by in one call?
+
+    >>> _sees_every_batch(keras.callbacks.ModelCheckpoint("best.keras"))
+    False
+    >>> _sees_every_batch(keras.callbacks.ModelCheckpoint("best.keras", save_freq=10))
+    True
+    """
+    if is_own(callback):
+        return overrides(callback, TRAIN_BATCH_HOOKS + TEST_BATCH_HOOKS)
+    frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch"))
+    return frequency != "epoch"
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise FitError(f"Expected a keras.Model, received {type(model).__name__}.")
+    build.check_step(model)
+    if not model.compiled or model.optimizer is None:
+        raise FitError("Expected a compiled model, received one that is not. Try model.compile(optimizer, loss) first.")
+
+
+def _check_compiled(model: keras.Model, where: Place) -> None:
+    if model.run_eagerly:
+        raise FitError(
+            "Expected a model whose steps may be compiled, received run_eagerly=True. "
+            "Try model.run_eagerly = False; to debug, model.fit without a strategy."
+        )
+    # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
+    asked_for = where.replicas > 1 or not tf.config.list_physical_devices("GPU")
+    if model.jit_compile and asked_for:
+        raise FitError(
+            "Expected a model that is not compiled with XLA, which fails with several replicas, received "
+            'jit_compile=True. Try jit_compile="auto".'
+        )
+    accumulated = getattr(model.optimizer, "gradient_accumulation_steps", None)
+    if accumulated and where.replicas > 1:
+        raise FitError(
+            f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
+            f"several replicas, received gradient_accumulation_steps={accumulated}. "
+            f"Try batches {accumulated} times as large."
+        )
+
+
+def _strategy(model: keras.Model, named: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
+    strategy = named or model.distribute_strategy
+    _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
+    return strategy
+
+
+def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
+    foreign = [each for each in variables if not strategy.extended.variable_created_in_scope(each.value)]
+    if foreign:
+        raise FitError(
+            f"Expected a model, an optimizer and metrics made under the strategy they train with, "
+            f"{type(strategy).__name__}, received {foreign[0].path}, made outside it. "
+            f"Try to make and compile the model inside `with strategy.scope():`."
+        )
+
+
+def _callbacks(given: Any, where: Place) -> list[keras.callbacks.Callback]:
+    inside = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
+    found = [each for each in keras.tree.flatten(inside) if each is not None]
+    wrong = [each for each in found if not isinstance(each, keras.callbacks.Callback)]
+    if wrong:
+        raise FitError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
+    if found and where.processes > 1 and tf.distribute.has_strategy():
+        # To save a model makes variables, which there all processes must make together; callbacks run in the first.
+        raise FitError(
+            "Expected fit with callbacks to be called outside strategy.scope(), received a call inside it. "
+            "Try to end the `with` block before fit."
+        )
+    return found
+
+
+def _due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:
+    if not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0:
+        raise FitError(
+            f"Expected validation_freq to be a number of epochs or a list of them, received {validation_freq!r}. "
+            f"Try validation_freq=1."
+        )
+    frequency = validation_freq if isinstance(validation_freq, int) else list(validation_freq)
+    return lambda epoch: bool(model._should_eval(epoch, frequency))
+
+
+def _capped(steps: int | None) -> int | None:
+    """Keras's setting for debugging runs, `keras.config.set_max_steps_per_epoch`, holds here too."""
+    most = keras.config.max_steps_per_epoch()
+    return min(steps or most, most) if most else steps
+
+
+def _held_out(
+    where: Place, data: Any, batch_size: int | None, train_batch_size: int | None, steps: int | None
+) -> Passes | None:
+    """The passes over what is validated on; None where there is nothing."""
+    if data is None:
+        return None
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    if not isinstance(x, tf.data.Dataset):
+        batch_size = batch_size or train_batch_size
+        x, y, sample_weight = passes.first_steps((x, y, sample_weight), batch_size, steps)
+    return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
+
+
+def _agreed_seed(strategy: tf.distribute.Strategy, where: Place) -> int:
+    """The first process's seed for the order of arrays: another after each call, the same after the same global seed.
+
+    It is drawn where `keras.utils.set_random_seed` sets it.
+    """
+    mine = random.randrange(2**31)
+    if where.processes == 1:
+        return mine
+    return int(agree.from_first(strategy)([tf.constant([mine], tf.float64)])[0][0])
+
+
+def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, Any]) -> None:
+    """Refuses, on all processes, a call that differs between them: they would wait for each other for ever."""
+    if where.processes == 1:
+        return
+    mine = tf.constant([-1.0 if value is None else float(value) for value in said.values()], tf.float64)
+    (first,) = agree.from_first(strategy)([mine])
+    (differing,) = agree.over_replicas(strategy)([tf.cast(mine != first, tf.float64)])
+    for name, here, there, found in zip(said, mine.numpy(), first.numpy(), differing.numpy(), strict=True):
+        if found:
+            mine = "another elsewhere" if here == there else f"{here:g} here"
+            raise FitError(
+                f"Expected every process to call fit with the same {name}, received {there:g} in the first process and "
+                f"{mine} (-1: none)."
+            )
+
+
+def _tell_nobody(event: str, **fields: Any) -> None:
+    """Takes what a training tells of: a person reads the history."""

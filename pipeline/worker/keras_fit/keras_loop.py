@@ -1,0 +1,269 @@
+"""What Keras's `fit` does around the steps: passes over the data, validation every so often, its logs and its hooks."""
+
+import contextlib
+import json
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils.python_utils import pythonify_logs
+
+from pipeline.worker.input.passes import UNTIL_IT_ENDS, Passes
+from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
+from pipeline.worker.tensorflow.loop import Call, Loop, Tell, Totals, TrainingError
+
+
+class KerasLoop(Loop):
+    """A loop whose epochs, validations and logs are those that Keras's `fit` would have on the same data."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        train: Passes,
+        outputs: Sequence[str],
+        chief: bool,
+        alone: bool,
+    ) -> None:
+        super().__init__(model, strategy, train, None, outputs, chief=chief, alone=alone)  # type: ignore[arg-type]
+        self._validate = self._validation_function(padded=False)
+        self._made_for = _parts(model, strategy, train)
+        self._passes: Passes = train
+        self._validated: Passes | None = None
+        self._steps: int | None = None
+        self._validation_steps: int | None = None
+        self._due: Callable[[int], bool] = bool
+        self._seen = 0
+        self.hooks: KerasHooks | None = None
+
+    def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> bool:
+        """Are the compiled functions those of this model as it is compiled now? Tracing them takes longest."""
+        now = _parts(model, strategy, train)
+        return len(now) == len(self._made_for) and all(map(operator.is_, now, self._made_for))
+
+    @contextlib.contextmanager
+    def over(
+        self,
+        train: Passes,
+        validation: Passes | None,
+        steps: int | None,
+        validation_steps: int | None,
+        due: Callable[[int], bool],
+    ) -> Iterator[None]:
+        """Inside, it trains over `train`: `steps` make an epoch, and `validation_steps` a validation, or all there are.
+
+        The epochs that are `due` are validated.
+        """
+        self._passes, self._validated = train, validation
+        self._steps, self._validation_steps, self._due = steps, validation_steps, due
+        self._training, self._seen = None, 0
+        try:
+            yield
+        finally:
+            if self._training is not None:
+                self._end_pass()
+            # Not to hold the data for as long as the model lives.
+            self.train_data = self._passes = self._validated = None  # type: ignore[assignment]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; a very large number where only reading tells."""
+        return self._steps or self._passes.steps or UNTIL_IT_ENDS
+
+    @property
+    def running(self) -> "KerasHooks":
+        """The hooks of the training that it makes now."""
+        assert self.hooks is not None, "training makes the hooks"
+        return self.hooks
+
+    def steps_ahead(self) -> int:
+        """Steps in the epoch that begins now: fewer than asked for where a pass over the data ends before."""
+        if self._passes.steps is None:
+            return self.steps_per_epoch
+        left = self._passes.steps - self._seen
+        if left < self.steps_per_epoch:
+            _warn_of_end(self.steps_per_epoch, left, "steps_per_epoch")
+        return min(self.steps_per_epoch, left)
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Trains up to `count` steps of the pass over the data; none where it turns out to have ended."""
+        if self._training is None:
+            self._training, self._seen = self._passes.begin(), 0
+        passing = self._training
+        try:
+            if self._passes.one_by_one:
+                self._training = _single(passing)
+            made = super().call(count, wanted)
+        except tf.errors.OutOfRangeError:
+            if not self.alone:
+                raise TrainingError(
+                    f"Expected data for every step on all processes, received data that ended after {self._seen}. "
+                    f"Try dataset.repeat() with steps_per_epoch."
+                ) from None
+            if self._steps is not None:
+                _warn_of_end(self._steps, self._seen, "steps_per_epoch")
+            self._end_pass()
+            nothing = np.zeros(0, np.float32)
+            return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), nothing, 0.0, nothing)
+        self._training = passing
+        self._seen += made.steps
+        if self._seen == self._passes.steps:
+            self._end_pass()
+            if self._steps is None:
+                self._passes.skip()
+        return made
+
+    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+        """Loss and metrics over the validation data, where this epoch is due for it."""
+        hooks, data = self.running, self._validated
+        if data is None or not self._due(hooks.epoch):
+            return {}
+        wanted = self._validation_steps or data.steps or UNTIL_IT_ENDS
+        until = min(wanted, data.steps or wanted)
+        if until < wanted:
+            _warn_of_end(wanted, until, "validation_steps")
+        most = 1 if data.one_by_one else steps_per_call
+        hooks.call("on_test_begin")
+        self.reset_metrics()
+        totals, iterator, done = self.totals(), data.begin(), 0
+        logs: dict[str, Any] = {}
+        while done < until:
+            count = min(most, until - done)
+            hooks.call("on_test_batch_begin", done)
+            try:
+                values, sizes = self._validate_some(self._validate, iterator, count)
+            except tf.errors.OutOfRangeError:
+                break
+            totals.add(values, sizes)
+            done += count
+            logs = totals.means() | self.metrics() if hooks.every_test_batch or done == until else logs
+            hooks.call("on_test_batch_end", done - 1, logs)
+        data.end()
+        if done == data.steps:
+            data.skip()
+        logs = totals.means() | self.metrics()
+        hooks.call("on_test_end", logs)
+        return logs
+
+    def totals(self) -> Totals:
+        """What adds up the losses as Keras does."""
+        return _KerasTotals(("loss", *self.outputs))
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics over all replicas as Keras logs them, without the losses that it tracks among them."""
+        logs = pythonify_logs(self._metric_results())
+        return {name: value for name, value in logs.items() if name not in ("loss", *self.outputs)}
+
+    def _end_pass(self) -> None:
+        self._training, self._seen = None, 0
+        self._passes.end()
+
+
+def _single(passing: Iterator[Any]) -> Iterator[Any]:
+    """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none.
+
+    A compiled step that finds none has by then done what needs no data, such as counting itself.
+    """
+    only = tf.data.Dataset.from_tensors(passing.get_next())  # type: ignore[attr-defined]
+    variant = tf.data.experimental.to_variant(only)
+    return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
+
+
+def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> list[Any]:
+    """What the compiled functions were traced from."""
+    compiled = [model.optimizer, model._compile_loss, model._compile_metrics]
+    return [strategy, *compiled, train.always_fed, *model.trainable_variables]
+
+
+class KerasHooks(Callbacks):
+    """The hooks, which also know the epoch and send everything that was restored at the start to all processes."""
+
+    def __init__(
+        self,
+        loop: KerasLoop,
+        initial_epoch: int,
+        verbose: Any,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        chief: bool,
+        alone: bool,
+        epochs: int,
+        steps: int,
+    ) -> None:
+        known = None if steps == UNTIL_IT_ENDS else steps
+        super().__init__(callbacks, model, strategy, chief, alone, epochs, known, verbose)
+        self.epoch, self._initial_epoch, self._alone = 0, initial_epoch, alone
+        self.every_test_batch = any(overrides(each, TEST_BATCH_HOOKS) for each in callbacks)
+        loop.hooks = self
+
+    @property
+    def first_epoch(self) -> int:
+        """Keras's: where a callback has restored a training, the epoch after it."""
+        return self.model._initial_epoch or self._initial_epoch
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Runs `hook`; see `Callbacks`."""
+        if hook == "on_epoch_begin":
+            self.epoch = arguments[0]
+        if hook in TEST_BATCH_HOOKS and not self.every_test_batch:
+            return
+        super().call(hook, *arguments)
+        if hook == "on_train_begin" and self._shares:
+            self._send_restored()
+
+    def from_first(self, number: float) -> float:
+        """The first process's number, on every process."""
+        return number if self._alone else float(self._send([tf.constant([number], tf.float64)])[0][0])
+
+    def history(self) -> keras.callbacks.History:
+        """What the epochs came to: on every process what the first one recorded."""
+        mine = self.model.history
+        if self._alone:
+            return mine
+        record = json.dumps([mine.epoch, mine.history], default=_plain).encode() if self.chief else b""
+        length = int(self.from_first(len(record)))
+        (text,) = self._send([tf.constant(list(record or bytes(length)), tf.float64)])
+        if not self.chief:
+            mine.epoch, mine.history = json.loads(bytes(text.numpy().astype(np.uint8)))
+        return mine
+
+    def _send_restored(self) -> None:
+        """Weights, the optimizer's state and the epoch: `BackupAndRestore` has read them in the first process alone."""
+        self._send_values([*self.model.weights, *self.model.optimizer.variables])
+        self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
+
+
+class _KerasTotals(Totals):
+    """Keras's means: of the total loss over examples, and of each output's loss over steps."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__(names)
+        self._weights = np.zeros(len(names))
+
+    def add(self, values: np.ndarray, sizes: np.ndarray) -> None:
+        """Adds losses [steps, losses] of steps with so many examples [steps]."""
+        weights = np.ones(values.shape)
+        weights[:, 0] = sizes
+        self._sums += (values * weights).sum(axis=0)
+        self._weights += weights.sum(axis=0)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each loss so far."""
+        return dict(zip(self._names, (self._sums / np.maximum(self._weights, 1.0)).tolist(), strict=True))
+
+
+def _warn_of_end(wanted: int, left: int, argument: str) -> None:
+    warnings.warn(
+        f"Expected data for {wanted} steps, received {left} before it ended, and went on without the others. "
+        f"Try dataset.repeat(), or {argument}={max(left, 1)}.",
+        stacklevel=2,
+    )
+
+
+def _plain(value: Any) -> Any:
+    return np.asarray(value).tolist()

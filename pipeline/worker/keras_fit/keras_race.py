@@ -1,0 +1,52 @@
+"""What Keras's `fit` does around steps that the workers of a `ParameterServerStrategy` race to make."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from pipeline.worker.input.passes import Passes
+from pipeline.worker.keras_fit.keras_loop import KerasLoop
+from pipeline.worker.tensorflow.loop import Call
+from pipeline.worker.tensorflow.scheduled import Race, Racing
+
+
+class RacingKerasLoop(Racing, KerasLoop):
+    """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
+
+    _race: Race | None = None
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]
+        """Workers that race."""
+        return int(self.strategy._num_workers)
+
+    @contextlib.contextmanager
+    def over(
+        self,
+        train: Passes,
+        validation: Passes | None,
+        steps: int | None,
+        validation_steps: int | None,
+        due: Callable[[int], bool],
+    ) -> Iterator[None]:
+        """Inside, workers race over `train`; see `KerasLoop.over`."""
+        with super().over(train, validation, steps, validation_steps, due):
+            self._race = Race(self.model, self.strategy, train.source(self.lanes), self.lanes, 1 + len(self.outputs))
+            try:
+                yield
+            finally:
+                self._race = None
+
+    @property
+    def race(self) -> Race:
+        """The race of the fit that goes on."""
+        assert self._race is not None, "over comes first"
+        return self._race
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """The results of the next call that a worker has made; see `Race.call`."""
+        made = self.race.call(count, wanted)
+        self._seen += made.steps
+        if self._seen == self._passes.steps:
+            self._seen = 0
+            self._passes.end()
+        return made

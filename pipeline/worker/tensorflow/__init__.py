@@ -1,0 +1,1 @@
+"""TensorFlow inside a process: builds the model, steps, evaluates, saves and restores it."""

@@ -1,0 +1,198 @@
+"""Makes what a plan names: the model, compiled and built under the strategy, from a function and its arguments."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import step
+
+
+class ModelError(ValueError):
+    """A model that cannot be trained here: the message says what was expected and received."""
+
+
+def model(
+    make: Callable[[], Any],
+    strategy: tf.distribute.Strategy,
+    batch: Any,
+    optimizer: Any = None,
+    learning_rate: float | None = None,
+    loss: Any = None,
+    metrics: Any = None,
+    rate_scale: float = 1.0,
+) -> tuple[keras.Model, list[str]]:
+    """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
+
+    `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
+    not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
+    multiplied by `rate_scale`. Raises `ModelError`.
+    """
+    with strategy.scope():
+        made = make()
+        if not isinstance(made, keras.Model):
+            raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+        check_step(made)
+        _compile(made, optimizer, learning_rate, loss, metrics)
+        if rate_scale != 1.0:
+            _scale(made.optimizer, rate_scale)
+        if strategy.num_replicas_in_sync > 1:
+            _check_optimizer(made.optimizer)
+        return made, ready(made, strategy, batch)
+
+
+def check_step(made: keras.Model) -> None:
+    """Refuses a model whose steps are its own, since they would not be made."""
+    for name in ("train_step", "test_step"):
+        if getattr(type(made), name) is not getattr(keras.Model, name):
+            raise ModelError(
+                f"Expected a model without a {name} of its own, received {type(made).__name__}, which has one. "
+                f"Put the loss into compute_loss or add_loss, which are honoured."
+            )
+
+
+def ready(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> list[str]:
+    """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output."""
+    made._symbolic_build(data_batch=batch)
+    if not made.trainable_variables:
+        raise ModelError("Expected a model with weights to train, received one without.")
+    if strategy.num_replicas_in_sync > 1:
+        _synchronize(made)
+    return losses.make_exact(made)
+
+
+@contextlib.contextmanager
+def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Iterator[list[str]]:
+    """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
+    kept: list[tuple[Any, str, Any]] = []
+    try:
+        with strategy.scope():
+            made._symbolic_build(data_batch=batch)
+            kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
+            kept += [(layer, "synchronized", layer.synchronized) for layer in normalizations(made)]
+            if made._compile_loss is not None:
+                kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
+            outputs = ready(made, strategy, batch)
+        step.sum_once(made.optimizer)
+        yield outputs
+    finally:
+        for owner, name, value in kept:
+            # Past Keras's own setter, which would track the value a second time.
+            vars(owner)[name] = value
+        for layer in normalizations(made):
+            vars(layer).pop("_moments", None)
+        step.sum_as_keras_does(made.optimizer)
+
+
+def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any) -> None:
+    if made.compiled:
+        # What compile is not given, it keeps.
+        chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
+    else:
+        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
+        loss = "sparse_categorical_crossentropy" if loss is None else loss
+        metrics = ["accuracy"] if metrics is None else metrics
+    if learning_rate is not None:
+        chosen = _with_learning_rate(chosen, learning_rate)
+    made.compile(optimizer=chosen, loss=loss, metrics=metrics)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
+    if accumulated:
+        raise ModelError(
+            f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
+            f"several replicas, received gradient_accumulation_steps={accumulated}. "
+            f"Try train.replica_batch {accumulated} times as large, or strategy=one_device."
+        )
+
+
+def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
+    """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
+    inner = step.innermost(optimizer)
+    return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule whose rates are all multiplied by one number."""
+
+    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, scale: float) -> None:
+        self.schedule, self._scale = schedule, scale
+
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(step) * self._scale
+
+
+def _scale(optimizer: Any, scale: float) -> None:
+    inner = step.innermost(optimizer)
+    rate = inner._learning_rate
+    if isinstance(rate, keras.Variable):
+        rate.assign(rate * scale)
+    else:
+        inner._learning_rate = _Scaled(rate, scale)
+
+
+def unscaled(optimizer: Any) -> None:
+    """Gives an optimizer back the schedule that it was made with, which loads without this program."""
+    inner = step.innermost(optimizer)
+    if isinstance(inner._learning_rate, _Scaled):
+        inner._learning_rate = inner._learning_rate.schedule
+
+
+def _synchronize(made: keras.Model) -> None:
+    """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
+    for layer in normalizations(made):
+        layer.synchronized = True
+        if type(layer)._moments is keras.layers.BatchNormalization._moments:
+            # Past Keras's own setter, which would track it.
+            vars(layer)["_moments"] = partial(_moments, layer)
+
+
+def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
+
+    Exchanged once. Keras exchanges sums, sums of squares and counts one after the other, which takes three times as
+    long where they are small, and those of a masked input not at all.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
+    axes, padding = layer._reduction_axes, 0.0
+    if mask is None:
+        counts = tf.fill([inputs.shape[layer.axis]], tf.size(inputs) // inputs.shape[layer.axis])
+    else:
+        within = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+        inputs, padding = tf.where(within, inputs, tf.zeros((), inputs.dtype)), keras.config.epsilon()
+        counts = tf.math.count_nonzero(within, axes)
+    here = tf.stack(
+        [tf.reduce_sum(inputs, axes), tf.reduce_sum(tf.square(inputs), axes), tf.cast(counts, inputs.dtype)]
+    )
+    sums, squares, counts = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+    mean = tf.math.divide_no_nan(sums, counts + padding)
+    # The sum of (x - mean)^2, without a second exchange.
+    spread = squares - 2 * mean * sums + counts * tf.square(mean)
+    return mean, tf.maximum(tf.math.divide_no_nan(spread, counts + padding), 0.0)
+
+
+@contextlib.contextmanager
+def with_own_statistics(made: keras.Model) -> Iterator[None]:
+    """Inside, a step that is compiled normalizes with the statistics of each replica's own batch."""
+    kept = [(layer, layer.synchronized, vars(layer).pop("_moments", None)) for layer in normalizations(made)]
+    for layer, _, _ in kept:
+        layer.synchronized = False
+    try:
+        yield
+    finally:
+        for layer, synchronized, moments in kept:
+            layer.synchronized = synchronized
+            if moments is not None:
+                vars(layer)["_moments"] = moments
+
+
+def normalizations(made: keras.Model) -> list[Any]:
+    """The layers whose statistics are those of the global batch."""
+    return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]

@@ -1,0 +1,116 @@
+"""Runs Keras callbacks once, in the first process, and lets every process obey what they decide.
+
+A callback may end training, set the learning rate or change weights. After each hook those three are sent from the
+first process to the others in one reduction; with one process nothing is sent.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.worker.keras_fit.agree import from_first
+from pipeline.worker.tensorflow.step import innermost
+
+TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
+
+class Callbacks:
+    """The hooks of a training, called on every process at the same moments and run on the first."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        chief: bool,
+        alone: bool,
+        epochs: int,
+        steps: int | None,
+        verbose: Any = 0,
+    ) -> None:
+        """`steps` is the number of steps in an epoch; `alone` says that there is no other process.
+
+        `verbose` is that of Keras's own fit, whose progress bar the first process then shows.
+        """
+        self.model, self.strategy, self.chief = model, strategy, chief
+        self.own = list(callbacks)
+        self._shares = bool(callbacks) and not alone
+        self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
+        self._send = from_first(strategy)
+        model.stop_training = False
+        self._list = keras.callbacks.CallbackList(
+            list(callbacks) if chief else [],
+            add_history=True,
+            add_progbar=chief and verbose != 0,
+            model=model,
+            verbose=verbose,
+            epochs=epochs,
+            steps=steps,
+        )
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch that training begins with, known once `on_train_begin` was called."""
+        return 0
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
+        watched = self._shares and (self._batches_matter or "batch" not in hook)
+        before = self._weights() if watched and self.chief else []
+        if self.chief:
+            getattr(self._list, hook)(*arguments)
+        if self._shares:
+            after = self._weights() if before else []
+            changed = any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+            self._obey(changed)
+
+    def _obey(self, changed: bool) -> None:
+        optimizer = innermost(self.model.optimizer)
+        rate = optimizer._learning_rate
+        fixed = isinstance(rate, keras.Variable)
+        mine = [float(self.model.stop_training), float(changed), float(_value(rate)) if fixed else 0.0]
+        (decided,) = self._send([tf.constant(mine, tf.float64)])
+        stop, changed_there, learning_rate = decided.numpy()
+        self.model.stop_training = bool(stop)
+        if fixed and np.float32(learning_rate) != np.float32(_value(rate)):
+            rate.assign(learning_rate)
+        if changed_there:
+            self._send_values(self.model.weights)
+
+    def _send_values(self, variables: list[Any]) -> None:
+        for variable, value in zip(variables, self._send([_value(each) for each in variables]), strict=True):
+            variable.assign(value)
+
+    def _weights(self) -> list[np.ndarray]:
+        return [_value(variable) for variable in self.model.weights]
+
+
+def _value(variable: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
+    """Has the callback one of these hooks, as a method or, as a `LambdaCallback`, as a function it was given?
+
+    >>> overrides(keras.callbacks.LambdaCallback(on_train_batch_end=print), TRAIN_BATCH_HOOKS)
+    True
+    >>> overrides(keras.callbacks.EarlyStopping(), TRAIN_BATCH_HOOKS)
+    False
+    """
+    base = keras.callbacks.Callback
+    return any(getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook) for hook in hooks)
+
+
+def is_own(callback: keras.callbacks.Callback) -> bool:
+    """Does a person's code run in it, and not Keras's alone?"""
+    lambdas = isinstance(callback, keras.callbacks.LambdaCallback)
+    return lambdas or not type(callback).__module__.startswith("keras.")
+
+
+def _may_change_weights_at_batches(callback: keras.callbacks.Callback) -> bool:
+    """A person's own hook between batches may do anything; Keras's own leave weights alone there."""
+    return is_own(callback) and overrides(callback, TRAIN_BATCH_HOOKS)

@@ -1,0 +1,332 @@
+"""Checkpoints: everything that decides how a training goes on, written beside it, whole or not at all, and verified.
+
+A checkpoint is two files: `NAME-TOKEN.npz`, NumPy's archive of arrays, and `NAME.json`, written last, which says what
+the state is, which archive holds its arrays, and the archive's SHA-256. Nothing in either is pickled.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import posixpath
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.plan.plan import Checkpoints
+from pipeline.worker.tensorflow.loop import Tell, TrainingError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """A training as it was after a step: plain values by name, and arrays by name.
+
+    Values: `step` (optimizer steps done), `epoch` (whole epochs done), `in_epoch` (steps of the epoch under way),
+    `examples` (that those have trained, each step a global batch), `best` ({metric: value}, or null) and what the
+    training adds. Arrays are named `GROUP/...`; those of one group are in order.
+    """
+
+    values: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    def group(self, name: str) -> list[np.ndarray]:
+        """The arrays of a group, in order."""
+        return [array for key, array in self.arrays.items() if key.startswith(f"{name}/")]
+
+    @property
+    def name(self) -> str:
+        """What its files are named by: later states come later in the alphabet."""
+        return f"step-{self.values['step']:010d}-{self.values['epoch']:06d}"
+
+
+def grouped(name: str, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Arrays by name, for `State.arrays`.
+
+    >>> list(grouped("model", [1, 2]))
+    ['model/00000', 'model/00001']
+    """
+    return {f"{name}/{number:05d}": np.asarray(array) for number, array in enumerate(arrays)}
+
+
+@dataclass
+class Written:
+    """What is known of a checkpoint's being written."""
+
+    state: State
+    problem: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Keeper:
+    """The checkpoints of one run in a folder, local or anything that TensorFlow's file systems reach.
+
+    They are written by a thread of its own. What fails is told at once, as a `warning`, and loses nothing that is
+    there.
+    """
+
+    def __init__(self, kept: Checkpoints, tell: Tell) -> None:
+        assert kept.folder is not None, "the conductor names the folder"
+        self.kept, self._folder, self._tell = kept, kept.folder, tell
+        # The one that waits to be written, and the last one that was asked for.
+        self._waiting: Written | None = None
+        self._last: Written | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._late = False
+        # Why the last one could not be written, so that one reason is told once.
+        self._problem: str | None = None
+
+    def check(self) -> None:
+        """Refuses a folder that cannot be written to, before training counts on it."""
+        probe = posixpath.join(self._folder, f".probe-{uuid.uuid4().hex}")
+        try:
+            tf.io.gfile.makedirs(self._folder)
+            _write(probe, lambda file: file.write(b"probe"))
+            tf.io.gfile.remove(probe)
+        except (OSError, tf.errors.OpError) as error:
+            raise TrainingError(
+                f"Expected to be able to write checkpoints to {self._folder}, received: {_reason(error)}. "
+                f"Try checkpoint.folder=..., or more space."
+            ) from error
+
+    def write(self, state: State, wait: bool = False) -> bool:
+        """Has `state` written; with `wait`, returns once it is, and whether that worked.
+
+        One can be waiting while another is being written. A later one takes its place, unless it was the best so far,
+        and the first time that is told.
+        """
+        mine = Written(state)
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, daemon=True)
+                self._thread.start()
+            if self._waiting is not None and self._waiting.state.values["best"]:
+                self._changed.wait_for(lambda: self._waiting is None)
+            left_out, self._waiting = self._waiting, mine
+            self._last = mine
+            self._changed.notify_all()
+        if left_out is not None:
+            left_out.done.set()
+            if not self._late:
+                self._late = True
+                self._warn(
+                    f"Checkpoints take longer to write than training takes from one to the next: that of step "
+                    f"{left_out.state.values['step']} was left out for a later one. Try fewer of them."
+                )
+        if wait:
+            mine.done.wait()
+        return mine.problem is None
+
+    def wait(self) -> None:
+        """Returns once nothing is being written."""
+        if self._last is not None:
+            self._last.done.wait()
+
+    def last(self, good: Callable[[Mapping[str, Any]], bool] = bool) -> State | None:
+        """The last whole checkpoint whose values are `good`; of each that cannot be read a warning says why."""
+        for name in sorted(self._names(), reverse=True):
+            try:
+                values = json.loads(_read(self._path(f"{name}.json")))
+                if values["format"] != FORMAT:
+                    raise ValueError(f"its format is {values['format']}, and this program reads {FORMAT}")
+                if not good(values):
+                    continue
+                data = _read(self._path(values["archive"]))
+                if hashlib.sha256(data).hexdigest() != values["sha256"]:
+                    raise ValueError(f"{values['archive']} is not what was written: it was cut short or changed")
+                return State(values, _arrays(data, values["arrays"]))
+            except (OSError, ValueError, KeyError, TypeError, tf.errors.OpError, zipfile.BadZipFile) as error:
+                self._warn(f"The checkpoint {self._path(name)} was passed over for the one before: {_reason(error)}.")
+        return None
+
+    def best(self) -> float | None:
+        """The best value so far of the metric that decides which checkpoint is kept."""
+        found = [value for value in map(self._best_of, self._names()) if value is not None]
+        return None if not found else max(found) if self.kept.best_is == "max" else min(found)
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Is a value of that metric better than another?"""
+        if not np.isfinite(value):
+            return False
+        return than is None or (value > than if self.kept.best_is == "max" else value < than)
+
+    def drop_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps, which a training that went back has not made."""
+        for name in self._names():
+            if int(name.split("-")[1]) > step:
+                self._remove(name)
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None)
+                writing, self._waiting = self._waiting, None
+                self._changed.notify_all()
+            assert writing is not None
+            try:
+                self._write_one(writing.state)
+            except BaseException as error:
+                writing.problem = _reason(error)
+                if writing.problem != self._problem:
+                    self._warn(
+                        f"The checkpoint of step {writing.state.values['step']} could not be written to "
+                        f"{self._folder}: {writing.problem}. Those before it are still there, and more are tried."
+                    )
+            self._problem = writing.problem
+            writing.done.set()
+
+    def _write_one(self, state: State) -> None:
+        began = time.perf_counter()
+        tf.io.gfile.makedirs(self._folder)
+        archive = f"{state.name}-{uuid.uuid4().hex[:8]}.npz"
+        hashed: list[str] = []
+
+        def fill(file: IO[bytes]) -> None:
+            through = _Hashing(file)
+            storable: dict[str, Any] = {key: _storable(array) for key, array in state.arrays.items()}
+            np.savez(through, **storable)
+            hashed.append(through.digest.hexdigest())
+
+        try:
+            _write(self._path(archive), fill)
+            values = state.values | {
+                "format": FORMAT,
+                "archive": archive,
+                "sha256": hashed[0],
+                "arrays": {key: [str(array.dtype), array.shape] for key, array in state.arrays.items()},
+                "finite": all(np.isfinite(array).all() for array in _floats(state)),
+            }
+            _write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
+        except BaseException:
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                tf.io.gfile.remove(self._path(archive))
+            raise
+        self._tidy()
+        self._tell(
+            "checkpoint",
+            step=state.values["step"],
+            path=self._path(f"{state.name}.json"),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _tidy(self) -> None:
+        """Leaves the last ones and the best, and no archive that nothing refers to."""
+        names = sorted(self._names())
+        last = set(names[-self.kept.keep :])
+        if self.kept.best:
+            scored = {name: value for name in names if (value := self._best_of(name)) is not None}
+            choose = max if self.kept.best_is == "max" else min
+            last |= {choose(scored, key=scored.__getitem__)} if scored else set()
+        for name in set(names) - last:
+            self._remove(name)
+        archives = {json.loads(_read(self._path(f"{name}.json")))["archive"] for name in last}
+        for file in tf.io.gfile.listdir(self._folder):
+            if file.endswith(".npz") and file not in archives:
+                tf.io.gfile.remove(self._path(file))
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, tf.errors.OpError):
+            archive = json.loads(_read(self._path(f"{name}.json")))["archive"]
+            tf.io.gfile.remove(self._path(f"{name}.json"))
+            tf.io.gfile.remove(self._path(archive))
+
+    def _best_of(self, name: str) -> float | None:
+        try:
+            found = (json.loads(_read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
+            return None if found is None else float(found)
+        except (OSError, ValueError, TypeError, AttributeError, tf.errors.OpError):
+            return None
+
+    def _names(self) -> list[str]:
+        try:
+            files = tf.io.gfile.listdir(self._folder)
+        except (OSError, tf.errors.OpError):
+            return []
+        return [file.removesuffix(".json") for file in files if file.startswith("step-") and file.endswith(".json")]
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._folder, name)
+
+    def _warn(self, text: str) -> None:
+        self._tell("warning", text=text)
+
+
+class _Hashing(io.RawIOBase):
+    """Writes on to a file, hashing what passes; it cannot seek, so that what passes is the file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self._file.write(data)
+        return len(memoryview(data).cast("B"))
+
+
+def _write(path: str, fill: Callable[[IO[bytes]], Any]) -> None:
+    """Writes a file whole or not at all: on a disk under another name first, elsewhere as one object."""
+    if "://" in path:
+        with tf.io.gfile.GFile(path, "wb") as file:
+            fill(file)
+        return
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read(path: str) -> bytes:
+    with tf.io.gfile.GFile(path, "rb") as file:
+        data: bytes = file.read()
+        return data
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    """The array, or its bytes where NumPy has no name for its type, as for bfloat16."""
+    return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
+
+
+def _arrays(data: bytes, kinds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return {key: _typed(archive[key], *kind) for key, kind in kinds.items()}
+
+
+def _typed(array: np.ndarray, kind: str, shape: Sequence[int]) -> np.ndarray:
+    if str(array.dtype) == kind:
+        return array
+    return np.frombuffer(array.tobytes(), tf.as_dtype(kind).as_numpy_dtype).reshape(shape)
+
+
+def _floats(state: State) -> Iterator[np.ndarray]:
+    return (array.astype(np.float32) for array in state.group("trained") if array.dtype.kind not in "biu?")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, tf.errors.OpError):
+        return f"{error.message}"
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

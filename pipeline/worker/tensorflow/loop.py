@@ -1,0 +1,262 @@
+"""A model, its strategy and its data, joined by compiled functions: some steps of training, or one validation."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.worker.input.batches import BEGINNING, DEFAULT, Layout, Position, stream
+from pipeline.worker.input.reading import Reading
+from pipeline.worker.tensorflow import step as steps
+
+# Called with an event's kind and its fields; see `pipeline.record.events`.
+Tell = Callable[..., None]
+
+
+# What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
+HAND_OVER_SECONDS = 0.0005
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on: the message says why and what to try."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A part of the data, of any of its kinds, how it is laid over replicas, and how it is read."""
+
+    part: Any
+    layout: Layout
+    shuffle: bool
+    seed: int
+    reading: Reading = DEFAULT
+
+    def iterator(self, position: Position = BEGINNING) -> Iterator[Any]:
+        """Each step's batches for this process's replicas, from the position on, without end."""
+        return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the compiled loop: losses [steps, 1 + outputs], examples [steps] of the global batches, seconds.
+
+    `waits` [steps] are the seconds that each step waited for its batch, on the `worker` of those that race.
+    """
+
+    losses: np.ndarray
+    sizes: np.ndarray
+    seconds: float
+    waits: np.ndarray
+    worker: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that the call made."""
+        return len(self.sizes)
+
+
+def waited(waits: np.ndarray) -> float:
+    """Seconds in which steps waited for batches that were not there, from what each waited in all.
+
+    >>> waited(np.array([0.0003, 0.0205, 0.0105]))
+    0.03
+    """
+    return float(np.maximum(waits - HAND_OVER_SECONDS, 0.0).sum())
+
+
+class Totals:
+    """Adds up losses weighted by examples, so that their mean is exact over batches of different sizes."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._sums = np.zeros(len(names))
+        self._examples = 0.0
+
+    def add(self, values: np.ndarray, sizes: np.ndarray) -> None:
+        """Adds losses [steps, losses] of steps with so many examples [steps]."""
+        self._sums += (values.astype(np.float64) * sizes[:, None]).sum(axis=0)
+        self._examples += float(sizes.sum())
+
+    def state(self) -> list[np.ndarray]:
+        """What was added up so far, for `set_state`."""
+        # A copy: it is written while training goes on.
+        return [self._sums.copy(), np.array(self._examples)]
+
+    def set_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `state` gave."""
+        self._sums, self._examples = np.array(state[0]), float(state[1])
+
+    def means(self) -> dict[str, float]:
+        """The mean over examples of each loss so far."""
+        return dict(zip(self._names, (self._sums / max(self._examples, 1.0)).tolist(), strict=True))
+
+
+class Loop:
+    """What a training is made of, on this process.
+
+    Used outside `strategy.scope()`: inside, saving a model makes variables, which all processes must do together.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        train: Data,
+        validation: Data | None = None,
+        outputs: Sequence[str] = (),
+        gradient_bits: int = 32,
+        chief: bool = True,
+        alone: bool = True,
+        rest: Data | None = None,
+        position: Position = BEGINNING,
+    ) -> None:
+        """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
+
+        `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
+        """
+        self.model, self.strategy = model, strategy
+        self.train_data, self.validation_data = train, validation
+        self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
+        self._position = position
+        layout = train.layout
+        fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
+        self._compile = partial(steps.training_steps, model, strategy, gradient_bits, fed, layout.last != "short")
+        self._train = self._compile()
+        held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
+        # A compiled function each, because one that has seen two shapes takes neither for granted.
+        self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
+        self._results = tf.function(model.get_metrics_result, autograph=False)
+        self._sums = tf.function(self._sums_of_metrics, autograph=False)
+        # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
+        self._training: Iterator[Any] | None = None
+        self._validation: list[Iterator[Any]] | None = None
+
+    # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
+    pending, lanes, warm = 0, 1, True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch, as far as they are known beforehand."""
+        return self.train_data.layout.steps
+
+    def steps_ahead(self) -> int:
+        """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
+        return self.steps_per_epoch
+
+    def steps_after(self, examples: int) -> int:
+        """Steps that are left of an epoch whose steps have trained so many examples."""
+        return self.train_data.layout.steps_after(examples)
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Trains `count` steps on the batches that follow those of the call before. It never trains ahead of that,
+        whatever number of steps is `wanted` in all.
+        """
+        return self.on(self.reader(), count)
+
+    def reader(self) -> Iterator[Any]:
+        """The batches of training, from the next step's on."""
+        if self._training is None:
+            self._training = self.train_data.iterator(self._position)
+        return self._training
+
+    def on(self, batches: Iterator[Any], count: int, train: steps.Steps | None = None) -> Call:
+        """Trains `count` steps on the next of these batches, with `train` in place of its own compiled function."""
+        started = time.perf_counter()
+        losses, sizes, waits = (train or self._train)(batches, tf.constant(count))
+        return Call(losses.numpy(), sizes.numpy(), time.perf_counter() - started, waits.numpy())
+
+    def compiled_anew(self) -> steps.Steps:
+        """Its compiled function once more, for a model that is called otherwise by now."""
+        return self._compile()
+
+    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+        """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
+        if not self._held_out:
+            return {}
+        if self._validation is None:
+            self._validation = [data.iterator() for data, _ in self._held_out]
+        self.reset_metrics()
+        totals, done = self.totals(), 0
+        for (data, validate), iterator in zip(self._held_out, self._validation, strict=True):
+            left = data.layout.steps
+            while left:
+                count = min(steps_per_call, left)
+                totals.add(*self._validate_some(validate, iterator, count))
+                left, done = left - count, done + count
+                tell("beat", validated=done)
+        return totals.means() | self.metrics()
+
+    def graph(self) -> Any:
+        """The graph of the compiled loop, compiled now if it was not yet."""
+        compiled: Any = self._train
+        return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
+
+    def facts(self) -> dict[str, Any]:
+        """What else there is to tell of the training so far."""
+        return {}
+
+    def counts(self) -> dict[str, Any]:
+        """What was counted of the training so far, as plain values."""
+        return {}
+
+    def set_counts(self, counts: Mapping[str, Any]) -> None:
+        """Goes on from what `counts` gave."""
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """The values of the metrics' variables over all replicas; all processes take part."""
+        return [value.numpy() for value in self._sums()]
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
+        for variable, value in zip(self.model.metrics_variables, state, strict=True):
+            copies = getattr(variable.value, "values", (variable.value,))
+            for place, copy in enumerate(copies):
+                copy.assign(value if self.chief and not place else np.zeros_like(value))
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self.model.reset_metrics()
+
+    def totals(self) -> Totals:
+        """What adds up the losses of this model."""
+        return Totals(("loss", *self.outputs))
+
+    def _validation_function(self, padded: bool) -> Any:
+        return steps.validation_steps(self.model, self.strategy, padded)
+
+    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes, _ = validate(iterator, tf.constant(count))
+        return values.numpy(), sizes.numpy()
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics over all replicas, without the losses that Keras tracks among them."""
+        flat: dict[str, float] = {}
+        for name, value in self._metric_results().items():
+            values = np.asarray(value)
+            if name in ("loss", *self.outputs):
+                continue
+            many = {f"{name}_{index}": float(each) for index, each in enumerate(values.flat)}
+            flat |= many if values.ndim else {name: float(values)}
+        return flat
+
+    def _sums_of_metrics(self) -> list[Any]:
+        return [tf.convert_to_tensor(variable.value) for variable in self.model.metrics_variables]
+
+    def _metric_results(self) -> dict[str, Any]:
+        return self._results()  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        kept = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        yield
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
+        self.reset_metrics()

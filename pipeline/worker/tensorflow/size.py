@@ -1,0 +1,152 @@
+"""Reads a model's size from the built model, and what a step keeps from the graph that was compiled of it."""
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.plan.size import ONLY_TABLES, Size, Variable
+from pipeline.worker.tensorflow.step import innermost
+
+# Operations whose result is what came in, in the same memory.
+ALIASES = ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
+# What reads only a tensor's shape lets go of it at once.
+SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs")
+BACKWARD = "gradient_tape/"
+
+
+def of(model: keras.Model, graph: Any, replicas: int, part: Any) -> Size:
+    """The size of a built model.
+
+    `graph` is that of its compiled loop, of a step on each of `replicas` devices; `part` is the data it trains on.
+    """
+    embeddings = [each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.built]
+    tables = {id(variable): layer for layer in embeddings for variable in layer.weights}
+    slots = _slot_bytes(model)
+    variables = tuple(
+        Variable(
+            path=variable.path,
+            shape=tuple(variable.shape),
+            dtype=keras.backend.standardize_dtype(variable.dtype),
+            trainable=bool(variable.trainable),
+            slot_bytes=slots.get(id(variable), 0),
+            rows_per_example=_rows_per_example(tables.get(id(variable))),
+            whole=_why_whole(tables.get(id(variable))),
+        )
+        for variable in model.variables
+    )
+    per_example = None
+    if not isinstance(part, tf.data.Dataset):
+        leaves = tf.nest.flatten(part)
+        per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
+    apart = sum(map(_bytes, model.optimizer.variables)) - sum(slots.values())
+    try:
+        fixed, growing, largest = kept(graph)
+    except _Unknown as unknown:
+        return Size(variables, apart, None, None, None, per_example, str(unknown))
+    return Size(variables, apart, fixed // replicas, growing // replicas, largest, per_example)
+
+
+def kept(graph: Any) -> tuple[int, int, int]:
+    """(bytes of a fixed size, bytes for each example) that the forward pass makes and the backward pass reads, and
+    the bytes for each example of the largest tensor among them.
+
+    `graph` is that of a compiled loop of steps. A tensor counts once, whatever aliases it has; variables do not count.
+    Raises where a size cannot be told from the graph, as with what a loop inside the model keeps.
+    """
+    body = _body(graph)
+    backward: set[str] = set()
+    read: dict[Any, Any] = {}
+    for operation in body.get_operations():
+        if BACKWARD in operation.name or any(each.op.name in backward for each in operation.inputs):
+            backward.add(operation.name)
+        if BACKWARD in operation.name and operation.type not in SHAPES:
+            for each in map(_source, operation.inputs):
+                if each.op.name not in backward and each.op.type not in ("ReadVariableOp", "Const"):
+                    read[each.ref()] = each
+    if any(each.dtype == tf.variant for each in read.values()):
+        raise _Unknown("the model has a loop, and what that keeps is not in its graph")
+    fixed, growing, largest = 0, 0, 0
+    for each in read.values():
+        if each.dtype == tf.resource:
+            continue
+        shape = None if each.shape.rank is None else each.shape.as_list()
+        if shape is None or shape.count(None) > 1:
+            raise _Unknown(f"the graph does not tell the shape of {each.op.name.removeprefix('while/')}")
+        known = math.prod(size for size in shape if size is not None) * each.dtype.size
+        if None in shape:
+            growing, largest = growing + known, max(largest, known)
+        else:
+            fixed += known
+    return fixed, growing, largest
+
+
+class _Unknown(Exception):
+    """A graph that does not tell what is kept."""
+
+
+def _body(graph: Any) -> Any:
+    """The graph of one step: that of the loop over steps."""
+    loop = next(each for each in graph.get_operations() if each.type in ("While", "StatelessWhile"))
+    return graph._get_function(loop.get_attr("body").name).graph
+
+
+def _source(tensor: Any) -> Any:
+    """The tensor that this one is another name of."""
+    while tensor.op.type in ALIASES:
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    return tensor
+
+
+def _slot_bytes(model: keras.Model) -> dict[int, int]:
+    """Bytes that the optimizer keeps beside each trainable variable, by its id.
+
+    Keras's optimizers hold slots in lists as long as that of the variables they train.
+    """
+    optimizer = innermost(model.optimizer)
+    trained = optimizer._trainable_variables
+    found = dict.fromkeys(map(id, trained), 0)
+    for name, slots in vars(optimizer).items():
+        if name in ("_trainable_variables", "_variables") or not isinstance(slots, list) or len(slots) != len(trained):
+            continue
+        for variable, slot in zip(trained, slots, strict=True):
+            found[id(variable)] += _bytes(slot) if isinstance(slot, keras.Variable) else 0
+    return found
+
+
+def state_bytes(model: Any) -> int:
+    """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, slots."""
+    optimizer = model.optimizer.variables
+    return sum(_bytes(each) for each in (*model.variables, *model.trainable_variables, *optimizer))
+
+
+def _bytes(variable: Any) -> int:
+    return int(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
+
+
+def _rows_per_example(layer: Any) -> int | None:
+    """Rows of an embedding's table that an example looks up, over all places where the model calls the layer.
+
+    None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
+    """
+    if layer is None or not _is_plain(layer) or layer.embeddings_regularizer is not None:
+        return None
+    called = [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
+    shapes = called or [(layer.get_build_config() or {}).get("input_shape") or (None,)]
+    return sum(math.prod(size or 1 for size in shape[1:]) for shape in shapes)
+
+
+def _why_whole(layer: Any) -> str | None:
+    if layer is None:
+        return ONLY_TABLES
+    if not _is_plain(layer):
+        return "its layer is not a plain Embedding"
+    for name in ("embeddings_constraint", "embeddings_regularizer"):
+        if getattr(layer, name) is not None:
+            return f"its layer has an {name}, which needs the whole of it"
+    return None
+
+
+def _is_plain(layer: Any) -> bool:
+    return type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode

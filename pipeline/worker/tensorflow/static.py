@@ -1,0 +1,160 @@
+"""Finds what a TPU could not compile, before training: sizes that data or a model leave open until a step is run.
+
+XLA compiles a step once for shapes that it knows. Data are asked for theirs. A model's forward pass is traced on a
+batch of known shape, after which no operation's may be open; then one replica's step is lowered by XLA as for a TPU.
+XLA on CPUs pads some shapes that are open, so that the second check would not find what the first one does.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.build import ModelError
+
+# What to write in place of the operations that most often leave a shape open.
+INSTEAD = {
+    "Where": "tf.where(condition, x, 0.0), which keeps the shape, in place of tf.boolean_mask or tf.where(condition)",
+    "Unique": "tf.math.unsorted_segment_sum with a fixed number of segments, or unique values in the data set",
+    "UniqueV2": "tf.math.unsorted_segment_sum with a fixed number of segments, or unique values in the data set",
+    "Reshape": "sizes from x.shape, which are numbers, in place of computed ones",
+    "StridedSlice": "a slice of a fixed size, or a mask",
+}
+MASK = "a fixed size and a mask"
+# What no input of known shape gives a known shape.
+ALWAYS_OPEN = ("Where", "Unique", "UniqueV2")
+
+
+def check_data(part: Any, name: str) -> None:
+    """Refuses a `tf.data.Dataset` whose examples differ in size, or hold text; `name` is which part it is."""
+    if not isinstance(part, tf.data.Dataset):
+        return
+    for leaf in tf.nest.flatten(part.element_spec):
+        shape = getattr(leaf, "shape", None)
+        if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
+            raise ModelError(
+                f"Expected {name} examples of one size, as the static shapes of a TPU need, received a "
+                f"{type(leaf).__name__} of shape {_written(shape)}. "
+                f"Try padding or cutting them to a fixed length in data.build, and tf.ensure_shape."
+            )
+        if leaf.dtype == tf.string:
+            raise ModelError(
+                f"Expected {name} examples of numbers, since a TPU takes no text, received tf.string of shape "
+                f"{_written(shape)}. Try turning text into numbers in data.build, with keras.layers.StringLookup."
+            )
+
+
+def check_model(model: keras.Model, sample: Any, replica_batch: int, gradient_bits: int) -> None:
+    """Refuses a model whose training XLA could not compile for a TPU, in batches of `replica_batch`.
+
+    `model` is built without a strategy. `sample` is the structure of a batch, a tensor of any size for each leaf.
+    Raises `ModelError`, which names the operation and the layer.
+    """
+    leaves = [tf.TensorSpec((replica_batch, *leaf.shape[1:]), leaf.dtype) for leaf in tf.nest.flatten(sample)]
+    _check_shapes(model, sample, leaves)
+    _check_compiles(model, sample, leaves, gradient_bits)
+
+
+def _check_shapes(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec]) -> None:
+    call = steps.caller(model)
+
+    def forward(*flat: Any) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(sample, flat))
+        y_pred = call(x, training=True)
+        return losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
+
+    with losses.without_keras_scaling():
+        traced = tf.function(forward, autograph=False).get_concrete_function(*leaves)
+    for operation in _operations(traced.graph, set()):
+        for output in filter(_open, operation.outputs):
+            raise ModelError(
+                f"Expected operations of static shapes, without which XLA compiles nothing for a TPU, received "
+                f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}. "
+                f"Try {INSTEAD.get(operation.type, MASK)}."
+            )
+
+
+def _check_compiles(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
+    step = steps.training_step(model, gradient_bits, always_fed=True, static=True)
+    examples = float(leaves[0].shape[0])
+    model.optimizer.build(model.trainable_variables)
+
+    def one(*flat: Any) -> Any:
+        return step(tf.constant(examples), tf.nest.pack_sequence_as(sample, flat))
+
+    with losses.without_keras_scaling():
+        compiled = tf.function(one, autograph=False, jit_compile=True)
+        compiled.get_concrete_function(*leaves)
+        try:
+            # The part of XLA's work that is the same for every kind of device.
+            compiled.experimental_get_compiler_ir(*leaves)(stage="hlo")
+        except (ValueError, tf.errors.OpError) as error:
+            raise ModelError(_explain(model, str(error))) from error
+
+
+def _explain(model: keras.Model, said: str) -> str:
+    """XLA's message in one sentence.
+
+    >>> said = "Failed getting HLO text: 'Input 1 to node `net/odd/Reshape` with op Reshape must be constant.\\n\\nMore"
+    >>> _explain(keras.Sequential([keras.layers.ReLU(name="odd")]), said)[:78]
+    'Expected a training step that XLA compiles, received Reshape in layer odd: Inp'
+    """
+    line = next((line for line in said.splitlines() if line.strip()), "nothing")
+    # What it says of an operation without a compiler starts with a list of the operations, then a list of places.
+    missing = re.search(r": (\w+) \(No registered '\w+' OpKernel[^)]*\)+\{\{node ([^}]*)\}\}", said)
+    known = re.search(r"node `([^`]*)` with op (\w+)", said)
+    kind, path = missing.groups() if missing else (known.group(2), known.group(1)) if known else ("an operation", "")
+    why = "XLA has no compiler for it" if missing else line.removeprefix("Failed getting HLO text: ").strip("'\" .")
+    return (
+        f"Expected a training step that XLA compiles, received {kind} {_where(model, path)}: {why}. "
+        f"Try {INSTEAD.get(kind, 'doing that in data.build, or with other operations')}."
+    )
+
+
+def _operations(graph: Any, seen: set[str]) -> Iterator[tf.Operation]:
+    """Operations of a graph and of the functions that it calls, such as the bodies of loops.
+
+    A function that was traced for any shape shows open ones that XLA knows; of its operations only those come that
+    are open whatever they are given.
+    """
+    operations = graph.get_operations()
+    vague = bool(seen) and any(_open(each.outputs[0]) for each in operations if each.type == "Placeholder")
+    for operation in operations:
+        if not vague or operation.type in ALWAYS_OPEN:
+            yield operation
+        for attribute in operation.op_def.attr:
+            if attribute.type not in ("func", "list(func)"):
+                continue
+            called = operation.get_attr(attribute.name)
+            for each in called if isinstance(called, list) else [called]:
+                if each.name not in seen:
+                    seen.add(each.name)
+                    yield from _operations(graph._get_function(each.name).graph, seen)
+
+
+def _open(tensor: Any) -> bool:
+    return tensor.dtype not in (tf.resource, tf.variant) and not tensor.shape.is_fully_defined()
+
+
+def _where(model: keras.Model, path: str) -> str:
+    """The innermost layer in an operation's name, in which TensorFlow numbers what is repeated."""
+    layers = {each.name for each in model._flatten_layers() if each is not model}
+    layers |= {each.name for each in getattr(model, "operations", [])}
+    for part in reversed(path.split("/")[:-1]):
+        for name in (part, re.sub(r"_\d+$", "", part)):
+            if name in layers:
+                return f"in layer {name}"
+    return f"at {path}" if path else "somewhere"
+
+
+def _written(shape: Any) -> str:
+    """A shape with None for what is open.
+
+    >>> _written(tf.TensorShape([None, 2]))
+    '[None, 2]'
+    """
+    return "unknown" if shape is None or shape.rank is None else str(list(shape))

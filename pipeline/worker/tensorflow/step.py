@@ -1,0 +1,350 @@
+"""The compiled loops: K steps in one call, of all replicas together or of one worker among others that race.
+
+Gradients are summed over replicas here, before the optimizer clips them or averages weights, so that every setting
+of the optimizer means what it means on one device.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.random.seed_generator import SeedGenerator
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+from pipeline.worker.tensorflow import loss as losses
+
+# How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
+# seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
+SEED_STRIDE = 2_654_435_769
+
+# (iterator over (examples, a batch for each local replica), steps)
+#     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps])
+Steps = Callable[[Iterator[Any], Any], tuple[Any, Any, Any]]
+
+
+def training_steps(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    gradient_bits: int,
+    always_fed: bool = False,
+    static: bool = False,
+) -> Steps:
+    """A compiled function that trains `model` for a number of steps and updates its metrics.
+
+    The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
+    travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
+    gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
+    """
+    return _many(strategy, training_step(model, gradient_bits, always_fed, static))
+
+
+def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
+    """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
+    sum_once(model.optimizer)
+    call = caller(model)
+    variables = model.trainable_variables
+
+    def replica_step(examples: Any, batch: Any) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        share = _share(batch, examples)
+        with tf.GradientTape() as tape:
+            y_pred = call(x, training=True)
+            values = losses.weighted(model, x, y, y_pred, weights, share, training=True)
+            scaled = model.optimizer.scale_loss(values[0])
+        gradients = tape.gradient(scaled, variables)
+        if static:
+            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
+            gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        # Nothing from a replica without examples may reach the sum: what it divides by is 0.
+        if not always_fed:
+            gradients = [_where(share > 0, gradient) for gradient in gradients]
+        summed, values = _sum(gradients, values, gradient_bits)
+        model.optimizer.apply(summed, variables)
+        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        return values
+
+    return replica_step
+
+
+def scheduled_steps(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    batch: Callable[..., Any],
+    fresh: Sequence[Any],
+    gradient_bits: int = 32,
+) -> Any:
+    """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
+
+    (source, rows, edges [steps + 1]) ->
+        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps],
+        seconds that each step waited for its batch [steps], the metrics' state)
+
+    Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
+    `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`. With `gradient_bits` 16,
+    gradients travel as bfloat16.
+    """
+    call = caller(model)
+    variables = model.trainable_variables
+    updates = innermost(model.optimizer).iterations.value
+
+    def replica_step(batch: Any, state: Sequence[Any]) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        before = updates.read_value()
+        with tf.control_dependencies([before]), tf.GradientTape() as tape:
+            y_pred = call(x, training=True)
+            values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
+            scaled = model.optimizer.scale_loss(values[0])
+        gradients = tape.gradient(scaled, variables)
+        present = [gradient for gradient in gradients if gradient is not None]
+        with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
+            stale = updates.read_value() - before
+        if gradient_bits == 16:
+            gradients = [_sent_narrow(*each) for each in zip(gradients, variables, strict=True)]
+        with tf.control_dependencies([stale]):
+            model.optimizer.apply(gradients, variables)
+        return values, metrics_state(model, state, x, y, y_pred, weights), stale
+
+    def steps(source: Any, rows: Any, edges: Any) -> Any:
+        def one(index: Any, state: Any, values: Any, sizes: Any, stale: Any, waits: Any) -> Any:
+            mine, waited = _waited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
+            with losses.without_keras_scaling(), _added_in_place():
+                loss, state, age = strategy.run(replica_step, args=(mine, state))
+            size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
+            age = tf.cast(age, tf.int64)
+            told = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (stale, age))]
+            return index + 1, state, *told, waits.write(index, waited)
+
+        count = tf.shape(edges)[0] - 1
+        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64, tf.float32)]
+        state = [tf.constant(value) for value in fresh]
+        _, state, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return worker, *(array.stack() for array in arrays), state
+
+    return tf.function(steps, reduce_retracing=True, autograph=False)
+
+
+def validation_alone(model: keras.Model) -> Any:
+    """A compiled function that evaluates `model` for a number of steps, on this process alone.
+
+    (iterator over (examples, [a batch]), steps, the metrics' state) ->
+        (loss vectors [steps, 1 + outputs], examples of each step [steps], the metrics' state after them)
+    """
+    call = caller(model)
+
+    def steps(iterator: Any, count: Any, state: Any) -> Any:
+        def one(index: Any, state: Any, values: Any, sizes: Any) -> Any:
+            examples, (batch,) = next(iterator)
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+            y_pred = call(x, training=False)
+            with losses.without_keras_scaling():
+                loss = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=False)
+            state = metrics_state(model, state, x, y, y_pred, weights)
+            return index + 1, state, values.write(index, loss), sizes.write(index, examples)
+
+        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
+        _, state, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, list(state), *arrays))
+        return values.stack(), sizes.stack(), state
+
+    return tf.function(steps, reduce_retracing=True, autograph=False)
+
+
+def metrics_state(model: keras.Model, state: Sequence[Any], x: Any, y: Any, y_pred: Any, weights: Any) -> list[Any]:
+    """`state`, the values of the model's metrics' variables, updated by a batch; the variables stay as they are."""
+    variables = model.metrics_variables
+    with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
+        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
+@contextlib.contextmanager
+def _added_in_place() -> Iterator[None]:
+    """Inside, Keras adds to a variable where that is held, as to an optimizer's count of steps.
+
+    By itself it assigns what it read plus the addend, which loses what other workers add in between.
+    """
+    kept = keras_variables.Variable.assign_add
+
+    def assign_add(self: Any, value: Any) -> Any:
+        if in_stateless_scope():
+            return kept(self, value)
+        return self._value.assign_add(tf.cast(value, self._value.dtype))
+
+    try:
+        keras_variables.Variable.assign_add = assign_add
+        yield
+    finally:
+        keras_variables.Variable.assign_add = kept
+
+
+def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padded: bool = False) -> Steps:
+    """A compiled function that evaluates `model` for a number of steps and updates its metrics.
+
+    With `padded`, each replica has one example, and those of the last replicas may only pad the global batch.
+    """
+    call = caller(model)
+
+    def replica_step(examples: Any, batch: Any) -> Any:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        y_pred = call(x, training=False)
+        share = _share_of_one(examples) if padded else _share(batch, examples)
+        values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
+        with _undone_unless(share > 0, model.metrics_variables if padded else []):
+            model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    return _many(strategy, replica_step)
+
+
+def innermost(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The optimizer that updates the weights: the one inside another that scales the loss, or the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def sum_once(optimizer: keras.optimizers.Optimizer) -> None:
+    """Keeps Keras from summing gradients over replicas a second time."""
+    for each in (optimizer, innermost(optimizer)):
+        each._all_reduce_sum_gradients = list
+
+
+def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
+    for each in (optimizer, innermost(optimizer)):
+        vars(each).pop("_all_reduce_sum_gradients", None)
+
+
+def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:
+    def steps(iterator: Any, count: Any) -> Any:
+        def one(index: Any, values: Any, sizes: Any, waits: Any) -> Any:
+            # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
+            # small step on CPU devices, for copying ahead what is in the same memory.
+            (examples, batches), waited = _waited(lambda: next(iterator), after=values)
+            mine = strategy.experimental_distribute_values_from_function(
+                lambda context: batches[context.replica_id_in_sync_group % len(batches)]
+            )
+            with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync):
+                summed = strategy.run(replica_step, args=(examples, mine))
+            first = strategy.experimental_local_results(summed)[0]
+            return index + 1, values.write(index, first), sizes.write(index, examples), waits.write(index, waited)
+
+        arrays = [tf.TensorArray(tf.float32, size=count) for _ in range(3)]
+        _, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, *arrays))
+        return tuple(array.stack() for array in arrays)
+
+    # Keras's own fit converts nothing with AutoGraph either, which would take as long as all the rest of tracing.
+    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _drawn_apart(replicas: int) -> Iterator[None]:
+    """Inside, each replica draws random numbers of its own, such as a dropout mask; the first, what one device draws.
+
+    The generators of all replicas are in the same state, and left to it would draw the same.
+    """
+    kept = SeedGenerator.next
+
+    def drawn(generator: SeedGenerator, ordered: bool = True) -> Any:
+        seed = kept(generator, ordered)
+        number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, seed.dtype)
+        # The first half is the generator's own seed and stays as it is; the second counts its draws.
+        return seed + tf.stack([number * SEED_STRIDE, tf.zeros_like(number)])
+
+    if replicas > 1:
+        SeedGenerator.next = drawn
+    try:
+        yield
+    finally:
+        SeedGenerator.next = kept
+
+
+def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
+    """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`.
+
+    An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
+    Where TensorFlow's operations are to be deterministic it has no time, and the seconds are NaN.
+    """
+    if is_op_determinism_enabled():
+        return batch(), tf.constant(math.nan)
+    with tf.control_dependencies([after.flow]), tf.device("CPU:0"):
+        asked = tf.timestamp()
+    with tf.control_dependencies([asked]):
+        made = batch()
+    with tf.control_dependencies(tf.nest.flatten(made, expand_composites=True)), tf.device("CPU:0"):
+        there = tf.timestamp()
+    # What computes on the batch would otherwise take the threads before the time is noted.
+    with tf.control_dependencies([there]), tf.device("CPU:0"):
+        made = tf.nest.map_structure(tf.identity, made, expand_composites=True)
+    return made, tf.cast(there - asked, tf.float32)
+
+
+def _sum(gradients: list[Any], values: Any, gradient_bits: int) -> tuple[list[Any], Any]:
+    """Gradients and loss values summed over replicas."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return gradients, values
+    add = tf.distribute.ReduceOp.SUM
+    present = [gradient for gradient in gradients if gradient is not None]
+    if gradient_bits == 16:
+        narrow = context.all_reduce(add, [_narrow(gradient) for gradient in present])
+        summed = [_widen(total, gradient.dtype) for total, gradient in zip(narrow, present, strict=True)]
+        values = context.all_reduce(add, values)
+    else:
+        *summed, values = context.all_reduce(add, [*present, values])
+    each = iter(summed)
+    return [None if gradient is None else next(each) for gradient in gradients], values
+
+
+def _narrow(gradient: Any) -> Any:
+    wide = isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
+    return tf.cast(gradient, tf.bfloat16) if wide else gradient
+
+
+def _widen(gradient: Any, dtype: Any) -> Any:
+    return tf.cast(gradient, dtype) if gradient.dtype != dtype else gradient
+
+
+def _sent_narrow(gradient: Any, variable: Any) -> Any:
+    """A gradient that is narrow on its way to where its variable is, and as wide as before when it is there."""
+    if gradient is None:
+        return None
+    narrow = _narrow(gradient)
+    with tf.device(variable._value.device):
+        return _widen(narrow, gradient.dtype)
+
+
+def _where(condition: Any, gradient: Any) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_where(condition, gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.where(condition, gradient, tf.zeros((), gradient.dtype))
+
+
+def _share(batch: Any, examples: Any) -> Any:
+    here = tf.shape(tf.nest.flatten(batch)[0])[0]
+    return tf.cast(here, tf.float32) / examples
+
+
+def _share_of_one(examples: Any) -> Any:
+    """The share of a replica that has a single example: the first replicas have those that count."""
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
+
+
+@contextlib.contextmanager
+def _undone_unless(condition: Any, variables: list[keras.Variable]) -> Iterator[None]:
+    """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
+    kept = [tf.convert_to_tensor(variable.value) for variable in variables]
+    yield
+    for variable, before in zip(variables, kept, strict=True):
+        variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
+
+
+def caller(model: keras.Model) -> Callable[..., Any]:
+    """What calls the model with `training` where its `call` takes that."""
+    return model if model._call_has_training_arg else lambda x, training: model(x)

@@ -1,0 +1,173 @@
+"""Times steps with parts of them switched off: their input, what replicas exchange, and the steps themselves.
+
+For after training: what these steps change is of no use to anyone.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.worker.input.batches import again
+from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow.loop import Call, Loop
+
+# Calls without a step that are timed together.
+CALLS = 20
+
+
+class Switched:
+    """The steps of a loop whose training is over, whole and in parts."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        make: Callable[[tf.distribute.Strategy], keras.Model],
+        replicas: Sequence[int],
+        cores: Sequence[int],
+        beat: Callable[[], None],
+    ) -> None:
+        """`make` makes the model once more under another strategy; `replicas` are the numbers of this process's
+        replicas, which are pinned to its `cores` where it has any. `beat` is called as it gets on.
+        """
+        self._loop, self._make, self._beat = loop, make, beat
+        self._replicas, self._cores = tuple(replicas), tuple(cores)
+        self._ready: Iterator[Any] | None = None
+        self._own_statistics: step.Steps | None = None
+        self._copies: dict[int, _Copy] = {}
+
+    def everything(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
+        """(examples of the global batches, seconds) of so many steps of training, after those that warm up."""
+        return self._timed(self._loop.reader(), warmup_steps, steps, steps_per_call)
+
+    def no_input(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
+        """The same on a batch that is there."""
+        return self._timed(self._there(), warmup_steps, steps, steps_per_call)
+
+    def no_statistics(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
+        """The same, with each replica normalizing by the statistics of its own batch."""
+        if self._own_statistics is None:
+            self._own_statistics = self._loop.compiled_anew()
+        # The step is traced when it is called first.
+        with build.with_own_statistics(self._loop.model):
+            return self._timed(self._there(), warmup_steps, steps, steps_per_call, self._own_statistics)
+
+    def no_step(self) -> float:
+        """Seconds of a call of the compiled loop in which no step is made."""
+        batches = self._loop.reader()
+        return sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
+
+    def no_communication(self, replicas: Sequence[int], seconds: float, steps_per_call: int) -> list[tuple[int, float]]:
+        """(number, seconds of a step) of those of these replicas that are here: each trains a copy of its own.
+
+        All at the same time, for at least so many seconds.
+        """
+        if not self._copies:
+            self._copy()
+        mine = [number for number in self._replicas if number in replicas]
+        for number in mine:
+            self._copies[number].train(1)
+        ready = threading.Barrier(max(1, len(mine)))
+
+        def work(number: int) -> tuple[int, float]:
+            ready.wait()
+            began, steps = time.perf_counter(), 0
+            while not steps or time.perf_counter() - began < seconds:
+                self._copies[number].train(steps_per_call)
+                steps += steps_per_call
+                self._beat()
+            return number, (time.perf_counter() - began) / steps
+
+        # One of several is held to a device's share of the cores, as the baseline is, and as it has while all compute.
+        cores = self._share(mine[0]) if len(mine) == 1 < len(self._replicas) else ()
+        with _pinned(cores), ThreadPoolExecutor(max(1, len(mine))) as threads:
+            return list(threads.map(work, mine))
+
+    def _timed(
+        self,
+        batches: Iterator[Any],
+        warmup_steps: int,
+        steps: int,
+        steps_per_call: int,
+        train: step.Steps | None = None,
+    ) -> tuple[float, float]:
+        def call(count: int) -> Call:
+            made = self._loop.on(batches, count, train)
+            self._beat()
+            return made
+
+        for done in range(0, warmup_steps, steps_per_call):
+            call(min(steps_per_call, warmup_steps - done))
+        calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
+        return float(sum(each.sizes.sum() for each in calls)), sum(each.seconds for each in calls)
+
+    def _there(self) -> Iterator[Any]:
+        """A batch that is there, again and again."""
+        if self._ready is None:
+            self._ready = again(self._batch(), self._loop.reader().element_spec)  # type: ignore[attr-defined]
+        return self._ready
+
+    def _batch(self) -> Any:
+        """(examples, a batch for each replica here) of a step that has a whole global batch."""
+        wanted = self._loop.train_data.layout.global_batch
+        while float((found := next(self._loop.reader()))[0]) < wanted:
+            # Only the last of an epoch is short.
+            pass
+        return found
+
+    def _copy(self) -> None:
+        _, batches = self._batch()
+        layout = self._loop.train_data.layout
+        devices = self._loop.strategy.extended.worker_devices
+        for number, device, batch in zip(self._replicas, devices, batches, strict=True):
+            under = tf.distribute.OneDeviceStrategy(device)
+            self._copies[number] = _Copy(self._make(under), under, batch, layout.always_fed, layout.last != "short")
+            self._copies[number].train(1)
+
+    def _share(self, number: int) -> tuple[int, ...]:
+        """The cores that one of this process's replicas is meant to have."""
+        each, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
+        return self._cores[place * each : (place + 1) * each]
+
+
+class _Copy:
+    """A copy of the model that trains on a device by itself, on one batch."""
+
+    def __init__(
+        self, model: keras.Model, under: tf.distribute.Strategy, batch: Any, always_fed: bool, static: bool
+    ) -> None:
+        self._steps = step.training_steps(model, under, 32, always_fed, static)
+        examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
+        self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
+        # Kept, since the compiled function holds its variables weakly.
+        self._model = model
+
+    def train(self, steps: int) -> None:
+        losses, _, _ = self._steps(self._batches, tf.constant(steps))
+        losses.numpy()
+
+
+@contextlib.contextmanager
+def _pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Inside, all threads of this process, TensorFlow's too, run on these cores; where none are named, as they did."""
+    if not cores:
+        yield
+        return
+    usual = os.sched_getaffinity(0)
+    _hold_to(cores)
+    try:
+        yield
+    finally:
+        _hold_to(usual)
+
+
+def _hold_to(cores: Any) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)

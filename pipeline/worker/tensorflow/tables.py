@@ -1,0 +1,166 @@
+"""Embedding tables on parameter servers: cut into shards where they are large, and read by the row.
+
+By itself Keras fetches a whole table to look up a few of its rows, and fails where TensorFlow has cut one.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.worker.tensorflow.build import ModelError
+from pipeline.worker.tensorflow.step import innermost
+
+# Optimizers that look at a variable as a whole: they do something else with a part of it.
+_OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
+_SHARD = re.compile(r"_shard_\d+_of_\d+")
+
+
+@contextmanager
+def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
+    """Inside, `keras.layers.Embedding` is built as a table that `servers` parameter servers hold.
+
+    Tables are cut by rows, evenly, into at most `servers` shards of at least `min_shard_bytes` each; None: not cut.
+    """
+    kept = keras.layers.Embedding.build
+
+    def build(layer: Any, input_shape: Any = None) -> None:
+        plain = type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode
+        if layer.built or not plain:
+            kept(layer, input_shape)
+            return
+        layer.__class__ = _Table
+        if (count := _shards(layer, servers, min_shard_bytes)) == 1:
+            kept(layer, input_shape)
+            layer._shards = [layer._embeddings]
+        else:
+            layer._shards = _cut(layer, count)
+            layer.built = True
+
+    keras.layers.Embedding.build = build
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = kept
+
+
+def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
+    """What a person should know of how `model` is cut: what stays whole, and why. Raises `ModelError`.
+
+    It refuses an optimizer that would do something else with shards than with a whole table.
+    """
+    if min_shard_bytes is None:
+        return []
+    cut = [layer for layer in model._flatten_layers() if isinstance(layer, _Table) and len(layer._shards) > 1]
+    optimizer = innermost(model.optimizer)
+    if cut and (isinstance(optimizer, _OF_WHOLE_VARIABLES) or optimizer.clipnorm is not None):
+        what = "clipnorm" if optimizer.clipnorm is not None else type(optimizer).__name__.lower()
+        raise ModelError(
+            f"Expected an optimizer that treats each weight by itself, since {cut[0].path} is cut into "
+            f"{len(cut[0]._shards)} shards, received {what}. Try strategy.min_shard_bytes=null, or "
+            f"train.optimizer=adam."
+        )
+    whole = [each for each in model.trainable_variables if not _SHARD.search(each.path)]
+    return [
+        f"{each.path} ({_bytes(each):,} bytes) stays whole on one server: {_reason(model, each)}."
+        for each in whole
+        if _bytes(each) >= 2 * min_shard_bytes
+    ]
+
+
+def whole(model: keras.Model, plain: keras.Model) -> keras.Model:
+    """`plain`, the same model made without servers, with the weights and the optimizer's state of `model`."""
+    for ours, theirs in (
+        (model.variables, plain.variables),
+        (model.optimizer.variables, plain.optimizer.variables),
+    ):
+        for shards, variable in zip(grouped(ours), theirs, strict=True):
+            variable.assign(joined(shards))
+    return plain
+
+
+def grouped(variables: Sequence[Any]) -> list[list[Any]]:
+    """The variables, those that are shards of one table together."""
+    groups: dict[str, list[Any]] = {}
+    for place, variable in enumerate(variables):
+        found = _SHARD.search(variable.path)
+        key = _SHARD.sub("", variable.path) if found else f"{place}"
+        groups.setdefault(key, []).append(variable)
+    return list(groups.values())
+
+
+def joined(shards: Sequence[Any]) -> np.ndarray:
+    """The value of a group of variables, as this process has it in its first copy."""
+    values = [np.array(getattr(shard.value, "values", (shard.value,))[0]) for shard in shards]
+    return np.concatenate(values) if len(values) > 1 else values[0]
+
+
+def has_tables(model: keras.Model) -> bool:
+    """Was a layer of `model` built as a table on servers, which is not to be saved as it is?"""
+    return any(isinstance(layer, _Table) for layer in model._flatten_layers())
+
+
+class _Table(keras.layers.Embedding):  # type: ignore[misc]
+    """An embedding whose rows are looked up where they are held, so that only they travel."""
+
+    _shards: Sequence[Any]
+
+    def call(self, inputs: Any) -> Any:
+        ids = inputs if inputs.dtype in ("int32", "int64") else keras.ops.cast(inputs, "int32")
+        rows = tf.nn.embedding_lookup([shard._value for shard in self._shards], ids)
+        return keras.ops.cast(rows, dtype=self.compute_dtype)
+
+    @property
+    def embeddings(self) -> Any:
+        """The whole table, fetched from the servers."""
+        return self._shards[0] if len(self._shards) == 1 else tf.concat([each._value for each in self._shards], 0)
+
+
+def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | None) -> int:
+    if min_shard_bytes is None or layer.embeddings_constraint or layer.embeddings_regularizer:
+        return 1
+    size: int = layer.input_dim * layer.output_dim * tf.as_dtype(layer.variable_dtype).size
+    return max(1, min(servers, size // min_shard_bytes, int(layer.input_dim)))
+
+
+def _cut(layer: keras.layers.Embedding, count: int) -> list[Any]:
+    """The layer's shards: the values that the whole table would begin with, by rows.
+
+    As `tf.nn.embedding_lookup` has it, the first shards are longer by one row where the rows do not divide evenly.
+    """
+    whole: list[Any] = []
+
+    def part(start: int, stop: int) -> Callable[..., Any]:
+        def initial(shape: Any, dtype: Any = None) -> Any:
+            if not whole:
+                whole.append(layer.embeddings_initializer((layer.input_dim, layer.output_dim), dtype=dtype))
+            return whole[0][start:stop]
+
+        return initial
+
+    edges = np.cumsum([0, *(len(rows) for rows in np.array_split(np.arange(layer.input_dim), count))]).tolist()
+    return [
+        layer.add_weight(
+            shape=(stop - start, layer.output_dim),
+            initializer=part(start, stop),
+            name=f"embeddings_shard_{place}_of_{count}",
+            trainable=True,
+        )
+        for place, (start, stop) in enumerate(itertools.pairwise(edges))
+    ]
+
+
+def _bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
+
+
+def _reason(model: keras.Model, variable: Any) -> str:
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Embedding) and any(each is variable for each in layer.weights):
+            return "its layer has a constraint or regularizer, or is not a plain Embedding"
+    return "only embeddings can be cut"

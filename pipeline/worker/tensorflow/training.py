@@ -1,0 +1,375 @@
+"""A training under way: epochs of compiled calls, validation, callbacks, and what to tell of them."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.worker.keras_fit.agree import over_replicas
+from pipeline.worker.tensorflow.callbacks import Callbacks
+from pipeline.worker.tensorflow.checkpoint import Keeper, State, grouped
+from pipeline.worker.tensorflow.loop import Call, Loop, Tell, TrainingError
+from pipeline.worker.tensorflow.state import (
+    of_callback,
+    of_chance,
+    of_model,
+    put_back,
+    put_back_callback,
+    put_back_chance,
+)
+from pipeline.worker.tensorflow.step import innermost
+
+
+class Left(Exception):
+    """All processes have agreed to leave, with a checkpoint of where they are."""
+
+
+class Diverged(TrainingError):
+    """The loss is NaN, or has exploded."""
+
+
+@dataclass(frozen=True)
+class Survival:
+    """How a training is kept, and how it goes on: where checkpoints go, the state it begins with, and who is asked
+    whether to leave. A loss so many times the first one has exploded.
+    """
+
+    keeper: Keeper
+    state: State | None = None
+    leave: Callable[[], bool] = bool
+    divergence_factor: float | None = None
+    # What the learning rate is multiplied by; that of a checkpoint may have been another.
+    rate_scale: float = 1.0
+    # What every checkpoint says of its run: its `data`, and the `learning_rate` that was asked for.
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Training:
+    """A training that goes on by as many steps as it is told to, so that others can be timed in between.
+
+    Its calls are the same however it is told, and the pauses between are in none of its timings.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        epochs: int | None,
+        last_step: int | None,
+        callbacks: Sequence[keras.callbacks.Callback],
+        tell: Tell,
+        clock: Callable[[], float] = time.perf_counter,
+        hooks: Callable[..., Callbacks] = Callbacks,
+        must_be_finite: bool = True,
+        survival: Survival | None = None,
+    ) -> None:
+        """Trains for `epochs`, or up to `last_step`, telling of `steps` after each call and of each `epoch`.
+
+        `hooks` makes what runs the callbacks. Where the loss `must_be_finite`, training ends with an error if not.
+        """
+        self._loop, self._tell, self._clock = loop, tell, clock
+        self._must_be_finite, self._survival = must_be_finite, survival
+        self._last_step = last_step
+        self._epochs = 1 if epochs is None else epochs
+        if last_step is not None:
+            self._epochs = -(-last_step // loop.steps_per_epoch)
+        self._make_hooks, self._callbacks = hooks, callbacks
+        self._steps_per_call = 1
+        # Steps that are still to come before whoever told it to go on has it wait again; None: all.
+        self._wanted: int | None = 0
+        self._seconds, self._resumed = 0.0, 0.0
+        # Steps and whole epochs done; of the epoch under way the steps, and the examples that those stand for.
+        self._done, self._epoch, self._in_epoch, self._examples = 0, 0, 0, 0
+        self._totals = loop.totals()
+        self._loss: float | None = None
+        self._first_loss: float | None = None
+        # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
+        self._saving = self._leaving = False
+        self._saved_at, self._saved_when = 0, clock()
+        self._best = None if survival is None or not loop.chief else survival.keeper.best()
+        self._calls = self._run()
+        # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
+        self.result: dict[str, Any] = {}
+
+    def advance(self, steps: int | None, steps_per_call: int) -> Iterator[Call]:
+        """Trains at least `steps` steps in whole calls, or to the end where there are fewer or `steps` is None.
+
+        Raises `Left` where it was asked to leave, and has written a checkpoint.
+        """
+        self._wanted, self._steps_per_call = steps, steps_per_call
+        self._resumed = self._clock()
+        while (self._wanted is None or self._wanted > 0) and (call := next(self._calls, None)):
+            if self._wanted is not None:
+                self._wanted -= call.steps
+            yield call
+        self._seconds += self._clock() - self._resumed
+
+    def leave(self) -> None:
+        """Writes a checkpoint and raises `Left`; returns where training is over."""
+        self._saving = self._leaving = True
+        for _ in self._calls:
+            pass
+
+    def _run(self) -> Iterator[Call]:
+        loop = self._loop
+        self._hooks = hooks = self._make_hooks(
+            self._callbacks, loop.model, loop.strategy, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch
+        )
+        hooks.call("on_train_begin")
+        self._epoch = hooks.first_epoch
+        self._done = self._epoch * loop.steps_per_epoch
+        self._restore()
+        logs: dict[str, float] = {}
+        while not self._is_over():
+            began = self._active()
+            if not self._in_epoch:
+                hooks.call("on_epoch_begin", self._epoch)
+            logs = yield from self._train_epoch()
+            logs |= {f"val_{name}": value for name, value in self._validate().items()}
+            self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
+            self.result = {"epochs": self._epoch, **_split(logs), **loop.facts()}
+            if loop.chief:
+                self._tell("epoch", epoch=self._epoch, step=self._done, seconds=self._active() - began, **_split(logs))
+            hooks.call("on_epoch_end", self._epoch - 1, logs)
+            self._after_epoch(logs)
+        inner = innermost(loop.model.optimizer)
+        inner.finalize_variable_values(loop.model.trainable_variables)
+        hooks.call("on_train_end", logs)
+        if self._survival is not None:
+            self._survival.keeper.wait()
+
+    def _is_over(self) -> bool:
+        if self._in_epoch:
+            # It goes on where a checkpoint was written, if only with what comes after the last step.
+            return False
+        if self._loop.model.stop_training:
+            return True
+        return self._epoch >= self._epochs if self._last_step is None else self._done >= self._last_step
+
+    def _train_epoch(self) -> Generator[Call, None, dict[str, float]]:
+        loop, hooks = self._loop, self._hooks
+        if self._in_epoch:
+            # It goes on where a checkpoint was written.
+            logs = self._totals.means() | loop.metrics()
+        else:
+            loop.reset_metrics()
+            self._totals, logs = loop.totals(), {}
+        until = self._done + (loop.steps_after(self._examples) if self._examples else loop.steps_ahead())
+        if self._last_step is not None:
+            until = min(until, self._last_step)
+        while True:
+            if self._saving and not loop.pending:
+                self._checkpoint()
+            going = self._done < until and not loop.model.stop_training
+            # What was begun before training was told to stop is a part of it.
+            if not going and not loop.pending:
+                return logs
+            hooks.call("on_train_batch_begin", self._in_epoch)
+            left = min(until - self._done, self._until_checkpoint()) if going and not self._saving else 0
+            wanted = left if self._wanted is None else min(self._wanted, left)
+            call = loop.call(min(self._steps_per_call, left), wanted)
+            if not call.steps:
+                return logs
+            self._check(call.losses[:, 0])
+            self._done += call.steps
+            self._in_epoch += call.steps
+            self._totals.add(call.losses, call.sizes)
+            metrics = loop.metrics()
+            logs = self._totals.means() | metrics
+            if loop.chief:
+                self._tell(
+                    "steps",
+                    epoch=self._epoch + 1,
+                    step=self._done,
+                    losses=call.losses[:, 0].tolist(),
+                    metrics=metrics,
+                    examples=float(call.sizes.sum()),
+                    seconds=call.seconds,
+                    learning_rate=float(keras.ops.convert_to_numpy(loop.model.optimizer.learning_rate)),
+                )
+            else:
+                self._tell("beat", step=self._done)
+            hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
+            if self._survival is not None:
+                self._examples += call.steps * loop.train_data.layout.global_batch
+                self._agree()
+            yield call
+
+    def _validate(self) -> dict[str, float]:
+        """Loss and metrics over the validation data. Who is asked to leave meanwhile leaves as if it had not begun."""
+        if self._survival is None:
+            return self._loop.evaluate(self._steps_per_call, self._tell)
+        metrics = self._of_metrics()
+
+        def tell(event: str, **fields: Any) -> None:
+            self._tell(event, **fields)
+            self._agree()
+            if self._leaving:
+                self._checkpoint(metrics)
+
+        return self._loop.evaluate(self._steps_per_call, tell)
+
+    def _after_epoch(self, logs: Mapping[str, float]) -> None:
+        """Writes the checkpoints that come after an epoch: every so many, and where it is the best so far."""
+        if self._survival is None:
+            return
+        kept = self._survival.keeper.kept
+        best = False
+        if kept.best is not None and self._loop.chief:
+            if kept.best not in logs:
+                raise TrainingError(
+                    f"Expected checkpoint.keep_best to be one of {', '.join(logs)}, received {kept.best}. "
+                    f"Try checkpoint.keep_best={next(iter(logs), 'loss')}."
+                )
+            best = self._survival.keeper.is_better(logs[kept.best], self._best)
+            self._best = logs[kept.best] if best else self._best
+        due = kept.every_epochs is not None and self._epoch % kept.every_epochs == 0
+        # What other processes do not know is the first one's alone, and so is writing between two epochs.
+        if due or best or self._saving:
+            self._checkpoint({}, {kept.best: logs[kept.best]} if best and kept.best else None)
+
+    def _until_checkpoint(self) -> int:
+        """Steps until the next checkpoint that is due by their number."""
+        every = None if self._survival is None else self._survival.keeper.kept.every_steps
+        return sys.maxsize if every is None else every - self._done % every
+
+    def _agree(self) -> None:
+        """Has all processes know what one of them knows: that time is up for a checkpoint, or that it must leave."""
+        assert self._survival is not None
+        kept, loop = self._survival.keeper.kept, self._loop
+        by_time = kept.every_minutes is not None and self._clock() - self._saved_when >= 60 * kept.every_minutes
+        asked = [float(by_time and loop.chief), float(self._survival.leave())]
+        if not loop.alone:
+            (sums,) = over_replicas(loop.strategy)([tf.constant(asked, tf.float32)])
+            asked = sums.numpy().tolist()
+        by_steps = kept.every_steps is not None and self._done % kept.every_steps == 0 and self._saved_at != self._done
+        self._leaving = self._leaving or asked[1] > 0
+        self._saving = self._saving or asked[0] > 0 or by_steps or self._leaving
+
+    def _checkpoint(self, metrics: Mapping[str, Any] | None = None, best: Mapping[str, float] | None = None) -> None:
+        """Has the first process write a checkpoint of this moment; raises `Left` where all are to leave.
+
+        `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
+        """
+        assert self._survival is not None
+        self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
+        arrays = self._of_metrics() if metrics is None else metrics
+        if self._loop.chief:
+            written = self._survival.keeper.write(self._state(arrays, best), wait=self._leaving)
+            if self._leaving:
+                self._tell("left", step=self._done, written=written)
+        elif self._leaving:
+            self._tell("left", step=self._done)
+        if self._leaving:
+            raise Left
+
+    def _state(self, metrics: Mapping[str, Any], best: Mapping[str, float] | None) -> State:
+        assert self._survival is not None
+        loop, own = self._loop, self._hooks.own
+        names = [type(each).__name__ for each in own]
+        callbacks = [of_callback(each, f"callback/{number}") for number, each in enumerate(own)]
+        values = {
+            **self._survival.about,
+            "time": time.time(),
+            "step": self._done,
+            "epoch": self._epoch,
+            "in_epoch": self._in_epoch,
+            "examples": self._examples,
+            "loss": self._loss,
+            "first_loss": self._first_loss,
+            "best": best,
+            "result": self.result,
+            "stop_training": bool(loop.model.stop_training),
+            "rate_scale": self._survival.rate_scale,
+            "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
+            "chance": of_chance(),
+            "counts": loop.counts(),
+        }
+        arrays = of_model(loop.model) | dict(metrics)
+        for _, found in callbacks:
+            arrays |= found
+        return State(values, arrays)
+
+    def _of_metrics(self) -> dict[str, Any]:
+        """The metrics of the epoch under way; all processes take part."""
+        return grouped("metrics", self._loop.metrics_state()) | grouped("totals", self._totals.state())
+
+    def _restore(self) -> None:
+        """Goes on where the state says, if there is one."""
+        state = None if self._survival is None else self._survival.state
+        if state is None or self._survival is None:
+            return
+        loop, values = self._loop, state.values
+        rate = innermost(loop.model.optimizer)._learning_rate
+        asked = float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
+        put_back(loop.model, state)
+        if asked is not None and values["learning_rate"] != self._survival.about["learning_rate"]:
+            rate.assign(asked)
+        elif asked is not None and values["rate_scale"] != self._survival.rate_scale:
+            rate.assign(rate * (self._survival.rate_scale / values["rate_scale"]))
+        self._done = self._saved_at = values["step"]
+        self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]
+        self._loss, self._first_loss = values["loss"], values["first_loss"]
+        self.result = values["result"]
+        loop.set_counts(values["counts"])
+        if self._in_epoch:
+            loop.reset_metrics()
+            loop.set_metrics_state(state.group("metrics"))
+            self._totals = loop.totals()
+            self._totals.set_state(state.group("totals"))
+        for callback, (name, kept) in zip(self._hooks.own, values["callbacks"], strict=False):
+            if type(callback).__name__ == name:
+                put_back_callback(callback, kept, state)
+        put_back_chance(values["chance"])
+        loop.model.stop_training = values["stop_training"]
+
+    def _check(self, losses: np.ndarray) -> None:
+        """Refuses losses that are no numbers, and those that are far above the first one."""
+        if not self._must_be_finite:
+            return
+        self._first_loss = float(losses[0]) if self._first_loss is None else self._first_loss
+        factor = None if self._survival is None else self._survival.divergence_factor
+        limit = math.inf if factor is None else factor * max(1.0, abs(self._first_loss))
+        bad = np.flatnonzero(~np.isfinite(losses) | (losses > limit))
+        if bad.size:
+            self._finish_writing()
+            value, step = losses[bad[0]], self._done + int(bad[0]) + 1
+            expected = "a finite loss" if not np.isfinite(value) else f"a loss below {limit:g}"
+            raise Diverged(
+                f"Expected {expected}, received {value:g} at step {step}. Try a smaller train.learning_rate, "
+                f"train.on_divergence=rollback, or look for bad values in the data."
+            )
+        self._loss = float(losses[-1])
+
+    def _finish_writing(self) -> None:
+        """Returns, on all processes, once nothing is being written: the first that fails has all others killed."""
+        if self._survival is None:
+            return
+        self._survival.keeper.wait()
+        if not self._loop.alone:
+            over_replicas(self._loop.strategy)([tf.constant(0.0)])
+
+    def _active(self) -> float:
+        """Seconds that this training has had so far."""
+        return self._seconds + self._clock() - self._resumed
+
+
+def _split(logs: dict[str, float]) -> dict[str, Any]:
+    """Keras's flat logs as loss, metrics, val_loss and val_metrics.
+
+    >>> _split({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
+    {'loss': 1.0, 'metrics': {'accuracy': 0.5}, 'val_loss': 2.0, 'val_metrics': {}}
+    """
+    own = {name: value for name, value in logs.items() if not name.startswith("val_")}
+    held_out = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
+    return {
+        "loss": own.pop("loss", None),
+        "metrics": own,
+        "val_loss": held_out.pop("loss", None),
+        "val_metrics": held_out,
+    }
