@@ -279,6 +279,7 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     base_port: int | None = None
     start_method: StartMethod = StartMethod.forkserver
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -321,6 +322,7 @@ class Config:
     tracking: TrackingConfig = part_of(default_factory=TrackingConfig)
     cluster: ClusterConfig = part_of(Part.POINT, default_factory=ClusterConfig)
     launch: LaunchConfig = part_of(default_factory=LaunchConfig)
+    views: list[str] = part_of(default_factory=list)
 
 
 @dataclass

@@ -5,10 +5,12 @@ job gives `started` for each process, `stopped` while the system says that one i
 its `code` (negative: minus the signal).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.config.offers import find
+from pipeline.config.schema import ClusterConfig
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
@@ -43,6 +45,9 @@ class Cluster(Protocol):
     def inventory(self) -> Machine:
         """What there is to lay a plan over, looked at once."""
 
+    def warm_up(self) -> None:
+        """Begins what starting processes will wait for, beside what the conductor does next."""
+
     def ports(self, count: int) -> Sequence[int]:
         """Ports for `count` processes to listen on. Raises `LaunchError` where one that was asked for is taken."""
 
@@ -51,3 +56,44 @@ class Cluster(Protocol):
 
     def close(self) -> None:
         """Lets go of whatever is kept between jobs."""
+
+
+# Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
+CLUSTERS = {"local": "pipeline.launch.local:LocalCluster"}
+
+
+def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
+    """The cluster that a config names. Raises `OfferError` where there is none, `LaunchError` where it is broken."""
+    made = find("clusters", config.name, "cluster", CLUSTERS, "cluster=local")
+    if config.name in CLUSTERS:
+        cluster: Cluster = made(config, environ)
+        return cluster
+    built = _Offered(config.name, lambda *given: made(*given))(config, environ)
+    for part in ("inventory", "warm_up", "ports", "start", "close"):
+        if not callable(getattr(built, part, None)):
+            raise LaunchError(
+                f"Expected cluster={config.name} to have {part}(), received one without. Try cluster=local."
+            )
+    offered: Any = _Offered(config.name, built)
+    return offered  # type: ignore[no-any-return]
+
+
+class _Offered:
+    """Something of another package's, whose errors name it."""
+
+    def __init__(self, name: str, made: Any) -> None:
+        self._name, self._made = name, made
+
+    def __getattr__(self, part: str) -> Any:
+        found = _Offered(self._name, getattr(self._made, part))
+        return (lambda *given: _Offered(self._name, found(*given))) if part == "start" else found
+
+    def __call__(self, *given: Any) -> Any:
+        try:
+            return self._made(*given)
+        except LaunchError:
+            raise
+        except Exception as error:
+            raise LaunchError(
+                f"Expected cluster={self._name} to work, received {type(error).__name__}: {error}. Try cluster=local."
+            ) from error

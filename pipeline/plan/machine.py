@@ -8,7 +8,8 @@ class Machine:
     """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU and TPU chip.
 
     `tpu_name` is what the environment calls its TPU, a name or an address; `cache_bytes` what the last caches before
-    memory hold, None where that is not known to decide what cores take from each other.
+    memory hold, None where that is not known to decide what cores take from each other. `hosts` is how many like it the
+    cluster reaches; where it is 1, this one stands for all.
     """
 
     hostname: str
@@ -19,3 +20,4 @@ class Machine:
     tpus: tuple[str, ...] = ()
     tpu_name: str | None = None
     cache_bytes: int | None = None
+    hosts: int = 1

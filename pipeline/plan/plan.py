@@ -250,7 +250,7 @@ def make(
     scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else workers)
     notes += _notes_on_tpu(config, kind, workers, global_batch)
     on_cpu = kind == "cpu"
-    local_hosts = 1 if config.cluster.name == "local" else config.hardware.hosts
+    local_hosts = 1 if machine.hosts == 1 else config.hardware.hosts
     here = workers if local_hosts == 1 else per_worker_host
     threads = config.hardware.threads_per_device or max(1, len(machine.cores) // max(per_host, here))
     oversubscribed = on_cpu and here * threads > len(machine.cores)
@@ -876,7 +876,7 @@ def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int,
         return "cpu", per_host, notes
     if kind is Kind.tpu:
         return kind.value, per_host, _absent_tpu(config, machine, present)
-    here = per_host * hardware.hosts if config.cluster.name == "local" else per_host
+    here = per_host * hardware.hosts if machine.hosts == 1 else per_host
     if kind is Kind.gpu and here > len(machine.gpus):
         gpus, cores = len(machine.gpus), len(machine.cores)
         lacks = f"hardware={hardware.name} has {here} GPUs, this machine has {gpus} and {cores} CPU cores"
@@ -1142,7 +1142,7 @@ def _process(
     """The process that holds `per_process` of the workers, and `number` times as many come before."""
     replicas = tuple(range(number * per_process, (number + 1) * per_process))
     host = replicas[0] // per_host
-    local = config.cluster.name == "local"
+    local = machine.hosts == 1
     first = replicas[0] if local else replicas[0] % per_host
     cores: tuple[int, ...] = ()
     intra, inter = 0, 0

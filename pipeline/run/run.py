@@ -20,12 +20,12 @@ from pipeline.analyze import comparable, explain, history, measure, outlook, pre
 from pipeline.analyze.history import HistoryError
 from pipeline.analyze.predict import PredictError
 from pipeline.config import targets
+from pipeline.config.offers import OfferError
 from pipeline.config.parts import Part, fields_of
 from pipeline.config.schema import Config, Mode, Store
 from pipeline.data import manifest
 from pipeline.data.errors import DataError, first_of
-from pipeline.launch import Cluster, LaunchError, reach
-from pipeline.launch.local import LocalCluster
+from pipeline.launch import Cluster, LaunchError, cluster_of, reach
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan
 from pipeline.plan.estimate import estimate
@@ -33,7 +33,7 @@ from pipeline.plan.plan import Plan, PlanError
 from pipeline.plan.size import Size
 from pipeline.record import events
 from pipeline.record.events import PASSING, PREEMPTING, Event, EventLog, write_whole
-from pipeline.run import resume, sweep, weigh
+from pipeline.run import resume, sweep, views, weigh
 from pipeline.run.conduct import Measured, Preempted, Preemption, RunFailed, conduct, time_steps
 from pipeline.run.resume import Earlier, ResumeError
 from pipeline.run.views import Ahead, Screen, Tracking
@@ -50,7 +50,7 @@ PREDICTIONS = "predictions.jsonl"
 # What a point that cannot be laid out, or predicted, raises.
 REFUSALS = (
     PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError, HistoryError,
-    PredictError,
+    PredictError, OfferError,
 )  # fmt: skip
 
 
@@ -82,14 +82,12 @@ class Session:
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracking | None = None
 
-    def cluster(self, config: Config) -> LocalCluster:
+    def cluster(self, config: Config) -> Cluster:
         """The cluster that `config` names, the same one each time."""
         name = f"{config.cluster}"
         if name not in self._clusters:
-            self._clusters[name] = LocalCluster(config.cluster, self.environ)
-        cluster = self._clusters[name]
-        assert isinstance(cluster, LocalCluster)
-        return cluster
+            self._clusters[name] = cluster_of(config.cluster, self.environ)
+        return self._clusters[name]
 
     def tracker(self, log: Path) -> Tracking:
         """The process that writes to MLflow; `log` takes what it says."""
@@ -111,7 +109,7 @@ class LaidOut:
 
     plan: Plan
     baseline: Plan | None
-    cluster: LocalCluster
+    cluster: Cluster
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,7 @@ def _empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
+def _predicted(planned: Plan, asked: Asked, cluster: Cluster, session: Session) -> Result:
     """Shows how fast a plan would be, from what was logged, and notes it to be scored. Raises what is in `REFUSALS`."""
     config, output = asked.config, Path(asked.config.output_dir)
     sweep = config.predict.sweep
@@ -292,7 +290,7 @@ def _predicted(planned: Plan, asked: Asked, cluster: LocalCluster, session: Sess
 
 
 def _timed_alone(
-    planned: Plan, basis: predict.Basis, asked: Asked, cluster: LocalCluster, session: Session
+    planned: Plan, basis: predict.Basis, asked: Asked, cluster: Cluster, session: Session
 ) -> predict.Observed | None:
     """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
     same = {name: metadata.version(name) for name in ("tensorflow", "keras")}.items() <= basis.versions.items()
@@ -326,7 +324,7 @@ def _timed_alone(
     return session.timed[key]
 
 
-def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Size | None:
+def _size(planned: Plan, asked: Asked, cluster: Cluster, session: Session) -> Size | None:
     """The size of a plan's model, which is built once where it is not known; None where it cannot be built."""
     kept = weigh.file(planned, Path(asked.config.output_dir), session.search)
     size = weigh.known(planned, kept)
@@ -341,7 +339,7 @@ def _size(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) 
     return size
 
 
-def _weighed(planned: Plan, asked: Asked, cluster: LocalCluster, session: Session) -> Result:
+def _weighed(planned: Plan, asked: Asked, cluster: Cluster, session: Session) -> Result:
     """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
     size = _size(planned, asked, cluster, session)
     if size is None:
@@ -373,19 +371,20 @@ def _tell_shards(planned: Plan, asked: Asked, session: Session) -> None:
 def lay_out(config: Config, session: Session) -> LaidOut:
     """The plans of a point, without ports. Raises where the config is refused; nothing is started."""
     check_targets(config, session.search)
+    views.offered(config.views)
     cluster = session.cluster(config)
     planned = _planned(config, cluster, present=config.mode is Mode.run)
     wanted = planned.baseline != "none" and planned.measure_steps != 0
     return LaidOut(planned, plan.baseline_of(planned, cluster.inventory()) if wanted else None, cluster)
 
 
-def _planned(config: Config, cluster: LocalCluster, present: bool = True) -> Plan:
+def _planned(config: Config, cluster: Cluster, present: bool = True) -> Plan:
     """The plan, with what a manifest says of the data."""
     described, files = _described(config)
     return plan.make(described, cluster.inventory(), present, files)
 
 
-def reachable(planned: Plan, cluster: LocalCluster, config: Config, session: Session) -> Plan:
+def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:
     """The plan with a port for each process, where all that it needs beside its processes answers. Raises else."""
     if config.mode is Mode.run:
         _expect_tpu(planned, session)
@@ -394,7 +393,7 @@ def reachable(planned: Plan, cluster: LocalCluster, config: Config, session: Ses
     return _with_ports(planned, cluster)
 
 
-def _with_ports(planned: Plan, cluster: LocalCluster) -> Plan:
+def _with_ports(planned: Plan, cluster: Cluster) -> Plan:
     count = len(planned.processes)
     return plan.listening(planned, cluster.ports(count if count > 1 else 0))
 
@@ -481,6 +480,7 @@ class Point:
         write_whole(folder / "plan.json", planned.to_json())
         self._log = EventLog(folder / "events.jsonl")
         self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
+        self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
         if earlier is not None and self._measured.point:
             timed = [event for event in earlier.events if event["event"] == "measured"]
             if len(self._measured.point) >= planned.repeats:
@@ -490,23 +490,25 @@ class Point:
         here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
         params, tags = parameters(planned, config), _tags(planned, asked)
         if earlier is not None and earlier.events:
-            self._tell(here | {"event": "resumed", "params": params, "tags": tags})
+            self._first = here | {"event": "resumed", "params": params, "tags": tags}
         else:
-            self._tell(
-                here
-                | {
-                    "event": "run",
-                    "key": uuid.uuid4().hex,
-                    "name": _name(planned),
-                    "folder": str(folder),
-                    "experiment": config.tracking.experiment,
-                    "params": params,
-                    "tags": tags,
-                }
-            )
+            self._first = here | {
+                "event": "run",
+                "key": uuid.uuid4().hex,
+                "name": _name(planned),
+                "folder": str(folder),
+                "experiment": config.tracking.experiment,
+                "params": params,
+                "tags": tags,
+            }
 
-    def run(self, cluster: LocalCluster, baseline: Plan | None) -> Result:
+    def run(self, cluster: Cluster, baseline: Plan | None) -> Result:
         """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
+        with self._offered:
+            self._tell(self._first)
+            return self._run(cluster, baseline)
+
+    def _run(self, cluster: Cluster, baseline: Plan | None) -> Result:
         cluster.warm_up()
         tracker = self._session.tracker(Path(self._config.output_dir) / "tracker.log") if self._store else None
         if tracker and self._store:
@@ -547,7 +549,7 @@ class Point:
             session.busy = False
             self._lock.release()
 
-    def _fewer(self, cluster: LocalCluster, planned: Plan) -> Plan | None:
+    def _fewer(self, cluster: Cluster, planned: Plan) -> Plan | None:
         """The plan over the most workers below its own that it can be laid over; None where there are too few."""
         for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
             config = dataclasses.replace(self._config, workers=workers)
@@ -593,6 +595,7 @@ class Point:
         self._progress.update(event, now)
         if event["event"] not in PASSING:
             self._log.append(event)
+            self._offered.update(event, now)
 
     def _reuse(self, baseline: Plan | None) -> Plan | None:
         """The baseline that must be measured: none where an equal one was, and may be used."""

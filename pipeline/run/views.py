@@ -1,11 +1,13 @@
 """What a run is told to: who shows it, and who tracks it. A command hands them in; a run knows no more of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from pipeline.config.offers import find
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
@@ -80,3 +82,45 @@ class Tracking(Protocol):
 
     def close(self) -> None:
         """Sends what is left and ends."""
+
+
+Make = Callable[[Plan, Path], View]
+
+
+def offered(names: Sequence[str]) -> dict[str, Make]:
+    """What packages offer under these names, as entry points of the group `pipeline.views`. Raises `OfferError`."""
+    return {name: find("views", name, "views", {}, "views=[]") for name in names}
+
+
+class Offered:
+    """Views of other packages: one that fails is left out from then on, and the run goes on without it."""
+
+    def __init__(self, makes: Mapping[str, Make], plan: Plan, folder: Path, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._views: dict[str, View] = {}
+        made = {name: self._try(name, make, plan, folder) for name, make in makes.items()}
+        self._views |= {name: view for name, view in made.items() if view is not None}
+
+    def __enter__(self) -> "Offered":
+        self._all("__enter__")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._all("__exit__", kind, error, trace)
+
+    def update(self, event: Event, now: float) -> None:
+        """Takes the next event."""
+        self._all("update", event, now)
+
+    def _all(self, part: str, *given: object) -> None:
+        for name, view in [*self._views.items()]:
+            self._try(name, methodcaller(part, *given), view)
+
+    def _try(self, name: str, call: Callable[..., Any], *given: object) -> Any:
+        try:
+            return call(*given)
+        except Exception as error:
+            self._views.pop(name, None)
+            self._say(f"The view {name} failed with {type(error).__name__}: {error}. The run goes on without it.")

@@ -1,0 +1,30 @@
+"""What a name in a config stands for: one of ours, or what an installed package offers as an entry point."""
+
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from typing import Any
+
+
+class OfferError(ValueError):
+    """A name that nothing stands for: the message says what was expected, received, and what to type instead."""
+
+
+def find(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
+    """What `name` stands for: of `ours` (names to "module:attribute"), or an entry point of the group `pipeline.KIND`.
+
+    `key` is where a person types the name, `instead` what they may type in its place. Raises `OfferError`.
+    """
+    offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
+    if name in ours:
+        module, _, attribute = ours[name].partition(":")
+        return getattr(import_module(module), attribute)
+    if name not in offered:
+        names = ", ".join(sorted({*ours, *offered})) or "none is installed"
+        raise OfferError(f"Expected {key} to be one that is there ({names}), received {name}. Try {instead}.")
+    try:
+        return offered[name].load()
+    except Exception as error:
+        raise OfferError(
+            f"Expected {offered[name].value}, which a package offers as {key}={name}, to be there, received "
+            f"{type(error).__name__}: {error}. Try {instead}, or install that package again."
+        ) from error

@@ -1,0 +1,87 @@
+"""A cluster and views of a package outside the checkout, found by the names under which it offers them."""
+
+import json
+import os
+
+import pytest
+from conftest import OWN, ROOT
+
+SMALL = ("model=mlp", "data=digits", "train.steps=6", "measure.steps=0", "tracking=none")
+OFFERS = """
+[pipeline.clusters]
+theirs = theirs:Cluster
+broken = theirs:Broken
+partial = theirs:Partial
+lost = theirs_that_is_gone:Cluster
+
+[pipeline.views]
+lines = theirs:Lines
+falls = theirs:Falls
+"""
+
+
+@pytest.fixture
+def offered(tmp_path):
+    """A package's offers and its configs, beside what a person types."""
+    site = tmp_path / "site"
+    about = site / "theirs-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(OFFERS)
+    (site / "theirs.py").write_text((OWN / "theirs.py").read_text())
+    conf = tmp_path / "conf" / "cluster"
+    conf.mkdir(parents=True)
+    for name in ("theirs", "broken", "partial", "lost", "nowhere"):
+        (conf / f"{name}.yaml").write_text(f"name: {name}\noptions: {{folders: {tmp_path}/elsewhere}}\n")
+    return (f"--config-dir={tmp_path / 'conf'}", *SMALL), {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+
+
+def test_a_cluster_and_a_view_of_another_package_train_to_the_losses_of_ours(pipeline, offered, tmp_path):
+    arguments, environ = offered
+    losses = []
+    for cluster in ("local", "theirs"):
+        ran = pipeline(
+            *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", f"cluster={cluster}", "views=[lines]",
+            "train.deterministic=true", **environ,
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        (folder,) = {path.parent for path in ran.folder.glob("outputs/runs/*/result.json")} - {
+            path for path, _ in losses
+        }
+        result = json.loads((folder / "result.json").read_text())
+        told = (folder / "lines.txt").read_text().splitlines()
+        logged = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+        assert told[-1] == "end 2"
+        assert told[:-1] == logged[: len(told) - 1]
+        assert "finished" in told
+        losses.append((folder, result["val_loss"] if "val_loss" in result else result["loss"]))
+    assert (tmp_path / "elsewhere" / "point-1").is_dir()
+    assert losses[0][1] == losses[1][1]
+
+
+def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
+    arguments, environ = offered
+    ran = pipeline(*arguments, "strategy=one_device", "hardware=1cpu", "views=[falls]", **environ)
+    assert ran.code == 0, ran.err
+    assert "The view falls failed with OSError: the disk is full. The run goes on without it." in ran.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            "cluster=nowhere",
+            "Expected cluster to be one that is there (broken, local, lost, partial, theirs)",
+        ),
+        ("cluster=lost", "which a package offers as cluster=lost, to be there, received ModuleNotFoundError"),
+        ("cluster=partial", "Expected cluster=partial to have inventory(), received one without. Try cluster=local."),
+        ("cluster=broken", "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster"),
+        ("views=[pages]", "Expected views to be one that is there (falls, lines), received pages. Try views=[]."),
+    ],
+)
+def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, offered, typed, words):
+    arguments, environ = offered
+    ran = pipeline(*arguments, "strategy=one_device", "hardware=1cpu", typed, **environ)
+    assert ran.code != 0
+    assert words in ran.err, ran.err
+    assert "Traceback" not in ran.err
