@@ -41,10 +41,10 @@ def main() -> int:
         folder = (arguments.folder or Path(made)).resolve()
         (folder / "seen").mkdir(parents=True)
         for number in range(arguments.rounds):
-            chance, workers = random.Random(number), WORKERS if number % 2 else WORKERS[::-1]
-            _run(folder, chance.sample(SEEN, len(SEEN)), workers, *arguments.overrides)
+            rng, workers = random.Random(number), WORKERS if number % 2 else WORKERS[::-1]
+            _run(folder, rng.sample(SEEN, len(SEEN)), workers, *arguments.overrides)
             _set_apart(folder)
-            for width in chance.sample(arguments.unseen, len(arguments.unseen)):
+            for width in rng.sample(arguments.unseen, len(arguments.unseen)):
                 _run(folder, [width], workers, "mode=predict", f"predict.sweep={folder / 'seen'}", *arguments.overrides)
                 _run(folder, [width], workers, *arguments.overrides)
             print(f"round {number + 1} of {arguments.rounds} done", flush=True)

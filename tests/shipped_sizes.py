@@ -13,7 +13,7 @@ from pipeline.launch.local import LocalCluster
 from pipeline.plan import plan, size
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
-from pipeline.run import weigh
+from pipeline.run import model_size
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
 CHOICES = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
@@ -43,7 +43,7 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
     try:
         for model, data, precision in choices:
             each = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
-            sized = weigh.learn(_offline(each, data), cluster)
+            sized = model_size.learn(_offline(each, data), cluster)
             yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
     finally:
         cluster.close()

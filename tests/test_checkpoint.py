@@ -20,9 +20,9 @@ from tensorflow.python.framework.config import disable_op_determinism
 from pipeline.plan.plan import Checkpoints
 from pipeline.worker.input.batches import BEGINNING, Layout, Position
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.checkpoint import Keeper, State, grouped
+from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Data, Loop, TrainingError
-from pipeline.worker.tensorflow.training import Diverged, Left, Survival, Training
+from pipeline.worker.tensorflow.training import Diverged, Preempted, Survival, Training
 
 EXAMPLES, BATCH = 70, 16
 
@@ -96,8 +96,8 @@ def training(
         outputs,
         position=position,
     )
-    keeper = Keeper(kept or Checkpoints(folder=str(folder)), tell)
-    survival = Survival(keeper, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None})
+    checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
+    survival = Survival(checkpointer, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None})
     return model, Training(loop, epochs, steps, callbacks(), tell, survival=survival)
 
 
@@ -171,9 +171,9 @@ def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
     unharmed, over = ran(training(tmp_path / "none", whole, **options))
     told = Told()
     model, first = training(tmp_path / "c", told, **options, leave=lambda: max(losses(told), default=0) >= after)
-    with pytest.raises(Left):
+    with pytest.raises(Preempted):
         ran((model, first), per_call=1)
-    state = Keeper(Checkpoints(folder=str(tmp_path / "c")), told).last()
+    state = Checkpointer(Checkpoints(folder=str(tmp_path / "c")), told).last()
     assert state is not None
     assert state.values["step"] == after
     resumed, rest = ran(training(tmp_path / "c", told, state, **options), per_call=3)
@@ -195,9 +195,9 @@ def test_who_leaves_in_a_validation_goes_on_as_if_it_had_not_begun(tmp_path):
         asked.append(True)
         return len(asked) > 4
 
-    with pytest.raises(Left):
+    with pytest.raises(Preempted):
         ran(training(tmp_path, told, leave=leave))
-    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
     assert (state.values["step"], state.values["epoch"], state.values["in_epoch"]) == (5, 0, 5)
     ran(training(tmp_path, told, state))
     assert losses(told) == losses(whole)
@@ -238,14 +238,14 @@ def small(step: int, epoch: int = 0, **values: Any) -> State:
     return State({"step": step, "epoch": epoch, "best": None, **values}, arrays)
 
 
-def keeper(folder: Path, told: Told, **kept: Any) -> Keeper:
-    return Keeper(Checkpoints(folder=str(folder), **kept), told)
+def checkpointer(folder: Path, told: Told, **kept: Any) -> Checkpointer:
+    return Checkpointer(Checkpoints(folder=str(folder), **kept), told)
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "nonsense", "cut manifest"])
 def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before(tmp_path, harm):
     told = Told()
-    made = keeper(tmp_path, told, keep=3)
+    made = checkpointer(tmp_path, told, keep=3)
     assert all(made.write(small(step), wait=True) for step in (1, 2))
     (archive,) = tmp_path.glob("step-0000000002-*.npz")
     manifest = tmp_path / "step-0000000002-000000.json"
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_was_harmed_is_passed_over_for_the_one_before(tmp_path
 
 def test_what_is_cut_short_while_it_is_written_is_not_there(tmp_path):
     told = Told()
-    made = keeper(tmp_path, told)
+    made = checkpointer(tmp_path, told)
     made.write(small(1), wait=True)
     (tmp_path / "step-0000000009-000000-abcdabcd.npz.partial").write_bytes(b"PK")
     (tmp_path / "step-0000000009-000000-abcdabcd.npz").write_bytes(b"PK")
@@ -280,7 +280,7 @@ def test_what_is_cut_short_while_it_is_written_is_not_there(tmp_path):
 
 def test_a_disk_that_is_full_is_told_at_once_and_loses_nothing(tmp_path, monkeypatch):
     told = Told()
-    made = keeper(tmp_path, told)
+    made = checkpointer(tmp_path, told)
     assert made.write(small(1), wait=True)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
@@ -301,12 +301,12 @@ def full(descriptor: int) -> None:
 def test_a_folder_that_cannot_be_written_to_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match=r"Expected to be able to write checkpoints to .*/file/c"):
-        keeper(tmp_path / "file" / "c", Told()).check()
+        checkpointer(tmp_path / "file" / "c", Told()).check()
 
 
 def test_nothing_in_a_checkpoint_is_unpickled(tmp_path):
     told = Told()
-    made = keeper(tmp_path, told)
+    made = checkpointer(tmp_path, told)
     made.write(small(1), wait=True)
     made.write(small(2), wait=True)
     import hashlib
@@ -322,7 +322,7 @@ def test_nothing_in_a_checkpoint_is_unpickled(tmp_path):
 
 def test_types_that_numpy_has_no_name_for_come_back_as_they_were(tmp_path):
     narrow = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
-    made = keeper(tmp_path, Told())
+    made = checkpointer(tmp_path, Told())
     state = State(small(1).values, grouped("trained", [narrow, np.array(ml_dtypes.bfloat16(3)), np.array(True)]))
     made.write(state, wait=True)
     found = made.last().group("trained")
@@ -335,7 +335,7 @@ def test_types_that_numpy_has_no_name_for_come_back_as_they_were(tmp_path):
 def test_a_checkpoint_in_memory_of_tensorflow_is_written_and_read_as_on_a_disk(tmp_path):
     """TensorFlow's own file systems take the place of gs:// and s3:// here."""
     folder = f"ram://{tmp_path}/checkpoints"
-    made = Keeper(Checkpoints(folder=folder, keep=1), Told())
+    made = Checkpointer(Checkpoints(folder=folder, keep=1), Told())
     made.check()
     assert made.write(small(1), wait=True)
     assert made.write(small(2), wait=True)
@@ -345,9 +345,9 @@ def test_a_checkpoint_in_memory_of_tensorflow_is_written_and_read_as_on_a_disk(t
 
 def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_which_is_told_once(tmp_path, monkeypatch):
     told, go = Told(), threading.Event()
-    made = keeper(tmp_path, told, keep=9)
-    whole = Keeper._write_one
-    monkeypatch.setattr(Keeper, "_write_one", lambda self, state: (go.wait(10), whole(self, state)))
+    made = checkpointer(tmp_path, told, keep=9)
+    whole = Checkpointer._write_one
+    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (go.wait(10), whole(self, state)))
     for step in range(1, 6):
         assert made.write(small(step))
         time.sleep(0.1)
@@ -361,13 +361,13 @@ def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_whic
 
 def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_path, monkeypatch):
     told, over = Told(), threading.Event()
-    whole = Keeper._write_one
-    monkeypatch.setattr(Keeper, "_write_one", lambda self, state: (over.wait(10), whole(self, state)))
+    whole = Checkpointer._write_one
+    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (over.wait(10), whole(self, state)))
     kept = Checkpoints(folder=str(tmp_path), every_steps=2, keep=9)
     _, made = training(tmp_path, told, epochs=None, steps=4, kept=kept)
     steps = list(made.advance(None, 1))
     over.set()
-    made._survival.keeper.wait()
+    made._survival.checkpointer.wait()
     saved = sorted(tmp_path.glob("step-0000000002-*.npz"))[0]
     sums, examples = (np.load(saved)[name] for name in ("totals/00000", "totals/00001"))
     assert examples == sum(float(step.sizes.sum()) for step in steps[:2])
@@ -385,9 +385,9 @@ def test_a_loss_that_explodes_ends_training_by_its_step(tmp_path):
 
 def test_a_rolled_back_rate_is_half_of_the_one_that_was_saved(tmp_path):
     told = Told()
-    with pytest.raises(Left):
+    with pytest.raises(Preempted):
         ran(training(tmp_path, told, leave=lambda: bool(told.of("steps"))))
-    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
     model, half = training(tmp_path, told, state, rate_scale=0.5)
     ran((model, half))
     assert float(model.optimizer.learning_rate) == pytest.approx(0.0005)
@@ -415,9 +415,9 @@ def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
 
     ran(training(tmp_path / "none", Told(), callbacks=callbacks))
     told = Told()
-    with contextlib.suppress(Left):
+    with contextlib.suppress(Preempted):
         ran(training(tmp_path, told, callbacks=callbacks, leave=lambda: len(told.of("steps")) == 3))
-    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
     random.seed(99)
     ran(training(tmp_path, told, state, callbacks=callbacks))
     assert mine[2].drawn == mine[0].drawn
@@ -425,8 +425,8 @@ def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
 
 def test_a_model_that_has_changed_is_refused(tmp_path):
     told = Told()
-    with pytest.raises(Left):
+    with pytest.raises(Preempted):
         ran(training(tmp_path, told, leave=lambda: True))
-    state = Keeper(Checkpoints(folder=str(tmp_path)), told).last()
+    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
     with pytest.raises(TrainingError, match="Expected a checkpoint of this model"):
         ran(training(tmp_path, told, state, optimizer=lambda: keras.optimizers.SGD()))

@@ -172,12 +172,12 @@ def test_what_is_a_third_faster_is_told_apart_on_a_usual_machine():
 
 def _told_apart(apart: float, within: float, faster: float, runs: int, pairs: int = 400) -> float:
     """Of simulated pairs the share that is told apart: runs lie `apart`, and the repeats of each lie `within`."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def side(speed: float) -> verdict.Contestant:
         made = [Run(Path(), {}, {}) for _ in range(runs)]
         for run in made:
-            run.__dict__["repeats"] = list(speed * np.exp(apart * chance.normal() + within * chance.normal(size=5)))
+            run.__dict__["repeats"] = list(speed * np.exp(apart * rng.normal() + within * rng.normal(size=5)))
         return verdict.Contestant(tuple(range(runs)), tuple(made))
 
     told = 0

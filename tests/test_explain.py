@@ -22,7 +22,7 @@ from pipeline.analyze.explain import PARTS, Round, shares
 from pipeline.config.schema import Baseline
 from pipeline.plan.plan import PlanError, make
 from pipeline.run.conduct import _one_of_each_host
-from pipeline.views.mlflow.changes import Point, Seen, Tag, changes
+from pipeline.views.mlflow.changes import Point, Replay, Tag, changes
 from pipeline.views.terminal.explained import explained_line, explained_lines
 
 PLAN = make(config("multi_worker", workers=2, hardware="2cpu"), machine())
@@ -47,13 +47,13 @@ def share(found: dict[str, Any], name: str) -> float:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_parts_add_up_to_what_is_lost_whatever_was_measured(seed):
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rounds = []
     for _ in range(5):
-        taken = chance.uniform(0.1, 1.0, 6)
-        together, alone = (dict(enumerate(chance.uniform(0.1, 1.0, 2))) for _ in range(2))
+        taken = rng.uniform(0.1, 1.0, 6)
+        together, alone = (dict(enumerate(rng.uniform(0.1, 1.0, 2))) for _ in range(2))
         # Every other model has layers that normalize by what replicas exchange.
-        statistics = {"no_statistics": chance.uniform(0.1, 1.0)} if seed % 2 else {}
+        statistics = {"no_statistics": rng.uniform(0.1, 1.0)} if seed % 2 else {}
         rounds.append(Round(*taken, together=together, alone=alone, **statistics))
     found = explained(*rounds)
     assert [part["name"] for part in found["parts"]] == [
@@ -148,7 +148,7 @@ def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
     assert first == found["advice"]
     assert second.startswith("56% of the ideal is lost (50% to 60%): communication 56% (50% to 60%), ")
     assert explained_line(found) == "lost 56%: communication 56%"
-    made = list(changes({"event": "explained", "time": 1.0, "values": found | {"straggler": "worker 1"}}, Seen()))
+    made = list(changes({"event": "explained", "time": 1.0, "values": found | {"straggler": "worker 1"}}, Replay()))
     assert {each.name: each.value for each in made if isinstance(each, Tag)} == {
         "explain.bound": "communication", "explain.straggler": "worker 1",
     }  # fmt: skip

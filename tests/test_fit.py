@@ -317,7 +317,7 @@ def test_a_model_compiled_anew_trains_by_its_new_settings(mirrored) -> None:
     assert_same(histories[1], histories[0], 1e-5)
 
 
-class Seen(keras.callbacks.Callback):
+class RunState(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.hooks: list[str] = []
@@ -338,7 +338,7 @@ class Seen(keras.callbacks.Callback):
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_callbacks_see_the_batches_that_they_see_in_keras(steps_per_execution: int, mirrored) -> None:
     arguments = {"x": X, "y": Y, "batch_size": 16, "epochs": 2, "validation_data": (X, Y)}
-    theirs, ours = Seen(), Seen()
+    theirs, ours = RunState(), RunState()
     by_keras(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [theirs]})
     by_us(lambda: classifier(steps_per_execution=steps_per_execution), arguments | {"callbacks": [ours]}, mirrored)
     if steps_per_execution == 1:

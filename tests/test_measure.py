@@ -48,9 +48,9 @@ def test_step_times_of_a_single_call_are_all_the_same():
 
 
 def test_the_median_is_inside_its_interval_whatever_the_repeats():
-    chance = random.Random(0)
+    rng = random.Random(0)
     for count in range(1, 12):
-        values = [chance.uniform(1, 1_000) for _ in range(count)]
+        values = [rng.uniform(1, 1_000) for _ in range(count)]
         middle, low, high = measure.interval(values)
         assert low <= middle <= high
         assert (low, high) == (min(values), max(values))
@@ -74,10 +74,10 @@ def test_a_speedup_over_another_run_has_the_widest_range():
 
 
 def test_a_speedup_is_always_inside_its_range():
-    chance = random.Random(1)
+    rng = random.Random(1)
     for ours, theirs in itertools.product(range(1, 7), repeat=2):
-        point = [chance.uniform(1, 100) for _ in range(ours)]
-        baseline = [chance.uniform(1, 100) for _ in range(theirs)]
+        point = [rng.uniform(1, 100) for _ in range(ours)]
+        baseline = [rng.uniform(1, 100) for _ in range(theirs)]
         ratio, low, high = measure.speedup(point, baseline)
         assert low <= ratio <= high
 

@@ -92,7 +92,8 @@ def config(strategy: str = "mirrored", hardware: str = "auto", workers: int | No
 
 def cluster(cores: int = 8, gpus: int = 0, **keys: Any) -> Plan:
     """A plan whose hosts are machines of their own, each with so many cores and GPUs."""
-    return with_ports(make(config("multi_worker", cluster__name="others", **keys), machine(cores, gpus)))
+    hosts = dataclasses.replace(machine(cores, gpus), hosts=8)
+    return with_ports(make(config("multi_worker", cluster__name="others", **keys), hosts))
 
 
 def layouts() -> list[tuple[str, str, int | None]]:
@@ -130,7 +131,7 @@ def assert_whole(plan: Plan, cores: int) -> None:
     assert [replica for each in processes for replica in each.replicas] == list(range(plan.workers))
     assert plan.hosts == max(each.host for each in processes) + 1
     assert [each.host for each in training] == sorted(each.host for each in training)
-    assert plan.global_batch == plan.replica_batch * (plan.workers if plan.lanes == 1 else 1)
+    assert plan.global_batch == plan.replica_batch * (plan.workers if plan.concurrent_steps == 1 else 1)
     for each in training:
         assert len(each.devices) == len(each.replicas) > 0
         assert {name.split(":")[0] for name in each.devices} == {plan.kind.upper()}
@@ -690,7 +691,7 @@ def test_racing_workers_have_a_coordinator_and_a_server_for_every_four(workers, 
     assert [process.rank for process in plan.processes] == list(range(1 + workers + servers))
     assert len({process.address for process in plan.processes}) == len(plan.processes)
     assert [process.replicas for process in plan.processes if process.devices] == [(rank,) for rank in range(workers)]
-    assert (plan.leaders, plan.lanes, plan.ranks("worker")) == ((0,), workers, tuple(range(1, workers + 1)))
+    assert (plan.leaders, plan.concurrent_steps, plan.ranks("worker")) == ((0,), workers, tuple(range(1, workers + 1)))
     assert from_json(plan.to_json()) == plan
     assert any(note.startswith("Asynchronous") for note in plan.notes) == (workers > 1)
 
@@ -700,7 +701,7 @@ def test_a_racing_worker_makes_each_step_alone():
         plan = make(config("parameter_server", "4cpu", 3, **keys), machine(8))
         assert (plan.replica_batch, plan.global_batch) == (48, 48)
         baseline = baseline_of(plan, machine(8))
-        assert (baseline.global_batch, baseline.asynchronous, baseline.lanes) == (48, False, 1)
+        assert (baseline.global_batch, baseline.asynchronous, baseline.concurrent_steps) == (48, False, 1)
         assert [process.devices for process in baseline.processes] == [("CPU:0",)]
     # As many steps a worker as there would be where all step together.
     assert make(config("parameter_server", "4cpu", 3), machine(8)).steps == 3 * DEFAULT_STEPS

@@ -102,15 +102,15 @@ def test_a_ring_of_8_to_1024_workers_is_recovered_from_its_first_three_points(
 
 
 def test_any_ring_is_recovered_within_a_twentieth_and_its_interval_holds():
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(40):
         ring = Ring(
-            10 ** chance.uniform(-4, -2),
-            10 ** chance.uniform(-6, -3),
-            10 ** chance.uniform(-7, -4.3),
-            10 ** chance.uniform(-1, 2),
+            10 ** rng.uniform(-4, -2),
+            10 ** rng.uniform(-6, -3),
+            10 ** rng.uniform(-7, -4.3),
+            10 ** rng.uniform(-1, 2),
         )
-        parameters, batch = int(10 ** chance.uniform(4, 8)), 2 ** chance.randint(3, 11)
+        parameters, batch = int(10 ** rng.uniform(4, 8)), 2 ** rng.randint(3, 11)
         runs = [seen(ring, workers, batch, parameters) for workers in (8, 16, 32)]
         for workers in (64, 256, 1024):
             made = predict.predict(on_ring(workers, batch, parameters), runs)
@@ -121,15 +121,15 @@ def test_any_ring_is_recovered_within_a_twentieth_and_its_interval_holds():
 
 @pytest.mark.parametrize("spread", [0.03, 0.4])
 def test_the_interval_holds_a_noisy_truth_in_at_least_8_of_10_cases(spread):
-    chance, held = random.Random(1), []
+    rng, held = random.Random(1), []
     for _ in range(50):
-        ring = Ring(2e-3, 10 ** chance.uniform(-5, -3), 10 ** chance.uniform(-6, -5), 10 ** chance.uniform(0, 1))
+        ring = Ring(2e-3, 10 ** rng.uniform(-5, -3), 10 ** rng.uniform(-6, -5), 10 ** rng.uniform(0, 1))
         runs = [
-            seen(ring, workers, 64, parameters, noise=chance.gauss(0, spread))
+            seen(ring, workers, 64, parameters, noise=rng.gauss(0, spread))
             for workers in (2, 4) for parameters in (200_000, 2_000_000)
         ]  # fmt: skip
         _, low, high, *_ = predict.predict(on_ring(8, 64, 600_000), runs)
-        held.append(low <= ring.seconds(8, 64, 600_000) * math.exp(chance.gauss(0, spread)) <= high)
+        held.append(low <= ring.seconds(8, 64, 600_000) * math.exp(rng.gauss(0, spread)) <= high)
     assert sum(held) >= 0.8 * len(held)
 
 
@@ -205,17 +205,17 @@ def own_kind(workers: int, parameters: int, factor: float, noise: float = 0.0) -
 
 
 def test_a_step_that_was_timed_tells_what_the_number_of_parameters_does_not():
-    chance, held, narrower = random.Random(2), [], []
+    rng, held, narrower = random.Random(2), [], []
     for _ in range(60):
-        factor, parameters = chance.uniform(0.5, 1.5), chance.randint(300_000, 1_500_000)
-        runs = [own_kind(workers, size, 1.0, chance.gauss(0, 0.01))
+        factor, parameters = rng.uniform(0.5, 1.5), rng.randint(300_000, 1_500_000)
+        runs = [own_kind(workers, size, 1.0, rng.gauss(0, 0.01))
                 for workers in (1, 2) for size in (200_000, 1_600_000)]  # fmt: skip
-        timed = own_kind(1, parameters, factor, chance.gauss(0, 0.01))
+        timed = own_kind(1, parameters, factor, rng.gauss(0, 0.01))
         truth = own_kind(2, parameters, factor)
         seconds, low, high, parts, _ = predict.predict(truth.case, runs, timed)
         assert seconds == pytest.approx(truth.seconds, rel=0.1)
         assert sum(parts.values()) == pytest.approx(1)
-        held.append(low <= truth.seconds * math.exp(chance.gauss(0, 0.01)) <= high)
+        held.append(low <= truth.seconds * math.exp(rng.gauss(0, 0.01)) <= high)
         one, low, high, *_ = predict.predict(timed.case, runs, timed)
         _, least, most, *_ = predict.predict(timed.case, runs)
         narrower.append(high / low < most / least)
@@ -252,14 +252,14 @@ def test_what_devices_take_from_each_other_begins_where_their_caches_are_full():
 
 
 def test_what_all_runs_of_a_round_share_is_the_machine_s_drift():
-    chance = random.Random(3)
+    rng = random.Random(3)
     for rounds in (2, 3, 5):
-        truth = {name: math.exp(chance.gauss(0, 1)) for name in "abcd"}
+        truth = {name: math.exp(rng.gauss(0, 1)) for name in "abcd"}
         order, slower = [], []
         for _ in range(rounds):
-            factor = math.exp(chance.gauss(0, 0.1))
+            factor = math.exp(rng.gauss(0, 0.1))
             # In another order each time.
-            each = chance.sample("abcd", 4)
+            each = rng.sample("abcd", 4)
             order += each
             slower += [factor] * len(each)
         seconds = [truth[name] * factor for name, factor in zip(order, slower, strict=True)]

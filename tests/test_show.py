@@ -20,7 +20,7 @@ from rich.console import Console
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Event
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
-from pipeline.views.terminal.seen import Seen
+from pipeline.views.terminal.run_state import RunState
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 ROOT = Path(__file__).parent.parent
@@ -400,7 +400,7 @@ def test_bars_are_drawn_only_inside_the_block() -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, terminal: bool) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     plan = a_plan(processes=2, train_examples=None if seed % 2 else 5_000)
     odd = [
         None,
@@ -419,15 +419,15 @@ def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, 
         "\x1b[2J",
     ]
     events = [dict(event) for _, event in a_run(plan)]
-    chance.shuffle(events)
+    rng.shuffle(events)
     for event in events:
         for name in list(event):
-            if chance.random() < 0.3:
-                event[name] = chance.choice(odd)
-            elif chance.random() < 0.2:
+            if rng.random() < 0.3:
+                event[name] = rng.choice(odd)
+            elif rng.random() < 0.2:
                 del event[name]
     console = a_terminal() if terminal else Console(file=io.StringIO())
-    text = told(plan, ((chance.random() * place, event) for place, event in enumerate([*events, {}])), console)
+    text = told(plan, ((rng.random() * place, event) for place, event in enumerate([*events, {}])), console)
     assert terminal or "\x1b" not in text
     assert text.rfind(HIDE) <= text.rfind(SHOW)
 
@@ -651,14 +651,14 @@ def test_one_repeat_has_no_interval() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_results_with_anything_missing_or_odd_are_shown(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     odd: list[Any] = [None, "?", [], {}, float("nan"), True, -1.0, 0]
     results = []
     for _ in range(5):
         result = a_result()
         for name in result:
-            if chance.random() < 0.4:
-                result[name] = chance.choice(odd)
+            if rng.random() < 0.4:
+                result[name] = rng.choice(odd)
         results.append(result)
     assert shown(result_table(results[0]), 80)
     assert shown(sweep_table([*results, {}]), 80)
@@ -766,7 +766,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 
 def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_goes_on() -> None:
-    seen = Seen(a_plan(), 0.0)
+    seen = RunState(a_plan(), 0.0)
     for event in (
         {"event": "started", "rank": 0}, {"event": "joined", "rank": 0}, {"event": "built", "rank": 0},
         {"event": "steps", "rank": 0, "step": 9, "epoch": 1, "losses": [1.0], "seconds": 1.0, "examples": 8.0},

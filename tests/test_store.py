@@ -35,7 +35,7 @@ from test_track import (  # the fixture that sets MLflow up applies here too
 from pipeline.record import events
 from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
-from pipeline.views.mlflow.changes import Point, Seen, changes
+from pipeline.views.mlflow.changes import Point, Replay, changes
 from pipeline.views.mlflow.state import remember
 
 __all__ = ["_mlflow_settings", "own_tracker"]
@@ -51,7 +51,7 @@ SHORT = (
 
 def told(log: Path) -> Counter[Value]:
     """Every point of a log, once."""
-    seen = Seen()
+    seen = Replay()
     found = (change for event, _ in events.read(log) for change in changes(event, seen) if isinstance(change, Point))
     return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in found})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import own
 import pytest
-from conftest import QUICK, Ran, by_chance, finish, left_behind, start
+from conftest import QUICK, Ran, finish, left_behind, p_value_of, start
 from kills import Unharmed, chosen, run
 
 # What is left to chance follows from it; a failure names it, and TEST_SEED=... has it again.
@@ -66,7 +66,7 @@ def only(ran: Ran) -> Path:
 
 @pytest.mark.slow
 def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_same_weights(pipeline):
-    (layout,) = by_chance((ONE, TWO), 1)
+    (layout,) = p_value_of((ONE, TWO), 1)
     sane = unharmed(pipeline, *layout)
     command = (*SMALL, *layout, preempting(7, 24, 30, number="SIGUSR1"))
     codes, saved = [], []
@@ -295,13 +295,13 @@ def test_a_training_that_went_back_converges_with_half_the_rate(pipeline):
 @pytest.mark.slow
 def test_the_whole_job_killed_twenty_times_in_a_row_ends_as_if_nothing_had_happened(pipeline, tmp_path):
     print(f"TEST_SEED={SEED}", file=sys.stderr)
-    chance = random.Random(SEED)
+    rng = random.Random(SEED)
     arguments = ("checkpoint.every_steps=3", "train.steps_per_call=1", "train.epochs=40")
     sane = unharmed(pipeline, *ONE, *arguments)
     kills = 0
     while kills < 20:
         process = start(tmp_path, *SMALL, *ONE, *arguments)
-        began, patience = time.monotonic(), chance.uniform(0.3, 6.0)
+        began, patience = time.monotonic(), rng.uniform(0.3, 6.0)
         while time.monotonic() < began + patience and process.poll() is None:
             time.sleep(0.01)
         if process.poll() is not None:

@@ -97,10 +97,10 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     command = ("-m", "experiment=scaling", "tracking=none", "measure.repeats=1", "measure.steps=4", *SMALL)
     folder = tmp_path / "outputs/sweeps/scaling_mlp_digits"
     seed = int(os.environ["TEST_SEED"])
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(2):
         process = start(tmp_path, *command)
-        time.sleep(chance.uniform(1.0, 16.0))
+        time.sleep(rng.uniform(1.0, 16.0))
         refused = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120) if folder.exists() else None
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -32,7 +32,7 @@ from pipeline.record.events import Event, EventLog, to_line
 from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import sync as syncing
-from pipeline.views.mlflow.changes import Begin, End, Point, Seen, Tag, changes
+from pipeline.views.mlflow.changes import Begin, End, Point, Replay, Tag, changes
 from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.state import remember
 from pipeline.views.mlflow.stores import open_client
@@ -911,7 +911,7 @@ def test_a_wrong_argument_is_refused_in_words(
 
 
 def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
-    seen = Seen()
+    seen = Replay()
 
     def points(**event: Any) -> list[tuple[str, int]]:
         made = list(changes({"time": 9.0, "group": "point", "rank": 0, **event}, seen))

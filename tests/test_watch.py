@@ -59,20 +59,20 @@ def found(failure: Failure | None) -> Failure:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nobody_is_blamed_while_everybody_beats_and_progresses(seed):
-    chance = random.Random(seed)
-    story = Story(workers=chance.randint(1, 8))
+    rng = random.Random(seed)
+    story = Story(workers=rng.randint(1, 8))
     story.watch.asked(story.now)
     # Delays are below the limits, and moments come in any order; the conductor looks whenever it likes.
     due = dict.fromkeys(story.ranks, BEGIN)
     moved = dict.fromkeys(story.ranks, BEGIN)
     while story.now < BEGIN + 1_000:
-        story.now += chance.uniform(0.01, 2.0)
+        story.now += rng.uniform(0.01, 2.0)
         for rank in story.ranks:
             if story.now >= due[rank]:
-                progress = chance.random() < 0.5 or story.now - moved[rank] > PROGRESS - 25
+                progress = rng.random() < 0.5 or story.now - moved[rank] > PROGRESS - 25
                 moved[rank] = story.now if progress else moved[rank]
                 story.beat(rank, progress=progress)
-                due[rank] = story.now + chance.uniform(0.2, 20.0)
+                due[rank] = story.now + rng.uniform(0.2, 20.0)
         assert story.watch.failure(story.now) is None
 
 

@@ -10,7 +10,7 @@ from pipeline.plan.plan import REPEAT_SECONDS
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
 CALL_SECONDS = 0.25
-RACING_CALL_SECONDS = 0.1
+ASYNC_CALL_SECONDS = 0.1
 MOST_STEPS_PER_CALL = 200
 # The share of the step time spent waiting for input from which a run is called input-bound.
 INPUT_BOUND = 0.1
@@ -178,26 +178,26 @@ def speedup(point: Sequence[float], baseline: Sequence[float]) -> tuple[float, f
     return ratio, min(point) / max(baseline), max(point) / min(baseline)
 
 
-def steps_per_call(step_seconds: float, lanes: int = 1) -> int:
-    """Steps that fill a call. Workers that race on `lanes` make shorter ones: none knows which of them is the last.
+def steps_per_call(step_seconds: float, concurrent_steps: int = 1) -> int:
+    """Steps that fill a call. Workers that step at their own pace make shorter ones: none knows whose is the last.
 
     >>> steps_per_call(0.05)
     5
-    >>> steps_per_call(0.05, lanes=2)
+    >>> steps_per_call(0.05, concurrent_steps=2)
     2
     """
-    seconds = CALL_SECONDS if lanes == 1 else RACING_CALL_SECONDS
+    seconds = CALL_SECONDS if concurrent_steps == 1 else ASYNC_CALL_SECONDS
     return int(np.clip(round(seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_PER_CALL))
 
 
-def steps_per_repeat(step_seconds: float, per_call: int, lanes: int = 1) -> int:
-    """Steps that fill a repeat, in whole calls, three or more on each of `lanes`.
+def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int = 1) -> int:
+    """Steps that fill a repeat, in whole calls, three or more for each of the workers that step at once.
 
     >>> steps_per_repeat(step_seconds=0.05, per_call=5)
     15
     """
     calls = round(REPEAT_SECONDS / max(step_seconds * per_call, 1e-9))
-    return lanes * per_call * int(np.clip(calls, 3, 1_000))
+    return concurrent_steps * per_call * int(np.clip(calls, 3, 1_000))
 
 
 def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:

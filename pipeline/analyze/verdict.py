@@ -22,9 +22,9 @@ from pipeline.analyze.rounding import rate
 # mean range of five normal values, 2% to 6%.
 PRIOR_SPREAD, PRIOR_DEGREES = 0.04, 8
 # A difference is one where equal runs would differ so with a smaller probability.
-BY_CHANCE = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 # What a probability below each of these is called.
-CONFIDENCE = ((0.001, "very sure"), (0.01, "sure"), (BY_CHANCE, "fairly sure"))
+CONFIDENCE = ((0.001, "very sure"), (0.01, "sure"), (SIGNIFICANCE_LEVEL, "fairly sure"))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def spread(runs: Sequence[Run]) -> Spread:
     return Spread(math.sqrt(squares / degrees) if degrees else 0.0, degrees)
 
 
-def by_chance(one: Contestant, two: Contestant, seen: Spread) -> float:
+def p_value_of(one: Contestant, two: Contestant, seen: Spread) -> float:
     """The probability that equal configurations differ as these do.
 
     A t-test on the logarithms of the runs' speeds, whose variance is drawn together from what was `seen` and what is to
@@ -110,8 +110,8 @@ def told_apart(one: Contestant, two: Contestant, seen: Spread) -> float | None:
     """
     if _overlap(one.interval, two.interval) or _overlap_in_turn(one, two):
         return None
-    chance = by_chance(one, two, seen)
-    return chance if chance < BY_CHANCE else None
+    p_value = p_value_of(one, two, seen)
+    return p_value if p_value < SIGNIFICANCE_LEVEL else None
 
 
 def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> str:
@@ -121,8 +121,8 @@ def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> str:
     if unlike := comparable.unlike(one, two):
         return f"{number} and {other}: not compared, since {unlike[0]}"
     ours, theirs = Contestant((number,), (one,)), Contestant((other,), (two,))
-    chance = told_apart(ours, theirs, seen)
-    if chance is None:
+    p_value = told_apart(ours, theirs, seen)
+    if p_value is None:
         why = "equal runs lie as far apart"
         if _overlap_in_turn(ours, theirs):
             why = "their speedups over baselines measured in turn overlap"
@@ -132,22 +132,24 @@ def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> str:
     fast, slow = (ours, theirs) if ours.interval[0] > theirs.interval[0] else (theirs, ours)
     ratio = fast.interval[0] / slow.interval[0]
     return (
-        f"{fast.places[0]} is {ratio:.2f} times as fast as {slow.places[0]}, {confidence(chance, seen)}: "
-        f"{_by_chance(chance, seen)}"
+        f"{fast.places[0]} is {ratio:.2f} times as fast as {slow.places[0]}, {confidence(p_value, seen)}: "
+        f"{_p_value_text(p_value, seen)}"
     )
 
 
-def confidence(chance: float, seen: Spread) -> str:
+def confidence(p_value: float, seen: Spread) -> str:
     """How sure something is that is chance with this probability: fairly at most, where no run was repeated.
 
     >>> confidence(0.0004, Spread(0.02, degrees=4)), confidence(0.0004, Spread(0.0, degrees=0))
     ('very sure', 'fairly sure')
     """
-    return next(words for below, words in CONFIDENCE if chance < below and (seen.degrees or below == BY_CHANCE))
+    return next(
+        words for below, words in CONFIDENCE if p_value < below and (seen.degrees or below == SIGNIFICANCE_LEVEL)
+    )
 
 
-def _by_chance(chance: float, seen: Spread) -> str:
-    return f"by chance with a probability of {chance:.2g}{', as far as one run of each can tell' * (not seen.degrees)}"
+def _p_value_text(p_value: float, seen: Spread) -> str:
+    return f"by chance with a probability of {p_value:.2g}{', as far as one run of each can tell' * (not seen.degrees)}"
 
 
 def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> Verdict:
@@ -168,25 +170,25 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     best, *others = sorted(contestants, key=lambda each: -each.interval[0])
     seen = spread([runs[place] for place in measured])
     # Of several comparisons one is by chance the more easily (Bonferroni).
-    chances = {each.places: told_apart(best, each, seen) for each in others}
-    chances = {
-        each: None if chance is None or chance * len(others) >= BY_CHANCE else chance * len(others)
-        for each, chance in chances.items()
+    p_values = {each.places: told_apart(best, each, seen) for each in others}
+    p_values = {
+        each: None if p_value is None or p_value * len(others) >= SIGNIFICANCE_LEVEL else p_value * len(others)
+        for each, p_value in p_values.items()
     }
-    ties = tuple(each for each in others if chances[each.places] is None)
-    slower = [(each, chance) for each in others if (chance := chances[each.places]) is not None]
+    ties = tuple(each for each in others if p_values[each.places] is None)
+    slower = [(each, p_value) for each in others if (p_value := p_values[each.places]) is not None]
     came = "came out first" if ties else "is the fastest" if others else "is the only point to judge"
     lines, sure = [_first(best, came)], None
     if ties:
         names = _and([each.name for each in (best, *ties)])
         lines.insert(0, f"A tie: {names} cannot be told apart. Intervals overlap, or equal runs lie as far apart.")
     if slower:
-        runner, chance = slower[0]
-        sure = confidence(max(chance for _, chance in slower), seen)
+        runner, p_value = slower[0]
+        sure = confidence(max(p_value for _, p_value in slower), seen)
         ratio = best.interval[0] / runner.interval[0]
         lines.append(
             f"{sure.capitalize()}: {'the first' if ties else 'it'} is {ratio:.2f} times as fast as "
-            f"{runner.name}{', the next' * (not ties)}, {_by_chance(chance, seen)}."
+            f"{runner.name}{', the next' * (not ties)}, {_p_value_text(p_value, seen)}."
         )
     found = knee([run for each in contestants for run in each.runs], best.runs[0], knee_share)
     return Verdict((*lines, *filter(None, [found]), *left_out), best, "tie" if ties else sure)

@@ -65,7 +65,7 @@ def command() -> int:
     )
     points, written = Points(), None
     try:
-        with signals.interrupt(run.spares(session)):
+        with signals.interrupt(run.leaves_running(session)):
             compose(session, points, partial(_tell, console=console))
             _run(points, session, console)
             written = _report(points, session)

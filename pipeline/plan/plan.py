@@ -188,7 +188,7 @@ class Plan:
     cache_bytes: int | None = part_of(default=None)
 
     @property
-    def lanes(self) -> int:
+    def concurrent_steps(self) -> int:
         """Workers that take steps of their own, beside each other: 1 where all of them make each step together."""
         return self.workers if self.asynchronous else 1
 
@@ -244,7 +244,7 @@ def make(
     workers = _workers(config, kind, per_host)
     per_process, per_worker_host = _layout(config, workers)
     asynchronous = config.strategy.asynchronous
-    lanes = workers if asynchronous else 1
+    concurrent_steps = workers if asynchronous else 1
     servers = _parameter_servers(config, workers)
     # Workers that race make each step alone.
     scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else workers)
@@ -347,7 +347,7 @@ def make(
         global_batch=global_batch,
         scaling=scaling,
         epochs=train.epochs,
-        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS * lanes,
+        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS * concurrent_steps,
         optimizer=train.optimizer,
         learning_rate=train.learning_rate,
         loss=train.loss,

@@ -622,7 +622,9 @@ def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) ->
         group.name: max(answer["step_seconds"] for answer in group.ask("calibrated", calibrate).values())
         for group in groups
     }
-    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(pace["point"], plan.lanes)
+    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(
+        pace["point"], plan.concurrent_steps
+    )
     for repeat in range(plan.repeats - missing, plan.repeats):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
@@ -634,7 +636,8 @@ def _measure(plan: Plan, point: Group, one: Group | None, measured: Measured) ->
                 "repeat": repeat,
                 # Without turns, one repeat warms up the next.
                 "warmup_steps": plan.warmup_steps if repeat == plan.repeats - missing or len(groups) > 1 else 0,
-                "steps": plan.measure_steps or measure.steps_per_repeat(pace[group.name], per_call, group.plan.lanes),
+                "steps": plan.measure_steps
+                or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
                 "steps_per_call": per_call,
             }
             timed = measure.slowest(group.ask("measured", command))

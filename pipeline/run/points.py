@@ -39,7 +39,7 @@ class Points:
     """
 
     many: bool = False
-    to_run: dict[Key, run.Asked] = field(default_factory=dict)
+    to_run: dict[Key, run.PointRequest] = field(default_factory=dict)
     sweep: sweeps.Sweep | None = None
     entries: dict[Key, sweeps.Entry] = field(default_factory=dict)
     kept: int = 0
@@ -74,7 +74,7 @@ class _Composing:
 
     def __init__(self, session: run.Session, points: Points, tell: Tell) -> None:
         self._session, self._points, self._tell = session, points, tell
-        self._asked: list[run.Asked | None] = []
+        self._asked: list[run.PointRequest | None] = []
         # What was typed twice is two points.
         self._seen: Counter[str] = Counter()
         # Folders of points of which nothing stays, and their output folders.
@@ -96,40 +96,40 @@ class _Composing:
             config = configs.typed(composed, overrides)
             _check_sweep(config, many)
         except (configs.ConfigError, sweeps.SweepError) as error:
-            asked = run.Asked(
+            request = run.PointRequest(
                 Config(mode=_mode(composed)), folder, overrides, Path(where.sweep.dir).name if many else None
             )
-            asked = self._in_sweep(
-                place, asked, Path(where.sweep.dir), sweeps.fingerprint_of_words(overrides), "unread"
+            request = self._in_sweep(
+                place, request, Path(where.sweep.dir), sweeps.fingerprint_of_words(overrides), "unread"
             )
-            self._end(place, run.unread(str(error), asked.folder, {}) | asked.about())
-            if asked.config.mode is not Mode.run:
-                self._of_nothing.append((asked.folder, _output(composed)))
+            self._end(place, run.unread(str(error), request.folder, {}) | request.about())
+            if request.config.mode is not Mode.run:
+                self._of_nothing.append((request.folder, _output(composed)))
             return
-        asked = run.Asked(config, folder, overrides, Path(where.sweep.dir).name if many else None)
-        self._asked[place] = asked
+        request = run.PointRequest(config, folder, overrides, Path(where.sweep.dir).name if many else None)
+        self._asked[place] = request
         if not many or plan.on_one_device(config) is config:
-            self._look_over(place, asked)
+            self._look_over(place, request)
 
     def finish(self) -> None:
         """Makes what trains on one device a point of its own, once all others are known, and adds the repeats."""
-        for place, asked in enumerate(self._asked):
-            one = None if asked is None or asked.sweep is None else plan.on_one_device(asked.config)
-            if asked is None or one is None or one is asked.config:
+        for place, request in enumerate(self._asked):
+            one = None if request is None or request.sweep is None else plan.on_one_device(request.config)
+            if request is None or one is None or one is request.config:
                 continue
             if all(each is None or each.config != one for each in self._asked):
-                asked = self._asked[place] = dataclasses.replace(asked, config=one)
+                request = self._asked[place] = dataclasses.replace(request, config=one)
                 say = f"Point {place} trains on one device, as {one.strategy.name} does."
                 self._session.screen.say(say)
-            self._look_over(place, asked)
+            self._look_over(place, request)
         for folder, output in self._of_nothing:
             run.remove(folder, output)
-        there = {place: asked for place, asked in enumerate(self._asked) if asked is not None}
-        for place, asked in there.items():
+        there = {place: request for place, request in enumerate(self._asked) if request is not None}
+        for place, request in there.items():
             # Of what starts nothing there is no entry.
             if first := self._points.entries.get((place, 0)):
-                for repeat in range(1, asked.config.sweep.repeats):
-                    self._add(place, repeat, self._named(place, repeat, asked, first.fingerprint))
+                for repeat in range(1, request.config.sweep.repeats):
+                    self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
         if not self._asked:
             return
         (order, repeats) = next(
@@ -143,51 +143,53 @@ class _Composing:
             shutil.rmtree(self._folder, ignore_errors=True)
             run.remove(self._folder, self._folder.parents[2])
 
-    def _look_over(self, place: int, asked: run.Asked) -> None:
-        asked = self._in_sweep(
-            place, asked, asked.folder.parent, sweeps.fingerprint(asked.config), asked.config.strategy.name
+    def _look_over(self, place: int, request: run.PointRequest) -> None:
+        request = self._in_sweep(
+            place, request, request.folder.parent, sweeps.fingerprint(request.config), request.config.strategy.name
         )
-        self._asked[place] = asked
-        if self._is_kept(place, 0, asked):
+        self._asked[place] = request
+        if self._is_kept(place, 0, request):
             return
-        looked_over = run.look_over(asked, self._session)
-        if isinstance(looked_over, run.Asked):
+        looked_over = run.look_over(request, self._session)
+        if isinstance(looked_over, run.PointRequest):
             self._asked[place] = self._points.to_run[place, 0] = looked_over
         else:
             self._end(place, looked_over)
 
-    def _in_sweep(self, place: int, asked: run.Asked, folder: Path, about: str, name: str) -> run.Asked:
+    def _in_sweep(self, place: int, request: run.PointRequest, folder: Path, about: str, name: str) -> run.PointRequest:
         """The point in the folder that it has in its sweep; as it is where it is not of one that is run."""
-        if asked.sweep is None or asked.config.mode is not Mode.run:
-            return asked
+        if request.sweep is None or request.config.mode is not Mode.run:
+            return request
         if folder.name == COMPOSED:
             folder = folder.parent
         if self._points.sweep is None:
             self._points.sweep = sweeps.Sweep(folder)
         self._seen[about] += 1
         about = about if self._seen[about] == 1 else f"{about}-{self._seen[about]}"
-        return self._named(place, 0, asked, about, name)
+        return self._named(place, 0, request, about, name)
 
-    def _named(self, place: int, repeat: int, asked: run.Asked, about: str, name: str | None = None) -> run.Asked:
+    def _named(
+        self, place: int, repeat: int, request: run.PointRequest, about: str, name: str | None = None
+    ) -> run.PointRequest:
         made = self._points.sweep
         assert made is not None
-        name = name or asked.config.strategy.name
-        entry = made.point(place, name, about, asked.overrides, repeat, None if repeat else asked.folder)
+        name = name or request.config.strategy.name
+        entry = made.point(place, name, about, request.overrides, repeat, None if repeat else request.folder)
         self._points.entries[place, repeat] = entry
-        own = asked.config.sweep.name is not None or asked.config.sweep.repeats > 1
-        return dataclasses.replace(asked, folder=made.folder / entry.folder, own=own)
+        own = request.config.sweep.name is not None or request.config.sweep.repeats > 1
+        return dataclasses.replace(request, folder=made.folder / entry.folder, own=own)
 
-    def _add(self, place: int, repeat: int, asked: run.Asked) -> None:
-        if not self._is_kept(place, repeat, asked):
-            self._points.to_run[place, repeat] = asked
+    def _add(self, place: int, repeat: int, request: run.PointRequest) -> None:
+        if not self._is_kept(place, repeat, request):
+            self._points.to_run[place, repeat] = request
 
-    def _is_kept(self, place: int, repeat: int, asked: run.Asked) -> bool:
+    def _is_kept(self, place: int, repeat: int, request: run.PointRequest) -> bool:
         """Has an earlier command finished it? Then the session has its result."""
         made, entry = self._points.sweep, self._points.entries.get((place, repeat))
         result = None if made is None or entry is None else made.kept(entry)
         if result is None or made is None or entry is None:
             return False
-        self._session.results[place, repeat] = result | asked.about()
+        self._session.results[place, repeat] = result | request.about()
         self._points.kept += 1
         entry.status, entry.error = "FINISHED", None
         return True
@@ -217,9 +219,9 @@ def _output(composed: DictConfig) -> Path:
 
 def _check_sweep(config: Config, many: bool) -> None:
     """Refuses what only a sweep can have. Raises `SweepError`."""
-    asked = config.sweep
-    if not many and (asked.name is not None or asked.repeats > 1):
-        key = f"sweep.repeats={asked.repeats}" if asked.name is None else f"sweep.name={asked.name}"
+    request = config.sweep
+    if not many and (request.name is not None or request.repeats > 1):
+        key = f"sweep.repeats={request.repeats}" if request.name is None else f"sweep.name={request.name}"
         raise sweeps.SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")
 
 

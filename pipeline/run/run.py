@@ -33,7 +33,7 @@ from pipeline.plan.plan import Plan, PlanError
 from pipeline.plan.size import Size
 from pipeline.record import events
 from pipeline.record.events import PASSING, PREEMPTING, Event, EventLog, write_whole
-from pipeline.run import resume, sweep, views, weigh
+from pipeline.run import model_size, resume, sweep, views
 from pipeline.run.conduct import Measured, Preempted, Preemption, RunFailed, conduct, time_steps
 from pipeline.run.resume import Earlier, ResumeError
 from pipeline.run.views import Ahead, Screen, Tracking
@@ -113,7 +113,7 @@ class LaidOut:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PointRequest:
     """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to.
 
     The folder may have an earlier attempt at it where it is the point's `own`: it goes on with that and no other.
@@ -132,75 +132,78 @@ class Asked:
         return {"folder": str(self.folder), "overrides": self.overrides, "sweep": self.sweep}
 
 
-def look_over(asked: Asked, session: Session) -> Asked | Result:
+def look_over(request: PointRequest, session: Session) -> PointRequest | Result:
     """The point laid out, whose imports begin; the result of one that cannot be, before any is run."""
-    config = asked.config
+    config = request.config
     try:
         made = lay_out(config, session)
         reachable(made.plan, made.cluster, config, session)
     except REFUSALS as error:
-        return refused(str(error), asked)
+        return refused(str(error), request)
     if config.mode is Mode.run:
         made.cluster.warm_up()
         if config.tracking.store is not Store.none:
             session.tracker(Path(config.output_dir) / "tracker.log").begin()
-    return dataclasses.replace(asked, laid_out=made)
+    return dataclasses.replace(request, laid_out=made)
 
 
-def run(asked: Asked, session: Session) -> Result:
+def run(request: PointRequest, session: Session) -> Result:
     """One point that was looked over. Returns what result.json holds, except when a signal ends the command.
 
     Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED where it cannot be laid out.
     """
-    config, full = asked.config, asked.config.mode is Mode.plan
+    config, full = request.config, request.config.mode is Mode.plan
     starts = config.mode is Mode.run
     earlier = None
     try:
-        made = asked.laid_out or lay_out(config, session)
+        made = request.laid_out or lay_out(config, session)
         cluster, baseline = made.cluster, made.baseline
         planned = reachable(made.plan, cluster, config, session)
         if starts:
-            attempts = list(sweep.attempts(asked.folder))
-            only = asked.folder if asked.own else None
+            attempts = list(sweep.attempts(request.folder))
+            only = request.folder if request.own else None
             earlier = resume.find(config, planned, Path(config.output_dir), only, attempts)
     except REFUSALS as error:
-        return refused(str(error), asked)
+        return refused(str(error), request)
     if earlier is not None:
-        asked = _instead(asked, earlier)
+        request = _instead(request, earlier)
         session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
-    elif (asked.folder / "events.jsonl").exists():
-        asked = dataclasses.replace(asked, folder=sweep.make_another(asked.folder))
-    folder, about = asked.folder, asked.about()
+    elif (request.folder / "events.jsonl").exists():
+        request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
+    folder, about = request.folder, request.about()
     session.screen.planned(planned, full)
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
         try:
-            return _predicted(planned, asked, cluster, session) | about
+            return _predicted(planned, request, cluster, session) | about
         except REFUSALS as error:
-            return refused(str(error), asked)
+            return refused(str(error), request)
     if full:
         return (
-            {"status": "PLANNED", "error": None} | _chosen(config) | _weighed(planned, asked, cluster, session) | about
+            {"status": "PLANNED", "error": None}
+            | _chosen(config)
+            | _estimated(planned, request, cluster, session)
+            | about
         )
-    _tell_shards(planned, asked, session)
-    return Point(asked, _with_folder(planned, asked, earlier), session, earlier).run(cluster, baseline) | about
+    _tell_shards(planned, request, session)
+    return Point(request, _with_folder(planned, request, earlier), session, earlier).run(cluster, baseline) | about
 
 
-def _instead(asked: Asked, earlier: Earlier) -> Asked:
+def _instead(request: PointRequest, earlier: Earlier) -> PointRequest:
     """The point in the folder of the run that it goes on with; its own, where it is new and empty, is removed."""
-    if asked.folder.resolve() != earlier.folder.resolve():
-        _empty(asked.folder)
-    return dataclasses.replace(asked, folder=earlier.folder.resolve())
+    if request.folder.resolve() != earlier.folder.resolve():
+        _empty(request.folder)
+    return dataclasses.replace(request, folder=earlier.folder.resolve())
 
 
-def _with_folder(planned: Plan, asked: Asked, earlier: Earlier | None) -> Plan:
+def _with_folder(planned: Plan, request: PointRequest, earlier: Earlier | None) -> Plan:
     """The plan with the folder of this run's checkpoints, and that of an earlier command where it was another."""
-    named, folder = planned.checkpoint.folder, asked.folder.resolve()
+    named, folder = planned.checkpoint.folder, request.folder.resolve()
     if named is None:
         where = str(folder / "checkpoints")
     else:
-        output = Path(asked.config.output_dir).resolve()
+        output = Path(request.config.output_dir).resolve()
         own = folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)
         where = f"{named if '://' in named else Path(named).resolve()}/{'_'.join(own.parts)}"
     then = None if earlier is None else (earlier.plan.get("checkpoint") or {}).get("folder")
@@ -233,23 +236,23 @@ def _empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _predicted(planned: Plan, asked: Asked, cluster: Cluster, session: Session) -> Result:
+def _predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Result:
     """Shows how fast a plan would be, from what was logged, and notes it to be scored. Raises what is in `REFUSALS`."""
-    config, output = asked.config, Path(asked.config.output_dir)
+    config, output = request.config, Path(request.config.output_dir)
     sweep = config.predict.sweep
     if sweep not in session.histories:
         session.histories[sweep] = history.finished(output, sweep)
     basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
     same = [run for run in basis.runs if run.plan["model_build"] == planned.model_build]
-    timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, asked, cluster, session)
+    timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, request, cluster, session)
     if same:
         parameters = int(same[-1].result["parameters"])
     elif timed:
         parameters = timed.case.parameters
-    elif size := _size(planned, asked, cluster, session):
+    elif size := _size(planned, request, cluster, session):
         parameters = size.parameters
     else:
-        why = session.unbuilt[weigh.file(planned, output, session.search)]
+        why = session.unbuilt[model_size.file(planned, output, session.search)]
         raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
     made = predict.of_plan(planned, parameters, basis, timed)
     examples = planned.train_examples or next((run.train_examples for run in reversed(basis.runs)), None)
@@ -290,15 +293,15 @@ def _predicted(planned: Plan, asked: Asked, cluster: Cluster, session: Session) 
 
 
 def _timed_alone(
-    planned: Plan, basis: predict.Basis, asked: Asked, cluster: Cluster, session: Session
+    planned: Plan, basis: predict.Basis, request: PointRequest, cluster: Cluster, session: Session
 ) -> predict.Observed | None:
     """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
     same = {name: metadata.version(name) for name in ("tensorflow", "keras")}.items() <= basis.versions.items()
     there = basis.machine == planned.machine and same and planned.kind in ("cpu", "gpu")
-    if not asked.config.predict.time_one or not there:
+    if not request.config.predict.time_one or not there:
         return None
     try:
-        one = _with_ports(_planned(plan.on_one_worker(asked.config, planned), cluster), cluster)
+        one = _with_ports(_planned(plan.on_one_worker(request.config, planned), cluster), cluster)
         for address in one.service:
             reach.expect_data_service(address)
     except (PlanError, reach.NoAnswerError):
@@ -324,26 +327,26 @@ def _timed_alone(
     return session.timed[key]
 
 
-def _size(planned: Plan, asked: Asked, cluster: Cluster, session: Session) -> Size | None:
+def _size(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Size | None:
     """The size of a plan's model, which is built once where it is not known; None where it cannot be built."""
-    kept = weigh.file(planned, Path(asked.config.output_dir), session.search)
-    size = weigh.known(planned, kept)
+    kept = model_size.file(planned, Path(request.config.output_dir), session.search)
+    size = model_size.known(planned, kept)
     if size is None and kept not in session.unbuilt:
         session.screen.say(
             f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it."
         )
         try:
-            size = weigh.keep(weigh.learn(planned, cluster), kept)
+            size = model_size.keep(model_size.learn(planned, cluster), kept)
         except RunFailed as failure:
             session.unbuilt[kept] = str(failure)
     return size
 
 
-def _weighed(planned: Plan, asked: Asked, cluster: Cluster, session: Session) -> Result:
+def _estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Result:
     """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
-    size = _size(planned, asked, cluster, session)
+    size = _size(planned, request, cluster, session)
     if size is None:
-        why = session.unbuilt[weigh.file(planned, Path(asked.config.output_dir), session.search)]
+        why = session.unbuilt[model_size.file(planned, Path(request.config.output_dir), session.search)]
         session.screen.say(f"\nestimate   none, since the model could not be built: {why}")
         return {"workers": planned.workers, "estimate": None}
     made = estimate(planned, size)
@@ -359,11 +362,11 @@ def _weighed(planned: Plan, asked: Asked, cluster: Cluster, session: Session) ->
     }
 
 
-def _tell_shards(planned: Plan, asked: Asked, session: Session) -> None:
+def _tell_shards(planned: Plan, request: PointRequest, session: Session) -> None:
     """Shows which tables are cut and what stays whole, as far as that is known before the model is built."""
     if planned.min_shard_bytes is None:
         return
-    size = weigh.known(planned, weigh.file(planned, Path(asked.config.output_dir), session.search))
+    size = model_size.known(planned, model_size.file(planned, Path(request.config.output_dir), session.search))
     if size:
         session.screen.shared(estimate(planned, size))
 
@@ -462,8 +465,8 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
 
-    def __init__(self, asked: Asked, planned: Plan, session: Session, earlier: Earlier | None = None) -> None:
-        config, folder = asked.config, asked.folder
+    def __init__(self, request: PointRequest, planned: Plan, session: Session, earlier: Earlier | None = None) -> None:
+        config, folder = request.config, request.folder
         self._config, self._plan, self._session, self._folder = config, planned, session, folder
         self._earlier, self._measured = earlier, Measured()
         self._lock = earlier.lock if earlier else resume.Lock(folder)
@@ -471,7 +474,7 @@ class Point:
         self._baseline_source: str | None = None
         self._blamed: Path | None = None
         self._baseline_repeats: list[float] = []
-        self._size_file = weigh.file(planned, Path(config.output_dir), session.search)
+        self._size_file = model_size.file(planned, Path(config.output_dir), session.search)
         if earlier is not None:
             one = plan.baseline_of(planned, session.cluster(config).inventory())
             self._measured = earlier.measured(planned, one)
@@ -488,7 +491,7 @@ class Point:
                 timed = [event for event in timed if event["group"] == "point"]
             self._progress.recall(timed, time.monotonic())
         here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
-        params, tags = parameters(planned, config), _tags(planned, asked)
+        params, tags = parameters(planned, config), _tags(planned, request)
         if earlier is not None and earlier.events:
             self._first = here | {"event": "resumed", "params": params, "tags": tags}
         else:
@@ -525,7 +528,7 @@ class Point:
                     self._folder,
                     self._tell,
                     self._measured,
-                    ask_size=weigh.known(self._plan, self._size_file) is None,
+                    ask_size=model_size.known(self._plan, self._size_file) is None,
                     resume=self._earlier is not None,
                     preemption=session.preemption,
                     fewer=partial(self._fewer, cluster),
@@ -625,7 +628,7 @@ class Point:
         # What other commands can do without.
         with suppress(OSError):
             if measured.size:
-                weigh.keep(measured.size, self._size_file)
+                model_size.keep(measured.size, self._size_file)
             if measured.baseline:
                 self._keep_baseline()
         points = [each.examples_per_second for each in measured.point]
@@ -824,9 +827,9 @@ def _preempted(preemption: Preemption, measured: Measured) -> str:
     return f"The run was preempted by {preemption.asked}. {where}; the same command goes on from there."
 
 
-def refused(error: str, asked: Asked) -> Result:
+def refused(error: str, request: PointRequest) -> Result:
     """The result of a point that cannot be laid out."""
-    return unread(error, asked.folder, _chosen(asked.config)) | asked.about()
+    return unread(error, request.folder, _chosen(request.config)) | request.about()
 
 
 def _chosen(config: Config) -> Result:
@@ -861,7 +864,7 @@ def parameters(planned: Plan, config: Config) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
-def spares(session: Session) -> Callable[[int], bool]:
+def leaves_running(session: Session) -> Callable[[int], bool]:
     """Tells whether a signal is a scheduler's that comes while a point is under way, which then ends by itself."""
 
     def spared(number: int) -> bool:
@@ -895,7 +898,7 @@ def _store(config: Config) -> dict[str, Any] | None:
     }
 
 
-def _tags(planned: Plan, asked: Asked) -> dict[str, str]:
+def _tags(planned: Plan, request: PointRequest) -> dict[str, str]:
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
@@ -905,8 +908,8 @@ def _tags(planned: Plan, asked: Asked) -> dict[str, str]:
         "host": os.uname().nodename,
         "device_kind": planned.kind,
         "machine": planned.machine,
-        "sweep": asked.sweep,
-        "overrides": " ".join(asked.overrides) or None,
+        "sweep": request.sweep,
+        "overrides": " ".join(request.overrides) or None,
         "rehearsal": str(planned.rehearsal).lower(),
         "oversubscribed": str(planned.oversubscribed).lower(),
     }

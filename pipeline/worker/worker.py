@@ -53,17 +53,17 @@ from pipeline.data.manifest import SPLITS
 from pipeline.plan import size as sizes
 from pipeline.plan.plan import DATA_SERVER, Plan, Process, dealt, from_json, left_out, shared, stays_here
 from pipeline.strategies.parameter_server import serve
-from pipeline.worker.input import batches, cache, looked, service
+from pipeline.worker.input import batches, cache, integrity, service
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import build, loopback, static, tables
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.checkpoint import Keeper
+from pipeline.worker.tensorflow.checkpoint import Checkpointer
 from pipeline.worker.tensorflow.loop import Call, Data, Loop, Tell, TrainingError, waited
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
 from pipeline.worker.tensorflow.switched import Switched
-from pipeline.worker.tensorflow.training import Diverged, Left, Survival, Training
+from pipeline.worker.tensorflow.training import Diverged, Preempted, Survival, Training
 
 CALIBRATION_STEPS = 3
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
@@ -98,12 +98,12 @@ def main(
         if work is not None:
             try:
                 getattr(work, command.pop("do"))(**command)
-            except Left:
+            except Preempted:
                 # It waits for the others, some of whom may still need it, to be told to end.
                 work = None
             except Exception as error:
                 work.finish_writing()
-                if isinstance(error, looked.UNREADABLE):
+                if isinstance(error, integrity.UNREADABLE):
                     work.name_broken(error)
                 raise
     del server
@@ -241,11 +241,11 @@ class Work:
                 static.check_data(part, name)
         # Of what was made for this process alone, no other sees anything.
         share = (0, 1) if self._has_shards() else (plan.leaders.index(number), processes)
-        broken = {name: looked.broken(part, plan.num_classes, *share, plan.on_error == "skip")
+        broken = {name: integrity.broken(part, plan.num_classes, *share, plan.on_error == "skip")
                   for name, part in self._whole.items()}  # fmt: skip
-        flaws = () if self._has_shards() else looked.flaws(self._whole["train"], plan.num_classes)
+        flaws = () if self._has_shards() else integrity.flaws(self._whole["train"], plan.num_classes)
         if plan.on_error == "stop":
-            looked.refuse([each for found in broken.values() for each in found], flaws)
+            integrity.refuse([each for found in broken.values() for each in found], flaws)
         else:
             self._sift(broken, reports=self._has_shards() or number == plan.leaders[0])
         for flaw in flaws if number == plan.leaders[0] else ():
@@ -256,7 +256,7 @@ class Work:
         """Leaves out what is broken of data sets, which every process reads whole; one of them `reports` it."""
         for name, part in self._whole.items():
             if isinstance(part, tf.data.Dataset):
-                self._whole[name], lost = looked.sifted(part, self._plan.num_classes)
+                self._whole[name], lost = integrity.sifted(part, self._plan.num_classes)
                 if lost and reports:
                     which, why = (
                         f"of the {name} data set",
@@ -270,7 +270,7 @@ class Work:
         for name, part in self._whole.items():
             lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
             if not isinstance(part, tf.data.Dataset):
-                self._whole[name] = looked.without(part, lost)
+                self._whole[name] = integrity.without(part, lost)
         self._tell_loaded({})
 
     def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
@@ -321,12 +321,12 @@ class Work:
         """Makes the model, on data of which each shard has the given number of examples."""
         plan, strategy = self._plan, self._strategy
         train = self._parts["train"]
-        looked.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
+        integrity.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
         if plan.static_batches:
             left_out(sum(train_counts), plan.workers, plan.global_batch)
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
-        classes = plan.num_classes or looked.num_classes(train, y)
+        classes = plan.num_classes or integrity.num_classes(train, y)
         reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes, plan.data_servers)
         data = Data(train, self._layout(train_counts), plan.shuffle, plan.seed, reading)
         held_out = [
@@ -441,7 +441,7 @@ class Work:
         if wrong:
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
         if self._survival is not None and self._process.rank == 0:
-            self._survival.keeper.check()
+            self._survival.checkpointer.check()
         self._training = Training(
             self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training, survival=self._survival
         )
@@ -451,9 +451,9 @@ class Work:
         loop, count = self._ready(), steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
         while not loop.warm:
-            self._advance(loop.lanes, 1)
-        timed = self._advance(count * loop.lanes, count)
-        seconds = sum(call.seconds for call in timed) * loop.lanes
+            self._advance(loop.concurrent_steps, 1)
+        timed = self._advance(count * loop.concurrent_steps, count)
+        seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
         self._tell("calibrated", step_seconds=seconds / sum(call.steps for call in timed))
 
     def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
@@ -462,7 +462,10 @@ class Work:
         with self._told_afterwards():
             self._advance(warmup_steps, steps_per_call)
             timed = self._advance(steps, steps_per_call)
-        waits = [sum(waited(call.waits) for call in timed if call.worker == lane) for lane in range(loop.lanes)]
+        waits = [
+            sum(waited(call.waits) for call in timed if call.worker == worker)
+            for worker in range(loop.concurrent_steps)
+        ]
         self._tell(
             "measured",
             repeat=repeat,
@@ -505,44 +508,46 @@ class Work:
         self._tell("explaining", what=what, **told)
 
     def leave(self) -> None:
-        """Writes a checkpoint where training has begun and is not over, and raises `Left`."""
+        """Writes a checkpoint where training has begun and is not over, and raises `Preempted`."""
         if self._training is not None:
             self._training.leave()
         self._tell("left", step=None)
-        raise Left
+        raise Preempted
 
     def finish_writing(self) -> None:
         """Returns once no checkpoint is being written: what comes after a failure goes on from it."""
         if self._survival is not None:
-            self._survival.keeper.wait()
+            self._survival.checkpointer.wait()
 
     def name_broken(self, error: Exception) -> None:
         """Raises what is broken in the data, if that is what an operation has failed for."""
         if not lost_a_peer(error):
             for part in self._parts.values():
-                found = looked.broken(part, self._plan.num_classes, 0, 1, thorough=True)
-                looked.refuse([*found, *looked.first_broken(part, self._plan.num_classes)], [])
+                found = integrity.broken(part, self._plan.num_classes, 0, 1, thorough=True)
+                integrity.refuse([*found, *integrity.first_broken(part, self._plan.num_classes)], [])
 
     def _prepare_survival(self, resume: str | None, layout: batches.Layout, digest: str) -> batches.Position:
         """Finds the checkpoint to go on from, on all processes; returns its position in the data."""
         plan = self._plan
         if plan.checkpoint.folder is None:
             return batches.Position()
-        chief, keeper = self._process.rank == 0, Keeper(plan.checkpoint, self._tell)
+        chief, checkpointer = self._process.rank == 0, Checkpointer(plan.checkpoint, self._tell)
         state = None
         if resume is not None and chief:
-            state = keeper.last(_is_good(plan))
+            state = checkpointer.last(_is_good(plan))
             if state is None and plan.checkpoint.before is not None:
                 there = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
-                state = Keeper(there, self._tell).last(_is_good(plan))
+                state = Checkpointer(there, self._tell).last(_is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state, self._strategy)
         data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data_build}
         about = {"data": data, "learning_rate": plan.learning_rate}
-        self._survival = Survival(keeper, state, self._asked_to_leave, plan.divergence_factor, plan.rate_scale, about)
+        self._survival = Survival(
+            checkpointer, state, self._asked_to_leave, plan.divergence_factor, plan.rate_scale, about
+        )
         if resume is not None and chief:
             if resume == "back":
-                keeper.drop_after(-1 if state is None else state.values["step"])
+                checkpointer.drop_after(-1 if state is None else state.values["step"])
             self._tell("restored", step=0 if state is None else state.values["step"], found=state is not None)
         if state is None:
             return batches.Position()

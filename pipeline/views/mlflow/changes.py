@@ -71,7 +71,7 @@ Change = Point | Param | Tag | Data | Begin | End
 
 
 @dataclass
-class Seen:
+class Replay:
     """What earlier events of a log said that later ones need.
 
     `conductor` is the event of the command that wrote last, the `commands`-th. Of steps, epochs and repeats that are
@@ -94,11 +94,11 @@ class Seen:
     ended: bool = False
 
 
-def changes(event: Event, seen: Seen) -> Iterator[Change]:
+def changes(event: Event, seen: Replay) -> Iterator[Change]:
     """What `event` changes in the MLflow run, and nothing for an event that MLflow has no place for.
 
     >>> event = {"event": "steps", "time": 8.0, "step": 2, "losses": [0.7, 0.6], "seconds": 1.0}
-    >>> [(point.name, point.value, point.time_ms, point.step) for point in changes(event, Seen())]
+    >>> [(point.name, point.value, point.time_ms, point.step) for point in changes(event, Replay())]
     [('loss', 0.7, 7500, 1), ('loss', 0.6, 8000, 2)]
     """
     kind, group = event.get("event"), event.get("group", "point")
@@ -130,7 +130,7 @@ def ms(event: Event) -> int:
     return round(1000 * float(event["time"]))
 
 
-def _run(event: Event, seen: Seen) -> Iterator[Change]:
+def _run(event: Event, seen: Replay) -> Iterator[Change]:
     if seen.run is not None:
         return
     seen.run = seen.conductor = event
@@ -146,7 +146,7 @@ def _run(event: Event, seen: Seen) -> Iterator[Change]:
     yield from _noted(_about(event.get("tags") or {}), seen)
 
 
-def _resumed(event: Event, seen: Seen) -> Iterator[Change]:
+def _resumed(event: Event, seen: Replay) -> Iterator[Change]:
     seen.conductor, seen.ended = event, False
     seen.commands += 1
     yield Tag("status", "RUNNING")
@@ -163,7 +163,7 @@ def _resumed(event: Event, seen: Seen) -> Iterator[Change]:
     yield Begin()
 
 
-def _built(event: Event, seen: Seen) -> Iterator[Change]:
+def _built(event: Event, seen: Replay) -> Iterator[Change]:
     if "built" in seen.speakers:
         return
     seen.speakers["built"] = event.get("rank")
@@ -182,7 +182,7 @@ def _built(event: Event, seen: Seen) -> Iterator[Change]:
     )
 
 
-def _measured(event: Event, seen: Seen) -> Iterator[Change]:
+def _measured(event: Event, seen: Replay) -> Iterator[Change]:
     group = event.get("group", "point")
     known = seen.repeats.get(group, -1)
     if (
@@ -193,7 +193,7 @@ def _measured(event: Event, seen: Seen) -> Iterator[Change]:
         yield from _point(f"measure/{group}/examples_per_second", _rate(event), event, event["repeat"])
 
 
-def _steps(event: Event, seen: Seen) -> Iterator[Change]:
+def _steps(event: Event, seen: Replay) -> Iterator[Change]:
     losses, last, seconds = event.get("losses") or [], int(event["step"]), _number(event.get("seconds")) or 0.0
     before, seen.step = seen.step, max(seen.step, last)
     if last <= before:
@@ -211,7 +211,7 @@ def _steps(event: Event, seen: Seen) -> Iterator[Change]:
     yield from _point("live/examples_per_second", _rate(event), event, last)
 
 
-def _epoch(event: Event, seen: Seen) -> Iterator[Change]:
+def _epoch(event: Event, seen: Replay) -> Iterator[Change]:
     if event["epoch"] <= seen.epoch:
         return
     seen.epoch = event["epoch"]
@@ -222,18 +222,18 @@ def _epoch(event: Event, seen: Seen) -> Iterator[Change]:
         yield from _point(name, value, event, event["step"])
 
 
-def _system(event: Event, seen: Seen) -> Iterator[Change]:
+def _system(event: Event, seen: Replay) -> Iterator[Change]:
     host = safe_name(str(event.get("host"))).replace("/", "_")
     step = seen.samples[host] = seen.samples.get(host, -1) + 1
     for name, value in (event.get("values") or {}).items():
         yield from _point(f"system/{host}/{name}", value, event, step)
 
 
-def _warning(event: Event, seen: Seen) -> Iterator[Change]:
+def _warning(event: Event, seen: Replay) -> Iterator[Change]:
     return _noted([str(event.get("text"))], seen)
 
 
-def _noted(notes: Iterable[str], seen: Seen) -> Iterator[Tag]:
+def _noted(notes: Iterable[str], seen: Replay) -> Iterator[Tag]:
     """The run's description, where `notes` are new to it."""
     new = [f"- {note}" for note in dict.fromkeys(notes) if f"- {note}" not in seen.notes]
     seen.notes += new
@@ -254,12 +254,12 @@ def _about(tags: Mapping[str, Any]) -> Iterator[str]:
             yield f"**{name}**: {why}"
 
 
-def _saved(event: Event, seen: Seen) -> Iterator[Change]:
+def _saved(event: Event, seen: Replay) -> Iterator[Change]:
     seen.model = str(event["path"])
     return iter(())
 
 
-def _result(event: Event, seen: Seen) -> Iterator[Change]:
+def _result(event: Event, seen: Replay) -> Iterator[Change]:
     values = event.get("values") or {}
     for name, value in values.items():
         if MEASUREMENT.search(name):
@@ -273,7 +273,7 @@ def _result(event: Event, seen: Seen) -> Iterator[Change]:
     yield from _noted(values.get("notes") or (), seen)
 
 
-def _reported(event: Event, seen: Seen) -> Iterator[Change]:
+def _reported(event: Event, seen: Replay) -> Iterator[Change]:
     """A sweep's report, written once more: what it says, and the numbers of its best point."""
     seen.report = event.get("files") or {}
     for name, value in (event.get("values") or {}).items():
@@ -283,7 +283,7 @@ def _reported(event: Event, seen: Seen) -> Iterator[Change]:
     yield Tag(NOTE_TAG, text(event.get("text") or "", TAG_CHARACTERS))
 
 
-def _profiled(event: Event, seen: Seen) -> Iterator[Change]:
+def _profiled(event: Event, seen: Replay) -> Iterator[Change]:
     values = event.get("values") or {}
     if values.get("bound"):
         yield Tag("profile.bound", text(values["bound"], TAG_CHARACTERS))
@@ -291,7 +291,7 @@ def _profiled(event: Event, seen: Seen) -> Iterator[Change]:
         yield from _point(f"profile/{name}", values.get(name), event, 0)
 
 
-def _explained(event: Event, seen: Seen) -> Iterator[Change]:
+def _explained(event: Event, seen: Replay) -> Iterator[Change]:
     values = event.get("values") or {}
     for name in ("bound", "straggler"):
         if values.get(name):
@@ -301,7 +301,7 @@ def _explained(event: Event, seen: Seen) -> Iterator[Change]:
         yield from _point(f"explain/{part['name'].replace(' ', '_')}", part["share"], event, 0)
 
 
-def _ended(event: Event, seen: Seen) -> Iterator[Change]:
+def _ended(event: Event, seen: Replay) -> Iterator[Change]:
     preempted = event.get("status") == "PREEMPTED"
     status = "KILLED" if preempted else event.get("status") if event.get("status") in STATUSES else "FAILED"
     seen.ended = True
@@ -314,7 +314,7 @@ def _ended(event: Event, seen: Seen) -> Iterator[Change]:
     yield End(str(status), ms(event))
 
 
-_CHANGES: dict[str, Callable[[Event, Seen], Iterator[Change]]] = {
+_CHANGES: dict[str, Callable[[Event, Replay], Iterator[Change]]] = {
     "run": _run, "built": _built, "measured": _measured, "steps": _steps, "epoch": _epoch, "system": _system,
     "warning": _warning, "resumed": _resumed, "restarted": _warning, "profiled": _profiled, "saved": _saved,
     "explained": _explained, "result": _result, "report": _reported, "ended": _ended,

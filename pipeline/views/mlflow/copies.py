@@ -25,7 +25,7 @@ from pipeline.views.mlflow.changes import (
     End,
     Param,
     Point,
-    Seen,
+    Replay,
     Tag,
     changes,
     ms,
@@ -170,7 +170,7 @@ class Copy:
 
     def _rewind(self) -> None:
         """Goes back to the start, for what later events need of earlier ones. Nothing is sent again."""
-        self.seen, self._position = Seen(), 0
+        self.seen, self._position = Replay(), 0
         self._pending, self._count = [], 0
 
     def _keep(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.analyze import comparable, predict
-from pipeline.analyze.verdict import BY_CHANCE, Verdict
+from pipeline.analyze.verdict import SIGNIFICANCE_LEVEL, Verdict
 from pipeline.views.report.figures import Drawn, LeftOut
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.predict import score_text
@@ -37,8 +37,8 @@ TERMS = {
     "or the widest possible range where the baseline was measured in another run.",
     "efficiency": "Speedup over the number of devices.",
     "tie": "Two points tie where their intervals overlap, or where equal runs lie as far apart with a probability of "
-    f"{BY_CHANCE:.0%} or more: repeats of one run share its luck, so the spread between runs decides. sweep.repeats=3 "
-    "measures that spread and makes smaller differences visible.",
+    f"{SIGNIFICANCE_LEVEL:.0%} or more: repeats of one run share its luck, so the spread between runs decides. "
+    "sweep.repeats=3 measures that spread and makes smaller differences visible.",
     "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
     "and settings. A mark beside a point says in what it differs from group A.",
     **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in comparable.DOUBTS.items()},

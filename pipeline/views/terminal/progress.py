@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.run.views import Ahead
-from pipeline.views.terminal.seen import Seen, View
+from pipeline.views.terminal.run_state import RunState, View
 from pipeline.views.terminal.words import duration, listed
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Progress:
     """
 
     def __init__(self, plan: Plan, console: Console, now: float, ahead: Ahead | None = None) -> None:
-        self._seen, self._ahead = Seen(plan, now), ahead
+        self._seen, self._ahead = RunState(plan, now), ahead
         self._console = console
         self._now = self._told = now
         self._drawn = -math.inf

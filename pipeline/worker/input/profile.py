@@ -16,7 +16,7 @@ from pipeline.worker.input import batches
 from pipeline.worker.input import reading as reads
 from pipeline.worker.tensorflow import scheduled
 from pipeline.worker.tensorflow.loop import Call, Data, Loop
-from pipeline.worker.tensorflow.scheduled import Race, ScheduledLoop, Source
+from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop, Source
 
 # What is timed is timed in so many pieces, so that it is known how much they differ.
 PIECES = 4
@@ -125,19 +125,19 @@ class _Racing:
 
     def __init__(self, loop: Any, data: Data, shards: Sequence[Any]) -> None:
         self._loop, self._data = loop, data
-        self._source = scheduled.source(data, shards, loop.lanes)
+        self._source = scheduled.source(data, shards, loop.concurrent_steps)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
         self._batches = iter(self._coordinator.create_per_worker_dataset(self._source.made))
         self._read = tf.function(self._some, autograph=False)
         self._handed_out = 0
-        self._race: Race | None = None
+        self._async_steps: AsyncSteps | None = None
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps' batches for each worker, read by any of them."""
         began = time.perf_counter()
         calls = []
         # In as many calls as make it even, whoever is faster.
-        for _ in range(PIECES * self._loop.lanes):
+        for _ in range(PIECES * self._loop.concurrent_steps):
             count = -(-steps // PIECES)
             rows, edges = self._source.rows(self._handed_out, count)
             self._handed_out += count
@@ -148,18 +148,20 @@ class _Racing:
     def train(self, steps: int) -> tuple[float, float]:
         """(examples, seconds) of so many steps for each worker, on one batch."""
         loop = self._loop
-        if self._race is None:
+        if self._async_steps is None:
             _, (batch,) = _first(self._data)
             source = Source(
                 lambda: tf.data.Dataset.from_tensors(batch).repeat(), self._source_rows, lambda given, *_: next(given)
             )
             losses = 1 + len(loop.outputs)
-            self._race = Race(loop.model, loop.strategy, source, loop.lanes, losses, loop.gradient_bits)
+            self._async_steps = AsyncSteps(
+                loop.model, loop.strategy, source, loop.concurrent_steps, losses, loop.gradient_bits
+            )
         began = time.perf_counter()
-        wanted = steps * loop.lanes
+        wanted = steps * loop.concurrent_steps
         calls: list[Call] = []
         while (left := wanted - sum(call.steps for call in calls)) > 0:
-            calls.append(self._race.call(min(left, -(-steps // PIECES)), left))
+            calls.append(self._async_steps.call(min(left, -(-steps // PIECES)), left))
         examples, _ = _sum(calls)
         return examples, time.perf_counter() - began
 

@@ -17,8 +17,8 @@ from pipeline.analyze import measure
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitError, Passes, Place
 from pipeline.worker.keras_fit import agree
+from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
-from pipeline.worker.keras_fit.keras_race import RacingKerasLoop
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.tensorflow.training import Training
@@ -103,7 +103,7 @@ def fit(
 def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
     """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        return RacingKerasLoop
+        return AsyncKerasLoop
     if isinstance(strategy, tf.distribute.TPUStrategy):
         raise FitError(
             "Expected a strategy on CPUs or GPUs, received TPUStrategy. Try python -m pipeline strategy=tpu, whose "
@@ -143,7 +143,7 @@ def _train(training: Training, loop: KerasLoop, steps_per_call: int | None) -> k
         timed = list(training.advance(TIMED_STEPS, TIMED_STEPS))
     if timed:
         pace = sum(call.seconds for call in timed) / max(1, sum(call.steps for call in timed))
-        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace, loop.lanes)))
+        steps_per_call = int(loop.running.from_first(measure.steps_per_call(pace, loop.concurrent_steps)))
     for _ in training.advance(None, steps_per_call or 1):
         pass
     return loop.running.history()

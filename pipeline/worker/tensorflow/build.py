@@ -77,7 +77,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
             outputs = ready(made, strategy, batch)
-        step.sum_once(made.optimizer)
+        step.all_reduce_once(made.optimizer)
         yield outputs
     finally:
         for owner, name, value in kept:

@@ -67,7 +67,7 @@ class Written:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Keeper:
+class Checkpointer:
     """The checkpoints of one run in a folder, local or anything that TensorFlow's file systems reach.
 
     They are written by a thread of its own. What fails is told at once, as a `warning`, and loses nothing that is

@@ -138,7 +138,7 @@ class Loop:
         self._validation: list[Iterator[Any]] | None = None
 
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
-    pending, lanes, warm = 0, 1, True
+    pending, concurrent_steps, warm = 0, 1, True
 
     @property
     def steps_per_epoch(self) -> int:

@@ -56,7 +56,7 @@ class _Done:
     metrics: list[np.ndarray]
 
 
-class Race:
+class AsyncSteps:
     """Steps that are handed out, and what comes back of them. The metrics' state is kept here, and is exact."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Race:
         gradient_bits: int = 32,
     ) -> None:
         """`losses` is the length of a step's loss vector."""
-        self.model, self.lanes, self._losses = model, workers, losses
+        self.model, self.concurrent_steps, self._losses = model, workers, losses
         self._extended = strategy.extended
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._rows = source.rows
@@ -95,7 +95,7 @@ class Race:
     @property
     def warm(self) -> bool:
         """Has every worker made a step, and so has all that it needs for the next?"""
-        return len(self._steps_of) == self.lanes
+        return len(self._steps_of) == self.concurrent_steps
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """The results of the next call that a worker has made.
@@ -105,7 +105,7 @@ class Race:
         if not self.pending:
             self._since = time.perf_counter()
         wanted = max(count, wanted)
-        while self.pending < wanted and self._under_way < AHEAD * self.lanes:
+        while self.pending < wanted and self._under_way < AHEAD * self.concurrent_steps:
             self._hand_out(min(count, wanted - self.pending))
         done = self._next_done()
         now = time.perf_counter()
@@ -140,7 +140,7 @@ class Race:
     def counts(self) -> dict[str, Any]:
         """What was counted so far, as plain values; steps under way are in none of it."""
         return {
-            "steps_of": [(self._before + self._steps_of)[worker] for worker in range(self.lanes)],
+            "steps_of": [(self._before + self._steps_of)[worker] for worker in range(self.concurrent_steps)],
             "examples": self._examples,
             "stale_sum": self._stale_sum,
             "stale_most": self._stale_most,
@@ -150,7 +150,7 @@ class Race:
     def set_counts(self, counts: Mapping[str, Any]) -> None:
         """Goes on from what `counts` gave. Whose steps they were is forgotten where there are other workers now."""
         steps = counts["steps_of"]
-        self._before = Counter(dict(enumerate(steps if len(steps) == self.lanes else [sum(steps)])))
+        self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
         self._examples, self._stale_sum = counts["examples"], counts["stale_sum"]
         self._stale_most = counts["stale_most"]
         self._updates_before = self._updates() - counts["updates"]
@@ -173,7 +173,7 @@ class Race:
             "steps": made,
             "examples": int(self._examples),
             "updates": self._updates() - self._updates_before,
-            "worker_steps": [steps_of[worker] for worker in range(self.lanes)],
+            "worker_steps": [steps_of[worker] for worker in range(self.concurrent_steps)],
         }
 
     def _updates(self) -> int:
@@ -230,59 +230,59 @@ class Race:
             return [tf.constant(value, each.dtype) for value, each in zip(state, self._fresh, strict=True)]
 
 
-class Racing(Loop):
+class AsyncLoop(Loop):
     """What a loop is where a race makes its steps."""
 
     @property
     @abc.abstractmethod
-    def race(self) -> Race:
+    def async_steps(self) -> AsyncSteps:
         """The race that goes on."""
 
     @property
     def pending(self) -> int:  # type: ignore[override]
         """Steps under way."""
-        return self.race.pending
+        return self.async_steps.pending
 
     @property
     def warm(self) -> bool:  # type: ignore[override]
         """Has every worker made a step?"""
-        return self.race.warm
+        return self.async_steps.warm
 
     def facts(self) -> dict[str, Any]:
         """Staleness, updates and whose steps they were."""
-        return self.race.facts()
+        return self.async_steps.facts()
 
     def counts(self) -> dict[str, Any]:
         """What was counted of the race so far."""
-        return self.race.counts()
+        return self.async_steps.counts()
 
     def set_counts(self, counts: Mapping[str, Any]) -> None:
         """Goes on from what `counts` gave."""
-        self.race.set_counts(counts)
+        self.async_steps.set_counts(counts)
 
     def metrics_state(self) -> list[np.ndarray]:
         """The metrics' state, which the race keeps."""
-        return self.race.state()
+        return self.async_steps.state()
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
-        self.race.set_state(state)
+        self.async_steps.set_state(state)
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
-        self.race.reset_metrics()
+        self.async_steps.reset_metrics()
 
     def _validation_function(self, padded: bool) -> Any:
         return steps.validation_alone(self.model)
 
     def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.race.validate(validate, iterator, count)
+        return self.async_steps.validate(validate, iterator, count)
 
     def _metric_results(self) -> dict[str, Any]:
-        return self.race.results()
+        return self.async_steps.results()
 
 
-class ScheduledLoop(Racing):
+class ScheduledLoop(AsyncLoop):
     """What an asynchronous training is made of, on its coordinator."""
 
     def __init__(
@@ -300,17 +300,17 @@ class ScheduledLoop(Racing):
         """`shards` holds the training data that each of the `workers` reads, or one part that all of them share."""
         super().__init__(model, strategy, train, validation, outputs)
         made = source(train, shards, workers, position)
-        self._race = Race(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
-        self.lanes, self.gradient_bits = workers, gradient_bits
+        self._async_steps = AsyncSteps(model, strategy, made, workers, 1 + len(self.outputs), gradient_bits)
+        self.concurrent_steps, self.gradient_bits = workers, gradient_bits
 
     @property
-    def race(self) -> Race:
+    def async_steps(self) -> AsyncSteps:
         """The race that goes on."""
-        return self._race
+        return self._async_steps
 
     def call(self, count: int, wanted: int = 0) -> Call:
-        """The results of the next call that a worker has made; see `Race.call`."""
-        return self.race.call(count, wanted)
+        """The results of the next call that a worker has made; see `AsyncSteps.call`."""
+        return self.async_steps.call(count, wanted)
 
 
 def source(data: Data, shards: Sequence[Any], workers: int, position: Position = BEGINNING) -> Source:

@@ -50,7 +50,7 @@ def put_back(model: keras.Model, state: State) -> None:
                 shard.assign(part)
 
 
-def of_chance() -> dict[str, Any]:
+def of_random_state() -> dict[str, Any]:
     """Python's and NumPy's random state, as plain values."""
     version, words, gauss = random.getstate()
     numpys = np.random.get_state(legacy=False)
@@ -58,8 +58,8 @@ def of_chance() -> dict[str, Any]:
     return {"python": [version, list(words), gauss], "numpy": numpys, "keras": _keras_seed()}
 
 
-def put_back_chance(values: Mapping[str, Any]) -> None:
-    """Sets what `of_chance` took."""
+def put_back_random_state(values: Mapping[str, Any]) -> None:
+    """Sets what `of_random_state` took."""
     version, words, gauss = values["python"]
     random.setstate((version, tuple(words), gauss))
     numpys = {**values["numpy"], "state": dict(values["numpy"]["state"])}

@@ -45,7 +45,7 @@ def training_steps(
 
 def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
-    sum_once(model.optimizer)
+    all_reduce_once(model.optimizer)
     call = caller(model)
     variables = model.trainable_variables
 
@@ -206,7 +206,7 @@ def innermost(optimizer: keras.optimizers.Optimizer) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def sum_once(optimizer: keras.optimizers.Optimizer) -> None:
+def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
     for each in (optimizer, innermost(optimizer)):
         each._all_reduce_sum_gradients = list

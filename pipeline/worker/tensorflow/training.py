@@ -13,20 +13,20 @@ import tensorflow as tf
 
 from pipeline.worker.keras_fit.agree import over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
-from pipeline.worker.tensorflow.checkpoint import Keeper, State, grouped
+from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Call, Loop, Tell, TrainingError
 from pipeline.worker.tensorflow.state import (
     of_callback,
-    of_chance,
     of_model,
+    of_random_state,
     put_back,
     put_back_callback,
-    put_back_chance,
+    put_back_random_state,
 )
 from pipeline.worker.tensorflow.step import innermost
 
 
-class Left(Exception):
+class Preempted(Exception):
     """All processes have agreed to leave, with a checkpoint of where they are."""
 
 
@@ -40,7 +40,7 @@ class Survival:
     whether to leave. A loss so many times the first one has exploded.
     """
 
-    keeper: Keeper
+    checkpointer: Checkpointer
     state: State | None = None
     leave: Callable[[], bool] = bool
     divergence_factor: float | None = None
@@ -91,7 +91,7 @@ class Training:
         # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
         self._saving = self._leaving = False
         self._saved_at, self._saved_when = 0, clock()
-        self._best = None if survival is None or not loop.chief else survival.keeper.best()
+        self._best = None if survival is None or not loop.chief else survival.checkpointer.best()
         self._calls = self._run()
         # epochs, loss, metrics, val_loss and val_metrics as they were after the last epoch.
         self.result: dict[str, Any] = {}
@@ -99,7 +99,7 @@ class Training:
     def advance(self, steps: int | None, steps_per_call: int) -> Iterator[Call]:
         """Trains at least `steps` steps in whole calls, or to the end where there are fewer or `steps` is None.
 
-        Raises `Left` where it was asked to leave, and has written a checkpoint.
+        Raises `Preempted` where it was asked to leave, and has written a checkpoint.
         """
         self._wanted, self._steps_per_call = steps, steps_per_call
         self._resumed = self._clock()
@@ -110,7 +110,7 @@ class Training:
         self._seconds += self._clock() - self._resumed
 
     def leave(self) -> None:
-        """Writes a checkpoint and raises `Left`; returns where training is over."""
+        """Writes a checkpoint and raises `Preempted`; returns where training is over."""
         self._saving = self._leaving = True
         for _ in self._calls:
             pass
@@ -141,7 +141,7 @@ class Training:
         inner.finalize_variable_values(loop.model.trainable_variables)
         hooks.call("on_train_end", logs)
         if self._survival is not None:
-            self._survival.keeper.wait()
+            self._survival.checkpointer.wait()
 
     def _is_over(self) -> bool:
         if self._in_epoch:
@@ -218,7 +218,7 @@ class Training:
         """Writes the checkpoints that come after an epoch: every so many, and where it is the best so far."""
         if self._survival is None:
             return
-        kept = self._survival.keeper.kept
+        kept = self._survival.checkpointer.kept
         best = False
         if kept.best is not None and self._loop.chief:
             if kept.best not in logs:
@@ -226,7 +226,7 @@ class Training:
                     f"Expected checkpoint.keep_best to be one of {', '.join(logs)}, received {kept.best}. "
                     f"Try checkpoint.keep_best={next(iter(logs), 'loss')}."
                 )
-            best = self._survival.keeper.is_better(logs[kept.best], self._best)
+            best = self._survival.checkpointer.is_better(logs[kept.best], self._best)
             self._best = logs[kept.best] if best else self._best
         due = kept.every_epochs is not None and self._epoch % kept.every_epochs == 0
         # What other processes do not know is the first one's alone, and so is writing between two epochs.
@@ -235,13 +235,13 @@ class Training:
 
     def _until_checkpoint(self) -> int:
         """Steps until the next checkpoint that is due by their number."""
-        every = None if self._survival is None else self._survival.keeper.kept.every_steps
+        every = None if self._survival is None else self._survival.checkpointer.kept.every_steps
         return sys.maxsize if every is None else every - self._done % every
 
     def _agree(self) -> None:
         """Has all processes know what one of them knows: that time is up for a checkpoint, or that it must leave."""
         assert self._survival is not None
-        kept, loop = self._survival.keeper.kept, self._loop
+        kept, loop = self._survival.checkpointer.kept, self._loop
         by_time = kept.every_minutes is not None and self._clock() - self._saved_when >= 60 * kept.every_minutes
         asked = [float(by_time and loop.chief), float(self._survival.leave())]
         if not loop.alone:
@@ -252,7 +252,7 @@ class Training:
         self._saving = self._saving or asked[0] > 0 or by_steps or self._leaving
 
     def _checkpoint(self, metrics: Mapping[str, Any] | None = None, best: Mapping[str, float] | None = None) -> None:
-        """Has the first process write a checkpoint of this moment; raises `Left` where all are to leave.
+        """Has the first process write a checkpoint of this moment; raises `Preempted` where all are to leave.
 
         `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
         """
@@ -260,13 +260,13 @@ class Training:
         self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
         arrays = self._of_metrics() if metrics is None else metrics
         if self._loop.chief:
-            written = self._survival.keeper.write(self._state(arrays, best), wait=self._leaving)
+            written = self._survival.checkpointer.write(self._state(arrays, best), wait=self._leaving)
             if self._leaving:
                 self._tell("left", step=self._done, written=written)
         elif self._leaving:
             self._tell("left", step=self._done)
         if self._leaving:
-            raise Left
+            raise Preempted
 
     def _state(self, metrics: Mapping[str, Any], best: Mapping[str, float] | None) -> State:
         assert self._survival is not None
@@ -287,7 +287,7 @@ class Training:
             "stop_training": bool(loop.model.stop_training),
             "rate_scale": self._survival.rate_scale,
             "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
-            "chance": of_chance(),
+            "chance": of_random_state(),
             "counts": loop.counts(),
         }
         arrays = of_model(loop.model) | dict(metrics)
@@ -325,7 +325,7 @@ class Training:
         for callback, (name, kept) in zip(self._hooks.own, values["callbacks"], strict=False):
             if type(callback).__name__ == name:
                 put_back_callback(callback, kept, state)
-        put_back_chance(values["chance"])
+        put_back_random_state(values["chance"])
         loop.model.stop_training = values["stop_training"]
 
     def _check(self, losses: np.ndarray) -> None:
@@ -350,7 +350,7 @@ class Training:
         """Returns, on all processes, once nothing is being written: the first that fails has all others killed."""
         if self._survival is None:
             return
-        self._survival.keeper.wait()
+        self._survival.checkpointer.wait()
         if not self._loop.alone:
             over_replicas(self._loop.strategy)([tf.constant(0.0)])
 

@@ -76,7 +76,7 @@ class Group:
         return [self.rate_of[repeat] for repeat in sorted(self.rate_of)]
 
 
-class Seen:
+class RunState:
     """What the events said so far.
 
     `timing`: repeats are being timed. `turned`: the last event ended one of them, or what comes before them.

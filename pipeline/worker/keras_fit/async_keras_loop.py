@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from pipeline.worker.input.passes import Passes
 from pipeline.worker.keras_fit.keras_loop import KerasLoop
 from pipeline.worker.tensorflow.loop import Call
-from pipeline.worker.tensorflow.scheduled import Race, Racing
+from pipeline.worker.tensorflow.scheduled import AsyncLoop, AsyncSteps
 
 
-class RacingKerasLoop(Racing, KerasLoop):
+class AsyncKerasLoop(AsyncLoop, KerasLoop):
     """A loop as Keras's `fit` has it, on the coordinator, which hands out the steps of each pass over the data."""
 
-    _race: Race | None = None
+    _async_steps: AsyncSteps | None = None
 
     @property
-    def lanes(self) -> int:  # type: ignore[override]
+    def concurrent_steps(self) -> int:  # type: ignore[override]
         """Workers that race."""
         return int(self.strategy._num_workers)
 
@@ -30,21 +30,27 @@ class RacingKerasLoop(Racing, KerasLoop):
     ) -> Iterator[None]:
         """Inside, workers race over `train`; see `KerasLoop.over`."""
         with super().over(train, validation, steps, validation_steps, due):
-            self._race = Race(self.model, self.strategy, train.source(self.lanes), self.lanes, 1 + len(self.outputs))
+            self._async_steps = AsyncSteps(
+                self.model,
+                self.strategy,
+                train.source(self.concurrent_steps),
+                self.concurrent_steps,
+                1 + len(self.outputs),
+            )
             try:
                 yield
             finally:
-                self._race = None
+                self._async_steps = None
 
     @property
-    def race(self) -> Race:
+    def async_steps(self) -> AsyncSteps:
         """The race of the fit that goes on."""
-        assert self._race is not None, "over comes first"
-        return self._race
+        assert self._async_steps is not None, "over comes first"
+        return self._async_steps
 
     def call(self, count: int, wanted: int = 0) -> Call:
-        """The results of the next call that a worker has made; see `Race.call`."""
-        made = self.race.call(count, wanted)
+        """The results of the next call that a worker has made; see `AsyncSteps.call`."""
+        made = self.async_steps.call(count, wanted)
         self._seen += made.steps
         if self._seen == self._passes.steps:
             self._seen = 0
