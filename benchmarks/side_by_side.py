@@ -114,7 +114,7 @@ def main() -> None:
                 if wanted:
                     report[suite] = run_suite(suite, wanted, cluster, Path(folder), arguments)
         finally:
-            cluster.close()
+            cluster.close(0)
     record.write(arguments, arguments.rounds, report)
     failed = [name for suite in report.values() for name in suite["failed"]]
     if failed:

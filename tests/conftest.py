@@ -37,7 +37,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"TEST_SEED={os.environ['TEST_SEED']}"
 
 
-def p_value_of(cases: Sequence[T], count: int) -> list[T]:
+def sampled(cases: Sequence[T], count: int) -> list[T]:
     """So many of the cases, in their order: other ones in each run of CI, those of TEST_SEED where that is given."""
     # Another choice for other cases, so that not all first ones come together.
     chosen = random.Random(f"{os.environ['TEST_SEED']} {cases}").sample(range(len(cases)), count)

@@ -46,7 +46,7 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
             sized = model_size.learn(_offline(each, data), cluster)
             yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
     finally:
-        cluster.close()
+        cluster.close(0)
 
 
 def _offline(each: Plan, data: str) -> Plan:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bad_input import Case, cases, keys, of_key
-from conftest import ROOT, p_value_of
+from conftest import ROOT, sampled
 
 # In how many processes, each of which runs its cases one after the other.
 PROCESSES = 2
@@ -76,4 +76,4 @@ def test_something_that_is_wrong_for_every_key_is_refused_in_one_message(tmp_pat
 def test_a_third_of_all_else_that_is_wrong_for_a_key_group_or_override_is_refused_in_one_message(tmp_path):
     others = sorted(set(cases()) - set(one_for_each_key()))
     assert len(others) >= 200
-    assert not faults(tmp_path, p_value_of(others, len(others) // 3))
+    assert not faults(tmp_path, sampled(others, len(others) // 3))

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import own
 import pytest
-from conftest import QUICK, Ran, p_value_of
+from conftest import QUICK, Ran, sampled
 
 STEPS = ("train.steps=20", "train.global_batch=32", "train.steps_per_call=5")
 TOLERANCE = 1e-5
@@ -64,7 +64,7 @@ def finished(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_momentum_or_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
-    (optimizer,) = p_value_of(("sgd", "adam"), 1)
+    (optimizer,) = sampled(("sgd", "adam"), 1)
     groups = sweep(
         pipeline,
         7,
@@ -112,7 +112,7 @@ def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_devic
 
 @pytest.mark.slow
 def test_many_inputs_and_outputs_weighted_losses_added_losses_and_every_reduction(pipeline):
-    (weighted,) = p_value_of(("false", "true"), 1)
+    (weighted,) = sampled(("false", "true"), 1)
     groups = sweep(
         pipeline,
         12,

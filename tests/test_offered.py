@@ -71,10 +71,10 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
     [
         (
             "cluster=nowhere",
-            "Expected cluster to be one that is there (broken, local, lost, partial, theirs)",
+            "Expected cluster to be one that is there (broken, env, local, lost, partial, theirs)",
         ),
         ("cluster=lost", "which a package offers as cluster=lost, to be there, received ModuleNotFoundError"),
-        ("cluster=partial", "Expected cluster=partial to have inventory(), received one without. Try cluster=local."),
+        ("cluster=partial", "Expected cluster=partial to have serve(), received one without. Try cluster=local."),
         ("cluster=broken", "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster"),
         ("views=[pages]", "Expected views to be one that is there (falls, lines), received pages. Try views=[]."),
     ],

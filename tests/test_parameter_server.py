@@ -13,7 +13,7 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
-from conftest import QUICK, Ran, finish, left_behind, p_value_of, start
+from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from test_exact import assert_equal, sweep
 from test_failure import events, wait_for
 
@@ -233,7 +233,7 @@ def test_a_worker_that_keeps_dying_ends_the_run_by_name(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(2))
 def test_a_server_or_coordinator_that_is_gone_is_named_within_a_minute(tmp_path, place):
-    rank, number, words = p_value_of(GONE, 2)[place]
+    rank, number, words = sampled(GONE, 2)[place]
     ran = harmed(tmp_path, rank, number, "train.epochs=500", "launch.max_restarts=0")
     assert ran.code == 1
     assert words in ran.err

@@ -62,7 +62,11 @@ PORTS = tuple(range(20_000, 21_000))
 
 
 def with_ports(planned: Plan) -> Plan:
-    return listening(planned, PORTS[: len(planned.processes)])
+    addresses = [
+        f"{(process.address or '').rpartition(':')[0]}:{port}"
+        for process, port in zip(planned.processes, PORTS, strict=False)
+    ]
+    return listening(planned, addresses)
 
 
 def machine(cores: int = 8, gpus: int = 0) -> Machine:

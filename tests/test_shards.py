@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import shards
 import tensorflow as tf
-from conftest import QUICK, Ran, finish, left_behind, p_value_of, start
+from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from test_failure import wait_for
 
 from pipeline import data as sources
@@ -77,7 +77,7 @@ def test_two_processes_read_each_record_once_an_epoch(pipeline, tmp_path, files,
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(2))
 def test_every_record_is_read_once_an_epoch_whatever_the_strategy_the_workers_and_the_files(pipeline, tmp_path, place):
-    files, workers = p_value_of(LAYOUTS, 2)[place]
+    files, workers = sampled(LAYOUTS, 2)[place]
     shards.write(tmp_path / "data", files, [13])
     several = "strategy=mirrored,multi_worker,central_storage,parameter_server"
     given = prepared(tmp_path, "train.replica_batch=4", "launch.max_restarts=0", "-m")
@@ -248,7 +248,7 @@ LONG = (
 
 @pytest.mark.slow
 def test_a_run_on_shards_that_is_killed_goes_on_where_it_was(pipeline, tmp_path):
-    (arguments,) = p_value_of([("data.shard=element",), ("data.shard=file", "data.service=1")], 1)
+    (arguments,) = sampled([("data.shard=element",), ("data.shard=file", "data.service=1")], 1)
     shards.write(tmp_path / "data", [45, 38], [13])
     given = prepared(tmp_path, *LONG, "launch.max_restarts=0", *arguments)
     process = start(tmp_path, *given)

@@ -11,7 +11,7 @@ from typing import Any
 
 import own
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, p_value_of, start
+from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from kills import Unharmed, chosen, run
 
 # What is left to chance follows from it; a failure names it, and TEST_SEED=... has it again.
@@ -66,7 +66,7 @@ def only(ran: Ran) -> Path:
 
 @pytest.mark.slow
 def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_same_weights(pipeline):
-    (layout,) = p_value_of((ONE, TWO), 1)
+    (layout,) = sampled((ONE, TWO), 1)
     sane = unharmed(pipeline, *layout)
     command = (*SMALL, *layout, preempting(7, 24, 30, number="SIGUSR1"))
     codes, saved = [], []

@@ -25,7 +25,7 @@ from pipeline.config import config as configs
 from pipeline.launch import signals
 from pipeline.record.events import PREEMPTING
 from pipeline.run import run
-from pipeline.run.points import Points, compose
+from pipeline.run.points import Points, Served, compose
 from pipeline.run.sweep import SweepError
 from pipeline.run.views import Ahead
 from pipeline.views import report
@@ -63,39 +63,50 @@ def command() -> int:
     session = run.Session(
         search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=show.Terminal(console), track=Tracker
     )
-    points, written = Points(), None
+    points, written, code = Points(), None, 1
     try:
         with signals.interrupt(run.leaves_running(session)):
             compose(session, points, partial(_tell, console=console))
             _run(points, session, console)
             written = _report(points, session)
+        code = _code(_done(session))
+        # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
+        if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
+            code = PREEMPTED
     except signals.Interrupted as interrupted:
         if points.many and session.results:
             console.print(show.sweep_table(_done(session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
-        return PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
+        code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
+        return code
+    except Served as served:
+        code = served.code
+        return code
     except Exception as error:
-        if isinstance(error, SweepError):
-            return _refuse(str(error))
-        if configs.is_ours(error):
-            return _refuse(configs.explain(error))
-        if isinstance(error, OSError):
-            return _refuse(
-                f"Expected to be able to write {error.filename or 'the output folder'}, received: "
-                f"{error.strerror or error}. Try output_dir=..."
-            )
-        raise
+        code = _refuse(_refusal(error))
+        return code
     finally:
         points.release()
-        session.close()
+        session.close(code)
     if points.many and session.results:
         console.print(show.sweep_table(_done(session) if written is None else written.results))
     for line in written.shown() if written else ():
         console.print(line, soft_wrap=True)
-    # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
-    if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
-        return PREEMPTED
-    return _code(_done(session))
+    return code
+
+
+def _refusal(error: Exception) -> str:
+    """What is wrong with what was asked for, in words. Raises what is no person's making."""
+    if isinstance(error, SweepError):
+        return str(error)
+    if configs.is_ours(error):
+        return configs.explain(error)
+    if isinstance(error, OSError):
+        return (
+            f"Expected to be able to write {error.filename or 'the output folder'}, received: "
+            f"{error.strerror or error}. Try output_dir=..."
+        )
+    raise error
 
 
 def _run(points: Points, session: run.Session, console: Console) -> None:

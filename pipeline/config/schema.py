@@ -151,7 +151,8 @@ class HardwareConfig:
     """Facts about the devices: counts, threads, memory in GiB, link speed in Gbit/s, price of one host for an hour."""
 
     name: str = "???"
-    hosts: int = 1
+    # None: as many as the cluster has.
+    hosts: int | None = None
     devices_per_host: int | None = None
     kind: Kind = Kind.auto
     threads_per_device: int | None = None

@@ -5,19 +5,18 @@ job gives `started` for each process, `stopped` while the system says that one i
 its `code` (negative: minus the signal).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.config.offers import find
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch.errors import LaunchError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 
-
-class LaunchError(RuntimeError):
-    """Processes that cannot be started: the message says what was expected, received, and what to type instead."""
+__all__ = ["CLUSTERS", "Cluster", "Job", "LaunchError", "cluster_of"]
 
 
 class Job(Protocol):
@@ -42,24 +41,31 @@ class Job(Protocol):
 class Cluster(Protocol):
     """Somewhere that processes can be started."""
 
+    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
+        """Where the same command was started several times and another one conducts: does what that says, to its end.
+
+        Returns that one's exit code; None, at once, where this one conducts. `asked` has a scheduler's signal in words
+        once there was one; `say` tells the person at this terminal what is going on. Raises `LaunchError`.
+        """
+
     def inventory(self) -> Machine:
         """What there is to lay a plan over, looked at once."""
 
     def warm_up(self) -> None:
         """Begins what starting processes will wait for, beside what the conductor does next."""
 
-    def ports(self, count: int) -> Sequence[int]:
-        """Ports for `count` processes to listen on. Raises `LaunchError` where one that was asked for is taken."""
+    def addresses(self, plan: Plan) -> Sequence[str]:
+        """HOST:PORT for each process of a plan to listen at, by rank. Raises `LaunchError` where one is taken."""
 
     def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Starts the processes of `plan`; `group` names them in events and logs, which go to `folder`."""
 
-    def close(self) -> None:
-        """Lets go of whatever is kept between jobs."""
+    def close(self, code: int) -> None:
+        """Lets go of whatever is kept between jobs; `code` is what the command ends with."""
 
 
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
-CLUSTERS = {"local": "pipeline.launch.local:LocalCluster"}
+CLUSTERS = {"local": "pipeline.launch.local:LocalCluster", "env": "pipeline.launch.env:EnvCluster"}
 
 
 def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
@@ -69,7 +75,7 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
         cluster: Cluster = made(config, environ)
         return cluster
     built = _Offered(config.name, lambda *given: made(*given))(config, environ)
-    for part in ("inventory", "warm_up", "ports", "start", "close"):
+    for part in ("serve", "inventory", "warm_up", "addresses", "start", "close"):
         if not callable(getattr(built, part, None)):
             raise LaunchError(
                 f"Expected cluster={config.name} to have {part}(), received one without. Try cluster=local."

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import LaunchError, machine
+from pipeline.launch import machine
+from pipeline.launch.errors import LaunchError
 from pipeline.launch.signals import CONDUCTOR
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
@@ -45,6 +46,10 @@ class LocalCluster:
         if config.start_method.value == "forkserver":
             self._context.set_forkserver_preload(PRELOAD)
 
+    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
+        """None: nobody else conducts."""
+        return None
+
     def inventory(self) -> Machine:
         """This machine, as far as a process with the given environment may use it, looked at once."""
         if self._machine is None:
@@ -57,19 +62,24 @@ class LocalCluster:
             with _quiet_environment():
                 forkserver.ensure_running()
 
-    def ports(self, count: int) -> Sequence[int]:
-        """Free ports, or the configured ones, reserved until the next call."""
+    def addresses(self, plan: Plan) -> Sequence[str]:
+        """Free ports, or the configured ones, for the processes of a plan of several."""
+        count = len(plan.processes)
+        return [f"{self._config.host}:{port}" for port in self.free(count if count > 1 else 0)]
+
+    def free(self, count: int) -> Sequence[int]:
+        """Free ports, or the configured ones, reserved until the next call. Raises `LaunchError`."""
         self._release()
         base = self._config.base_port
         for number in range(count):
             self._reserved.append(_reserve(self._config.host, 0 if base is None else base + number))
-        return tuple(each.getsockname()[1] for each in self._reserved)
+        return tuple(reserved.getsockname()[1] for reserved in self._reserved)
 
-    def start(self, plan: Plan, group: str, folder: Path) -> "LocalJob":
-        """Forks a process for each of the plan's."""
-        return LocalJob(self._context, plan, group, folder)
+    def start(self, plan: Plan, group: str, folder: Path, ranks: Sequence[int] | None = None) -> "LocalJob":
+        """Forks a process for each of the plan's, or for some ranks of it."""
+        return LocalJob(self._context, plan, group, folder, range(len(plan.processes)) if ranks is None else ranks)
 
-    def close(self) -> None:
+    def close(self, code: int) -> None:
         """Ends the server, which ends by itself once its pipe closes, and waits until it has."""
         self._release()
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -83,8 +93,8 @@ class LocalCluster:
 class LocalJob:
     """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
 
-    def __init__(self, context: Any, plan: Plan, group: str, folder: Path) -> None:
-        self._group, self._context, self._plan, self._folder = group, context, plan, folder
+    def __init__(self, context: Any, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
+        self._group, self._context, self._plan, self._folder, self._ranks = group, context, plan, folder, ranks
         self._processes: dict[int, BaseProcess] = {}
         self._events: dict[int, Connection] = {}
         self._commands: dict[int, Connection] = {}
@@ -99,6 +109,11 @@ class LocalJob:
         except BaseException:
             self.stop(grace=0)
             raise
+
+    def sources(self) -> list[Connection | int]:
+        """What is ready, to who waits for it, once there are events."""
+        running = [process.sentinel for rank, process in self._processes.items() if rank not in self._exited]
+        return [*self._events.values(), *running]
 
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something."""
@@ -157,8 +172,8 @@ class LocalJob:
         """Starts all processes; all of them anew, with another fork server, where that was killed meanwhile."""
         for again in range(self._plan.max_restarts + 1):
             try:
-                for each in self._plan.processes:
-                    self._start(each)
+                for rank in self._ranks:
+                    self._start(self._plan.processes[rank])
                 break
             except GONE as error:
                 self.stop(grace=0)
@@ -170,7 +185,7 @@ class LocalJob:
                 time.sleep(AGAIN_SECONDS)
         if again:
             often = f"{again} of {self._plan.max_restarts} times (launch.max_restarts)"
-            self._add(0, event="warning", text=f"The fork server was lost. It was started again, {often}.")
+            self._add(self._ranks[0], event="warning", text=f"The fork server was lost. It was started again, {often}.")
 
     def _start(self, process: Process) -> None:
         from pipeline.launch import child
@@ -270,19 +285,28 @@ def _reserve(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _quiet_environment() -> Any:
-    """The environment that a process is started with; put back afterwards."""
-    wanted = {
+    """The environment that a process is started with; put back afterwards.
+
+    Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names.
+    """
+    wanted: dict[str, str | None] = {
+        "TF_CONFIG": None,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         "KERAS_BACKEND": "tensorflow",
         CONDUCTOR: str(os.getpid()),
     }
     kept = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    _set(wanted)
     try:
         yield
     finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set(kept)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    """Sets variables of the environment; None is to have none."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

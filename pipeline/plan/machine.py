@@ -9,7 +9,8 @@ class Machine:
 
     `tpu_name` is what the environment calls its TPU, a name or an address; `cache_bytes` what the last caches before
     memory hold, None where that is not known to decide what cores take from each other. `hosts` is how many like it the
-    cluster reaches; where it is 1, this one stands for all.
+    cluster reaches; where it is 1, this one stands for all. `tasks` are the kinds of the processes that something else
+    has started for the run ("chief", "worker", "ps"), in order; empty where as many are started as a plan has.
     """
 
     hostname: str
@@ -21,3 +22,4 @@ class Machine:
     tpu_name: str | None = None
     cache_bytes: int | None = None
     hosts: int = 1
+    tasks: tuple[str, ...] = ()

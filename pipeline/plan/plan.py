@@ -240,17 +240,20 @@ def make(
     examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
+    config = replace(config, hardware=replace(config.hardware, hosts=config.hardware.hosts or machine.hosts))
     kind, per_host, notes = _devices(config, machine, present)
-    workers = _workers(config, kind, per_host)
-    per_process, per_worker_host = _layout(config, workers)
+    tasks = _tasks_that_train(config, machine)
+    workers = _workers(config, kind, per_host, tasks)
+    per_process, per_worker_host = _layout(config, workers, tasks)
     asynchronous = config.strategy.asynchronous
     concurrent_steps = workers if asynchronous else 1
-    servers = _parameter_servers(config, workers)
+    servers = _parameter_servers(config, workers, machine.tasks.count("ps"))
     # Workers that race make each step alone.
     scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else workers)
     notes += _notes_on_tpu(config, kind, workers, global_batch)
     on_cpu = kind == "cpu"
-    local_hosts = 1 if machine.hosts == 1 else config.hardware.hosts
+    hosts = config.hardware.hosts or machine.hosts
+    local_hosts = 1 if machine.hosts == 1 else hosts
     here = workers if local_hosts == 1 else per_worker_host
     threads = config.hardware.threads_per_device or max(1, len(machine.cores) // max(per_host, here))
     oversubscribed = on_cpu and here * threads > len(machine.cores)
@@ -259,14 +262,15 @@ def make(
             f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {len(machine.cores)} "
             f"core{'s' * (len(machine.cores) > 1)}: the speedup says nothing about {here} separate devices."
         )
-    several_hosts = config.hardware.hosts > 1 and local_hosts == 1 and workers > per_worker_host
+    several_hosts = hosts > 1 and local_hosts == 1 and workers > per_worker_host
     stands_for_hosts = several_hosts and present and not config.hardware.rehearse
     if stands_for_hosts:
-        notes.append(f"This machine stands for {config.hardware.hosts} hosts: a rehearsal.")
+        notes.append(f"This machine stands for {hosts} hosts: a rehearsal.")
     if config.hardware.rehearse:
         notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
     first = 1 if asynchronous else 0
     training = workers // per_process
+    _check_tasks(config, machine, tasks, training, servers, per_process)
     alone = training == 1 and not asynchronous
     data_servers, service = _service(config, asynchronous)
     others = first + training + servers
@@ -294,13 +298,13 @@ def make(
             _other(
                 first + training + number,
                 "parameter server",
-                number % config.hardware.hosts,
+                number % hosts,
                 address[first + training + number],
             )
             for number in range(servers)
         ),
         *(
-            _other(others + number, DATA_SERVER, number % config.hardware.hosts, address[others + number])
+            _other(others + number, DATA_SERVER, number % hosts, address[others + number])
             for number in range(data_servers)
         ),
     )
@@ -387,13 +391,13 @@ def make(
     )
 
 
-def listening(plan: Plan, ports: Sequence[int]) -> Plan:
-    """The plan with a port for each of its processes that has an address; others know what is open to them by it."""
-    if not ports:
+def listening(plan: Plan, given: Sequence[str]) -> Plan:
+    """The plan with HOST:PORT for each of its processes that has an address; a note says what is open to others."""
+    if not given:
         return plan
     processes = tuple(
-        process if process.address is None else replace(process, address=f"{_host(process.address)}:{port}")
-        for process, port in zip(plan.processes, ports, strict=True)
+        process if process.address is None else replace(process, address=address)
+        for process, address in zip(plan.processes, given, strict=True)
     )
     addresses = [process.address for process in processes if process.address]
     return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses)))
@@ -876,7 +880,7 @@ def _devices(config: Config, machine: Machine, present: bool) -> tuple[str, int,
         return "cpu", per_host, notes
     if kind is Kind.tpu:
         return kind.value, per_host, _absent_tpu(config, machine, present)
-    here = per_host * hardware.hosts if machine.hosts == 1 else per_host
+    here = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
     if kind is Kind.gpu and here > len(machine.gpus):
         gpus, cores = len(machine.gpus), len(machine.cores)
         lacks = f"hardware={hardware.name} has {here} GPUs, this machine has {gpus} and {cores} CPU cores"
@@ -1012,9 +1016,42 @@ def _notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) ->
     return notes
 
 
-def _workers(config: Config, kind: str, per_host: int) -> int:
+def _tasks_that_train(config: Config, machine: Machine) -> int | None:
+    """How many processes that train something else has started; None where as many are started as are needed."""
+    strategy, kinds = config.strategy, machine.tasks
+    if not kinds or not strategy.spans_processes:
+        return None
+    if strategy.asynchronous and "chief" not in kinds:
+        raise PlanError(
+            f"Expected a chief among the tasks, since it coordinates the others under strategy={strategy.name}, "
+            f"received {', '.join(kinds)}. Try it with a chief, or strategy=multi_worker."
+        )
+    workers = kinds.count("worker")
+    return workers if strategy.asynchronous else workers + kinds.count("chief")
+
+
+def _check_tasks(
+    config: Config, machine: Machine, tasks: int | None, training: int, servers: int, per_process: int
+) -> None:
+    """Refuses more processes than something else has started."""
+    if tasks is None:
+        return
+    if training > tasks:
+        raise PlanError(
+            f"Expected no more processes that train than the {tasks} that were started, received {training} for "
+            f"workers={training * per_process}. Try workers={tasks * per_process}."
+        )
+    there = machine.tasks.count("ps")
+    if servers > there:
+        raise PlanError(
+            f"Expected no more parameter servers than the {there} that were started, received {servers}. "
+            f"Try {f'strategy.parameter_servers={there}' if there else 'strategy=multi_worker'}."
+        )
+
+
+def _workers(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
     strategy, hardware = config.strategy, config.hardware
-    hosts = hardware.hosts
+    hosts = hardware.hosts or 1
     devices = per_host * hosts
     if not (strategy.spans_devices or strategy.spans_processes):
         if config.workers not in (None, 1):
@@ -1023,7 +1060,11 @@ def _workers(config: Config, kind: str, per_host: int) -> int:
                 f"Try workers=1, or strategy=mirrored workers={config.workers}."
             )
         return 1
-    workers = config.workers or devices
+    usual = devices
+    if tasks:
+        each = strategy.devices_per_process or (max(1, devices // tasks) if strategy.spans_devices else 1)
+        usual = tasks * each
+    workers = config.workers or usual
     if workers > MOST_WORKERS:
         raise PlanError(f"Expected no more than {MOST_WORKERS} workers, received {workers}. Try workers={per_host}.")
     if hosts > 1 and not strategy.spans_processes and workers > per_host:
@@ -1045,9 +1086,9 @@ def _workers(config: Config, kind: str, per_host: int) -> int:
     return workers
 
 
-def _layout(config: Config, workers: int) -> tuple[int, int]:
+def _layout(config: Config, workers: int, tasks: int | None) -> tuple[int, int]:
     """(devices per process, workers per host)."""
-    strategy, hosts = config.strategy, config.hardware.hosts
+    strategy, hosts = config.strategy, config.hardware.hosts or 1
     per_host = math.ceil(workers / hosts) if workers > 1 else 1
     used = strategy.devices_per_process
     if not strategy.spans_processes:
@@ -1057,7 +1098,10 @@ def _layout(config: Config, workers: int) -> tuple[int, int]:
                 f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
             )
         return workers, workers
-    per_process = used or (per_host if hosts > 1 and strategy.spans_devices else 1)
+    usual = per_host if hosts > 1 else 1
+    if tasks:
+        usual = max(1, workers // tasks)
+    per_process = used or (usual if strategy.spans_devices else 1)
     if per_process > 1 and not strategy.spans_devices:
         raise PlanError(
             f"Expected strategy.devices_per_process=1 under {strategy.name}, received {per_process}. "
@@ -1072,7 +1116,7 @@ def _layout(config: Config, workers: int) -> tuple[int, int]:
     return per_process, per_host
 
 
-def _parameter_servers(config: Config, workers: int) -> int:
+def _parameter_servers(config: Config, workers: int, there: int) -> int:
     strategy = config.strategy
     if not strategy.asynchronous:
         for key in ("parameter_servers", "min_shard_bytes"):
@@ -1088,7 +1132,7 @@ def _parameter_servers(config: Config, workers: int) -> int:
             f"Try workers=1, or strategy=mirrored."
         )
     # What a server passes on grows with the workers, and one keeps up with a few of them.
-    servers = strategy.parameter_servers or math.ceil(workers / WORKERS_PER_SERVER)
+    servers = strategy.parameter_servers or there or math.ceil(workers / WORKERS_PER_SERVER)
     if servers > MOST_WORKERS:
         raise PlanError(
             f"Expected no more than {MOST_WORKERS} parameter servers, received {servers}. "
@@ -1113,7 +1157,7 @@ def _service(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]]:
                 f"Expected data.service to be from 1 to {MOST_SERVERS} processes on each host, received {asked}. "
                 f"Try data.service=2."
             )
-        return int(asked) * config.hardware.hosts, ()
+        return int(asked) * (config.hardware.hosts or 1), ()
     addresses = tuple(each.strip().removeprefix("grpc://") for each in asked.split(","))
     for each in addresses:
         host, _, port = each.rpartition(":")

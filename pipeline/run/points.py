@@ -20,8 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
+from pipeline.config.offers import OfferError
 from pipeline.config.schema import COMPOSED, Config, Mode
-from pipeline.launch import machine
+from pipeline.launch import LaunchError, machine
 from pipeline.plan import plan
 from pipeline.run import run
 from pipeline.run import sweep as sweeps
@@ -69,6 +70,14 @@ def _devices(environ: Mapping[str, str]) -> int:
     return len(here.gpus) or len(here.cores)
 
 
+class Served(BaseException):
+    """This command was another's agent, whose exit code is its own."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class _Composing:
     """Points in Hydra's order, None for one whose result is there."""
 
@@ -106,10 +115,26 @@ class _Composing:
             if request.config.mode is not Mode.run:
                 self._of_nothing.append((request.folder, _output(composed)))
             return
+        if config.mode is Mode.run:
+            self._serve(config, folder)
         request = run.PointRequest(config, folder, overrides, Path(where.sweep.dir).name if many else None)
         self._asked[place] = request
         if not many or plan.on_one_device(config) is config:
             self._look_over(place, request)
+
+    def _serve(self, config: Config, folder: Path) -> None:
+        """Raises `Served` once this process has served a conductor elsewhere, to which the points are left."""
+        with suppress(OfferError, LaunchError):
+            # One that is not there, or broken, is refused when the point is looked over.
+            self._session.cluster(config)
+            try:
+                code = self._session.serve(config)
+            except LaunchError as error:
+                self._session.screen.say(str(error))
+                code = 2
+            if code is not None:
+                run.remove(folder, Path(config.output_dir))
+                raise Served(code)
 
     def finish(self) -> None:
         """Makes what trains on one device a point of its own, once all others are known, and adds the repeats."""

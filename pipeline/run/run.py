@@ -95,12 +95,20 @@ class Session:
             self._tracker = self.track(self.environ, log)
         return self._tracker
 
-    def close(self) -> None:
-        """Ends the tracker and the clusters."""
+    def serve(self, config: Config) -> int | None:
+        """The exit code once this process has done what a conductor elsewhere said; None where it conducts itself."""
+        self.busy = True
+        try:
+            return self.cluster(config).serve(self.screen.say, lambda: self.preemption.asked)
+        finally:
+            self.busy = False
+
+    def close(self, code: int) -> None:
+        """Ends the tracker and the clusters; `code` is what the command ends with."""
         if self._tracker is not None:
             self._tracker.close()
         for cluster in self._clusters.values():
-            cluster.close()
+            cluster.close(code)
 
 
 @dataclass(frozen=True)
@@ -301,7 +309,7 @@ def _timed_alone(
     if not request.config.predict.time_one or not there:
         return None
     try:
-        one = _with_ports(_planned(plan.on_one_worker(request.config, planned), cluster), cluster)
+        one = _listening(_planned(plan.on_one_worker(request.config, planned), cluster), cluster)
         for address in one.service:
             reach.expect_data_service(address)
     except (PlanError, reach.NoAnswerError):
@@ -388,17 +396,16 @@ def _planned(config: Config, cluster: Cluster, present: bool = True) -> Plan:
 
 
 def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:
-    """The plan with a port for each process, where all that it needs beside its processes answers. Raises else."""
+    """The plan with an address for each process, where all that it needs beside its processes answers. Raises else."""
     if config.mode is Mode.run:
         _expect_tpu(planned, session)
         for address in planned.service:
             reach.expect_data_service(address)
-    return _with_ports(planned, cluster)
+    return _listening(planned, cluster)
 
 
-def _with_ports(planned: Plan, cluster: Cluster) -> Plan:
-    count = len(planned.processes)
-    return plan.listening(planned, cluster.ports(count if count > 1 else 0))
+def _listening(planned: Plan, cluster: Cluster) -> Plan:
+    return plan.listening(planned, cluster.addresses(planned) if len(planned.processes) > 1 else ())
 
 
 def _described(config: Config) -> tuple[Config, list[int]]:
@@ -557,7 +564,7 @@ class Point:
         for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
             config = dataclasses.replace(self._config, workers=workers)
             with suppress(PlanError):
-                made = _with_ports(_planned(config, cluster), cluster)
+                made = _listening(_planned(config, cluster), cluster)
                 # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
                 scale = planned.rate_scale * made.global_batch / planned.global_batch
                 return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)

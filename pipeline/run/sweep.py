@@ -52,7 +52,11 @@ def fingerprint(config: Config) -> str:
     >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
     False
     """
-    return _digest(asked(config, Part.POINT))
+    # Of 0.1.0, where one host was the default.
+    hosts = 1 if config.hardware.hosts is None else config.hardware.hosts
+    return _digest(
+        asked(dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT)
+    )
 
 
 def fingerprint_of_words(overrides: Sequence[str]) -> str:

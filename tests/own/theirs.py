@@ -28,15 +28,18 @@ class Cluster:
     def __init__(self, config, environ):
         self.root, self.environ = config.options["folders"], dict(environ)
 
+    def serve(self, say, asked):
+        return None
+
     def inventory(self):
         return machine.detect(self.environ)
 
     def warm_up(self):
         pass
 
-    def ports(self, count):
-        held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-        found = [each.getsockname()[1] for each in held]
+    def addresses(self, plan):
+        held = [socket.create_server(("127.0.0.1", 0)) for _ in plan.processes]
+        found = [f"127.0.0.1:{each.getsockname()[1]}" for each in held]
         for each in held:
             each.close()
         return found
@@ -44,7 +47,7 @@ class Cluster:
     def start(self, plan, group, folder):
         return Job(self, plan, group, folder)
 
-    def close(self):
+    def close(self, code):
         pass
 
 

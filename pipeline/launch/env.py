@@ -1,0 +1,163 @@
+"""Processes of which something else started one command each, with `TF_CONFIG` or the like to say which is which.
+
+The chief's command, or the first worker's where there is no chief, conducts; those of the other tasks are its agents:
+they listen at their task's address, which is free until TensorFlow's own server has it.
+"""
+
+import contextlib
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch import agent
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.link import accept, connect, listen
+from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.remote import Agents, RemoteJob
+from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan
+
+# What conductor and agents show each other that they have, where the environment has it.
+TOKEN = "PIPELINE_TOKEN"
+# Seconds for which tasks wait for each other, unless `cluster.options.timeout` says otherwise.
+WAIT_SECONDS = 600.0
+# For which agents that were not needed are told of the end, and tried for.
+CLOSE_SECONDS = 5.0
+POLL_SECONDS = 0.5
+# The roles of a plan's processes that tasks of a kind have.
+KINDS = {"parameter server": SERVER, "worker": WORKER}
+
+
+class EnvCluster:
+    """The tasks of this process's environment."""
+
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        self._tasks: Tasks = tasks_of(environ)
+        self._local = LocalCluster(config, environ)
+        self._timeout = _timeout(config)
+        said = json.dumps([str(task) for task in self._tasks.tasks])
+        self._key = (environ.get(TOKEN) or hashlib.sha256(said.encode()).hexdigest()).encode()
+        self._addresses = {f"{task}": task.address for task in self._tasks.tasks}
+        self._agents = Agents(lambda name: connect(self._addresses[name], self._key))
+        # Does this command conduct a run, of whose end the others are to hear?
+        self._conducts = False
+
+    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
+        """Where another task conducts, does what that says, to the end of its command; returns the exit code of that.
+
+        None where this one conducts. `asked` tells of a scheduler's signal to this process.
+        """
+        own, conductor = self._tasks.own, self._tasks.conductor
+        if own == conductor:
+            self._conducts = True
+            return None
+        if own.kind == EVALUATOR:
+            say(f"{own} has nothing to do: validation runs where training does.")
+            return 0
+        say(f"{own} waits for {conductor}, which conducts.")
+        self._local.warm_up()
+        until = time.monotonic() + self._timeout
+        while time.monotonic() < until:
+            if asked() is not None:
+                return int(128 + _number(asked()))
+            try:
+                with listen(own.address) as listening:
+                    link = accept(listening, self._key, POLL_SECONDS)
+            except OSError as error:
+                raise LaunchError(
+                    f"Expected to be able to listen at {own}, received: {error.strerror or error}. "
+                    f"Try another port in {self._tasks.source}, the same in all tasks."
+                ) from error
+            if link is None:
+                continue
+            say(f"{conductor} has begun.")
+            code = agent.serve(link, self._local, lambda: None if asked() is None else _number(asked()))
+            if code is not None:
+                say(f"{conductor} has ended with {code}.")
+                return code
+            say(f"The connection to {conductor} was lost. {own} waits for it again.")
+            until = time.monotonic() + self._timeout
+        raise LaunchError(
+            f"Expected {conductor} to conduct, received nothing from it for {self._timeout:g} s. "
+            f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
+        )
+
+    def inventory(self) -> Machine:
+        """This machine, as many like it as the tasks have hosts, and the tasks' kinds."""
+        kinds = tuple(task.kind for task in self._tasks.tasks if task.kind != EVALUATOR)
+        return replace(self._local.inventory(), hosts=len(self._tasks.hosts), tasks=kinds)
+
+    def warm_up(self) -> None:
+        """Begins the imports of this host's processes."""
+        self._local.warm_up()
+
+    def addresses(self, plan: Plan) -> Sequence[str]:
+        """Those of the tasks; what no task is for, such as a data server, runs on this host."""
+        where = self._where(plan)
+        beside = iter(self._local.free(len(plan.processes) - len(where)))
+        host = self._tasks.own.host
+        return [
+            where[process.rank].address if process.rank in where else f"{host}:{next(beside)}"
+            for process in plan.processes
+        ]
+
+    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob | LocalJob:
+        """Starts the processes of this host's task here, and those of others by their agents."""
+        where = {rank: str(task) for rank, task in self._where(plan).items() if task != self._tasks.own}
+        if not where:
+            return self._local.start(plan, group, folder)
+        return RemoteJob(self._agents, self._local, plan, group, folder, where, self._timeout)
+
+    def close(self, code: int) -> None:
+        """Tells all tasks what the command ends with."""
+        others = [str(task) for task in self._tasks.tasks if task not in (self._tasks.own, *self._tasks.of(EVALUATOR))]
+        if self._conducts:
+            self._agents.close(code, others, CLOSE_SECONDS)
+        self._local.close(code)
+
+    def _where(self, plan: Plan) -> dict[int, Task]:
+        """The task of each process of a plan that has one. Refuses a plan whose hosts are not those of the tasks."""
+        if len(plan.processes) == 1:
+            return {}
+        coordinator = [process.rank for process in plan.processes if process.role == "coordinator"]
+        left = {kind: list(self._tasks.of(kind)) for kind in (CHIEF, WORKER, SERVER)}
+        if not coordinator:
+            # A chief is the first of the workers.
+            left[WORKER] = left[CHIEF] + left[WORKER]
+        found: dict[int, Task] = {}
+        for process in plan.processes:
+            kind = CHIEF if process.rank in coordinator else WORKER if process.devices else KINDS.get(process.role)
+            if kind is not None:
+                found[process.rank] = left[kind].pop(0)
+        hosts = {plan.processes[rank].host: set[str]() for rank in found}
+        for rank, task in found.items():
+            if plan.processes[rank].devices:
+                hosts[plan.processes[rank].host].add(task.host)
+        if any(len(names) > 1 for names in hosts.values()):
+            raise LaunchError(
+                f"Expected processes on the hosts of their tasks in {self._tasks.source}, {len(self._tasks.hosts)} of "
+                f"them, received a plan with several of these as one. Try hardware.hosts={len(self._tasks.hosts)}."
+            )
+        return found
+
+
+def _timeout(config: ClusterConfig) -> float:
+    given = config.options.get("timeout", WAIT_SECONDS)
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(given) < 1e9:
+            return float(given)
+    raise LaunchError(
+        f"Expected cluster.options.timeout to be seconds above 0, received {given}. "
+        f"Try cluster.options.timeout={WAIT_SECONDS:g}."
+    )
+
+
+def _number(asked: str | None) -> int:
+    """The number of the signal that is named first."""
+    return signal.Signals[(asked or "SIGTERM").split()[0]].value

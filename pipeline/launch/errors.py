@@ -1,0 +1,5 @@
+"""What cannot be started."""
+
+
+class LaunchError(RuntimeError):
+    """Processes that cannot be started: the message says what was expected, received, and what to type instead."""

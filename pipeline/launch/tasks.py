@@ -1,0 +1,158 @@
+"""Reads from the environment which of several tasks this process is, where something else started one command each.
+
+TensorFlow's `TF_CONFIG` (Vertex AI, Kubeflow's TFJob), Vertex AI's `CLUSTER_SPEC` for its other containers, and
+SageMaker's `SM_HOSTS` with `SM_CURRENT_HOST`. Sources: the guide "Distributed training with TensorFlow", Vertex AI's
+"Distributed training structure", and the README of sagemaker-training-toolkit.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.launch.errors import LaunchError
+
+CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
+# What Vertex AI calls its pools of machines, and what each is for.
+POOLS = {"workerpool0": CHIEF, "workerpool1": WORKER, "workerpool2": SERVER, "workerpool3": EVALUATOR}
+# SageMaker names hosts and no ports; this one is of its own TensorFlow container.
+SAGEMAKER_PORT = 2222
+ADDRESS = re.compile(r"(?:grpc://)?([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the processes that were started: its kind, its number among those of its kind, and HOST:PORT."""
+
+    kind: str
+    index: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index} at {self.address}"
+
+    @property
+    def host(self) -> str:
+        """The host of its address."""
+        return self.address.rpartition(":")[0]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All tasks, in TensorFlow's order: the chief, workers, parameter servers; `own` is this process."""
+
+    source: str
+    tasks: tuple[Task, ...]
+    own: Task
+
+    def of(self, kind: str) -> tuple[Task, ...]:
+        """The tasks of a kind."""
+        return tuple(task for task in self.tasks if task.kind == kind)
+
+    @property
+    def conductor(self) -> Task:
+        """The task whose command conducts: the chief, or else the first worker."""
+        return (self.of(CHIEF) or self.of(WORKER))[0]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the tasks that train or serve, each once."""
+        return tuple(dict.fromkeys(task.host for task in self.tasks if task.kind != EVALUATOR))
+
+
+def tasks_of(environ: Mapping[str, str]) -> Tasks:
+    """The tasks that an environment tells of. Raises `LaunchError` where it tells of none that make sense."""
+    for source, read in (
+        ("TF_CONFIG", _of_tensorflow),
+        ("CLUSTER_SPEC", _of_vertex),
+        ("SM_HOSTS", _of_sagemaker),
+    ):
+        if environ.get(source, "").strip():
+            return read(source, environ)
+    raise LaunchError(
+        "Expected TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env, "
+        "received none of them. Try cluster=local for this machine alone."
+    )
+
+
+def _of_tensorflow(source: str, environ: Mapping[str, str]) -> Tasks:
+    said = _json(source, environ[source])
+    return _tasks(source, said.get("cluster"), said.get("task"), lambda kind: CHIEF if kind == "master" else kind)
+
+
+def _of_vertex(source: str, environ: Mapping[str, str]) -> Tasks:
+    said = _json(source, environ[source])
+    return _tasks(source, said.get("cluster"), said.get("task"), lambda kind: POOLS.get(kind, kind))
+
+
+def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
+    hosts, own = _parsed(source, environ[source]), environ.get("SM_CURRENT_HOST", "").strip('"')
+    if not isinstance(hosts, list) or own not in hosts:
+        raise LaunchError(
+            f"Expected SM_HOSTS to be a list with SM_CURRENT_HOST in it, received {hosts} and {own or 'none'}. "
+            f"Try SM_HOSTS='[\"algo-1\"]' SM_CURRENT_HOST=algo-1."
+        )
+    # In one order on all hosts.
+    hosts = sorted(hosts)
+    addresses = [f"{host}:{SAGEMAKER_PORT}" for host in hosts]
+    return _tasks(source, {WORKER: addresses}, {"type": WORKER, "index": hosts.index(own)}, lambda kind: kind)
+
+
+def _tasks(source: str, cluster: Any, task: Any, kind_of: Any) -> Tasks:
+    example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise LaunchError(f"Expected {source} to have a cluster and a task, received another value. Try {example}.")
+    found: list[Task] = []
+    for name, addresses in cluster.items():
+        kind = kind_of(name)
+        if kind not in (CHIEF, WORKER, SERVER, EVALUATOR):
+            raise LaunchError(
+                f"Expected the tasks of {source} to be {CHIEF}, {WORKER}, {SERVER} or {EVALUATOR}, received {name}. "
+                f"Try {example}."
+            )
+        if not isinstance(addresses, list):
+            raise LaunchError(
+                f"Expected {source} to list the addresses of {name}, received {addresses!r}. Try {example}."
+            )
+        found += [Task(kind, index, _address(source, name, each)) for index, each in enumerate(addresses)]
+    found.sort(key=lambda each: ((CHIEF, WORKER, SERVER, EVALUATOR).index(each.kind), each.index))
+    if len({each.address for each in found}) < len(found):
+        raise LaunchError(f"Expected each address of {source} once, received one of them twice. Try other ports.")
+    if sum(each.kind == CHIEF for each in found) > 1 or not any(each.kind in (CHIEF, WORKER) for each in found):
+        raise LaunchError(
+            f"Expected {source} to name one chief or none, and a worker where there is none, received "
+            f"{', '.join(map(str, found)) or 'no task'}. Try {example}."
+        )
+    number = str(task.get("index", ""))
+    own = [each for each in found if each.kind == kind_of(task.get("type")) and str(each.index) == number]
+    if not own:
+        raise LaunchError(
+            f"Expected the task of {source} to be one of {', '.join(map(str, found))}, received type "
+            f"{task.get('type')!r} with index {task.get('index')!r}. Try {example}."
+        )
+    return Tasks(source, tuple(found), own[0])
+
+
+def _address(source: str, name: str, given: Any) -> str:
+    found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        raise LaunchError(
+            f"Expected the addresses of {name} in {source} to be HOST:PORT, received {given!r}. Try 127.0.0.1:2222."
+        )
+    return f"{found[1]}:{found[2]}"
+
+
+def _json(source: str, text: str) -> dict[str, Any]:
+    said = _parsed(source, text)
+    return said if isinstance(said, dict) else {}
+
+
+def _parsed(source: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise LaunchError(
+            f"Expected {source} to be JSON, received what is none: {error}. Try to put it into single quotes, "
+            f"and names within into double ones."
+        ) from error
