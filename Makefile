@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 TWO := --numprocesses 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test test-slow lint format lock wheel benchmark clean
+.PHONY: help setup run ui test test-slow lint format lock wheel benchmark figures clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -54,8 +54,11 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 wheel: setup ## build dist/*.whl, which holds conf/ and works outside the checkout
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
 
-benchmark: setup ## ours beside bare tf.distribute, Keras and the limit, in turn; benchmarks/ has the others
+benchmark: setup ## ours beside bare tf.distribute, Keras and the limit, in turn; ARGS="--against COMMIT"
 	@$(BIN)/python benchmarks/side_by_side.py $(ARGS)
+
+figures: setup ## the tables of README and docs, from what benchmarks/results/ holds
+	@$(BIN)/python benchmarks/figures.py $(ARGS)
 
 clean: ## remove the environment and caches; outputs/ stays
 	@rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -178,7 +178,7 @@ class Load:
 def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...]) -> Plan:
     """The plan that a person gets who types these choices; a strategy of one process needs no `ports`."""
     made = plan.make(make_config(strategy, model, workers, replica_batch), machines.detect(os.environ))
-    return plan.listening(made, ports)
+    return plan.listening(made, [f"127.0.0.1:{port}" for port in ports])
 
 
 def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> Config:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import against
 import contestants
 import record
 from contestants import ContestantFailed, Load, Ours, Rival, Timed
@@ -104,6 +105,11 @@ def main() -> None:
     """Runs the suites that were asked for and prints what came of them."""
     arguments = _arguments()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if arguments.against:
+        rows = against.compare(arguments.against, arguments.rounds, arguments.smoke)
+        if arguments.json:
+            record.write(arguments, arguments.rounds, rows)
+        return
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="side_by_side_") as folder:
         cluster = LocalCluster(ClusterConfig(name="local"), os.environ)
@@ -154,7 +160,7 @@ def run_suite(
 def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict[str, Make]:
     """What makes each contestant of a model. Ours come first, because rivals take over their steps per call."""
     batch = REPLICA_BATCH[suite]
-    ports = tuple(cluster.ports(3 * workers))
+    ports = tuple(cluster.free(3 * workers))
     mirrored = contestants.make_plan("mirrored", suite, workers, batch, ())
     multi_worker = contestants.make_plan("multi_worker", suite, workers, batch, ports[:workers])
     alone = contestants.alone(multi_worker)
@@ -356,6 +362,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="CPU workers")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds a model may wait for others to leave")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="cnn, mlp, NAME or cnn:NAME, ...")
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="this version in turn with another one, in place of the others"
+    )
     small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", "--only=mlp"]
     arguments = record.parse(parser, smoke=small)
     if min(arguments.lives, arguments.rounds) < 1 or arguments.workers < 2 or not arguments.seconds > 0:
