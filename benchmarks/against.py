@@ -63,11 +63,11 @@ def compare(commit: str, rounds: int, smoke: bool) -> list[dict[str, Any]]:
 
 
 def _middle(ratios: list[dict[str, float]]) -> dict[str, Any]:
-    speeds = [each["throughput"] for each in ratios]
+    speeds = [ratio["throughput"] for ratio in ratios]
     return {
         "throughput": statistics.median(speeds),
         "throughput_range": [min(speeds), max(speeds)],
-        "startup": statistics.median(each["startup"] for each in ratios),
+        "startup": statistics.median(ratio["startup"] for ratio in ratios),
         "ratios": ratios,
     }
 

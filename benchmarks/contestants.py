@@ -21,10 +21,11 @@ from pipeline.config import config as configs
 from pipeline.config.schema import Config
 from pipeline.launch import machine as machines
 from pipeline.launch.local import LocalCluster
-from pipeline.plan import plan
+from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
-from pipeline.run import conduct
+from pipeline.run import timing
+from pipeline.run.group import Group, Preemption, RunFailed
 
 ANSWER_SECONDS = 120.0
 # Steps of about this long run before each timed stretch and are left out.
@@ -49,15 +50,13 @@ class Ours:
 
     def __init__(self, cluster: LocalCluster, plans: Sequence[Plan], name: str, folder: Path) -> None:
         self.pids: list[int] = []
-        self._groups: list[conduct.Group] = []
+        self._groups: list[Group] = []
         try:
-            for index, each in enumerate(plans):
-                self._groups.append(
-                    conduct.Group(cluster, each, f"{name}-{index}", folder, self._note, conduct.Preemption())
-                )
+            for index, plan in enumerate(plans):
+                self._groups.append(Group(cluster, plan, f"{name}-{index}", folder, self._note, Preemption()))
             for group in self._groups:
                 group.ask("joined")
-                conduct._build(group)
+                timing.build(group)
             self._pace = max(
                 answer["step_seconds"]
                 for group in self._groups
@@ -65,7 +64,7 @@ class Ours:
             )
         except BaseException as failure:
             self.stop()
-            if isinstance(failure, conduct.RunFailed):
+            if isinstance(failure, RunFailed):
                 raise ContestantFailed(f"{failure} ({failure.log})") from failure
             raise
         self.steps_per_call = measure.steps_per_call(self._pace)
@@ -87,7 +86,7 @@ class Ours:
                 group.job.send(command)
             repeats = [measure.slowest(first.ask("measured", command))]
             repeats += [measure.slowest(group.ask("measured")) for group in rest]
-        except conduct.RunFailed as failure:
+        except RunFailed as failure:
             raise ContestantFailed(f"{failure} ({failure.log})") from failure
         self._pace = max(repeat.seconds for repeat in repeats) / steps
         return Timed(sum(repeat.examples_per_second for repeat in repeats), 1_000 * self._pace)
@@ -177,8 +176,8 @@ class Load:
 
 def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...]) -> Plan:
     """The plan that a person gets who types these choices; a strategy of one process needs no `ports`."""
-    made = plan.make(make_config(strategy, model, workers, replica_batch), machines.detect(os.environ))
-    return plan.listening(made, [f"127.0.0.1:{port}" for port in ports])
+    made = planning.make(make_config(strategy, model, workers, replica_batch), machines.detect(os.environ))
+    return planning.listening(made, [f"127.0.0.1:{port}" for port in ports])
 
 
 def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> Config:
@@ -201,10 +200,10 @@ def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> 
 
 def alone(planned: Plan) -> list[Plan]:
     """For each process of a plan, one that trains by itself on the same cores, with no strategy."""
-    one = plan.baseline_of(planned, machines.detect(os.environ))
+    one = planning.baseline_of(planned, machines.detect(os.environ))
     return [
-        dataclasses.replace(one, processes=(dataclasses.replace(one.processes[0], cores=each.cores),))
-        for each in planned.processes
+        dataclasses.replace(one, processes=(dataclasses.replace(one.processes[0], cores=process.cores),))
+        for process in planned.processes
     ]
 
 

@@ -3,7 +3,7 @@
     python benchmarks/every_strategy.py
 
 The table of docs/strategies.md. A cell is the largest difference of any weight from the same model on one device after
-the same steps on the same global batches; for workers that race, which make other steps, what they reach.
+the same steps on the same global batches; for asynchronous workers, which make other steps, what they reach.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SAME_STEPS = {
     "tpu, rehearsed on 8 CPU devices": ("strategy=tpu", "hardware=tpu_v5e_8", "hardware.rehearse=true"),
 }
 OTHERS = {
-    "parameter_server, 2 workers that race": ("strategy=parameter_server", "workers=2"),
+    "parameter_server, 2 asynchronous workers": ("strategy=parameter_server", "workers=2"),
     "tpu, on this machine": ("strategy=tpu", "hardware=tpu_v5e_8"),
 }
 COMMON = (
@@ -97,7 +97,7 @@ def _trained(model: str, *arguments: str) -> Trained:
         if ran.returncode != 0:
             sys.exit(f"{' '.join(command)} ended with {ran.returncode}: {result['error']}")
         saved = keras.saving.load_model(path.parent / "model.keras")
-        return Trained([np.asarray(each) for each in saved.get_weights()], result)
+        return Trained([np.asarray(weight) for weight in saved.get_weights()], result)
 
 
 def _compared(trained: Trained, one: Trained) -> str:

@@ -63,9 +63,9 @@ def main() -> int:
               f"{sum(error <= 0.1 for error, _ in found)} of {len(found)}, intervals held: {sum(held)} of {len(held)}"
         )  # fmt: skip
     again = [
-        abs(each / statistics.median(speeds[:place] + speeds[place + 1 :]) - 1)
+        abs(speed / statistics.median(speeds[:place] + speeds[place + 1 :]) - 1)
         for speeds in measured.values()
-        for place, each in enumerate(speeds)
+        for place, speed in enumerate(speeds)
         if len(speeds) > 1
     ]
     if again:
@@ -104,8 +104,8 @@ def _compared(made: list[dict[str, float]], speeds: list[float]) -> tuple[float,
     """(predicted over measured, whether each interval held) of one unseen point."""
     predicted = [each["examples_per_second"] for each in made]
     pairs = list(zip(made, speeds, strict=True))
-    ratios = [each["examples_per_second"] / speed for each, speed in pairs]
-    held = [each["low"] <= speed <= each["high"] for each, speed in pairs]
+    ratios = [pair["examples_per_second"] / speed for pair, speed in pairs]
+    held = [pair["low"] <= speed <= pair["high"] for pair, speed in pairs]
     said = (
         f"{made[0]['parameters']:9,} parameters, {made[0]['workers']} workers",
         f"predicted {statistics.median(predicted):7,.0f} ({min(predicted):,.0f} to {max(predicted):,.0f})",

@@ -150,7 +150,7 @@ def run_suite(
     lines = [*_table(suite, per_call, stretches, failed), "", *(each["line"] for each in judged)]
     print("\n".join(lines), flush=True)
     return {
-        "stretches": {name: [dataclasses.asdict(each) for each in taken] for name, taken in stretches.items()},
+        "stretches": {name: [dataclasses.asdict(stretch) for stretch in taken] for name, taken in stretches.items()},
         "steps_per_call": per_call,
         "claims": judged,
         "failed": failed,
@@ -181,7 +181,7 @@ def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict
             strategy_build=planned.strategy_build,
             global_batch=planned.global_batch,
             devices=len(first.devices),
-            cores=tuple(each.cores for each in planned.processes),
+            cores=tuple(process.cores for process in planned.processes),
             threads=(first.intra_op_threads, first.inter_op_threads),
             **fields,
         )
@@ -331,17 +331,17 @@ def _table(
         if not everything:
             continue
         taken = _undisturbed(everything)
-        values = [each.examples_per_second for each in taken]
+        values = [stretch.examples_per_second for stretch in taken]
         middle = f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
         ratio = statistics.median(paired(everything, stretches[limit]) or [float("nan")])
-        step_ms = statistics.median(each.step_ms for each in taken)
-        others = statistics.median(each.others_share for each in taken)
+        step_ms = statistics.median(stretch.step_ms for stretch in taken)
+        others = statistics.median(stretch.others_share for stretch in taken)
         lines.append(f"{name:24} {middle:>30} {ratio:10.2f} {step_ms:10.2f} {per_call[name]:7} {others:7.0%}")
     return lines + [f"{name:24} failed: {why}" for name, why in failed.items()]
 
 
 def _undisturbed(taken: Sequence[Stretch]) -> Sequence[Stretch]:
-    quiet = [each for each in taken if each.others_share <= OTHERS_SHARE]
+    quiet = [stretch for stretch in taken if stretch.others_share <= OTHERS_SHARE]
     return quiet if len(quiet) >= ENOUGH_ROUNDS else taken
 
 

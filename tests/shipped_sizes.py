@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from pipeline.config import config
 from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch.local import LocalCluster
-from pipeline.plan import plan, size
+from pipeline.plan import planning, size
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.run import model_size
@@ -31,7 +31,7 @@ def configured(*overrides: str) -> Config:
 def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
     """The plan of a command on a machine with so many cores and GPUs."""
     on = Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus)
-    return plan.make(configured(*overrides), on, present=False)
+    return planning.make(configured(*overrides), on, present=False)
 
 
 def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.Size]]:

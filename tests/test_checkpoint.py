@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism
 
 from pipeline.plan.plan import Checkpoints
-from pipeline.worker.input.batches import BEGINNING, Layout, Position
+from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Data, Loop, TrainingError

@@ -11,6 +11,8 @@ from conftest import OWN, QUICK, ROOT, Ran
 from hydra import compose, initialize_config_dir
 
 from pipeline.config import config as configs
+from pipeline.config import messages
+from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
 
 CONF = f"--config-dir={OWN}/conf"
@@ -281,12 +283,12 @@ def said(*overrides: str) -> str:
     with initialize_config_dir(str(configs.folder()), version_base="1.3"):
         try:
             configs.typed(compose("config", list(overrides)), overrides)
-        except configs.ConfigError as error:
+        except ConfigError as error:
             return str(error)
         except Exception as error:
-            if not configs.is_ours(error):
+            if not messages.is_ours(error):
                 raise
-            return configs.explain(error)
+            return messages.explain(error)
     raise AssertionError("nothing was refused")
 
 
@@ -297,10 +299,10 @@ def composed(*overrides: str) -> Config:
 
 
 def test_an_error_that_is_not_the_config_s_is_not_taken_for_one():
-    assert not configs.is_ours(ValueError("not raised by Hydra"))
+    assert not messages.is_ours(ValueError("not raised by Hydra"))
     with pytest.raises(KeyError) as raised:
         {}["nothing"]
-    assert not configs.is_ours(raised.value)
+    assert not messages.is_ours(raised.value)
 
 
 def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_facts_and_name_behind():
@@ -380,7 +382,7 @@ def test_help_lists_every_choice_and_key_and_leaves_nothing(pipeline):
         choices = sorted(path.stem for path in (configs.folder() / group).glob("*.yaml"))
         assert f"{group}: {', '.join(choices)}" in ran.out
     shown = yaml.safe_load(ran.out.split("key=value ==\n")[1].split("\nWhat each key means")[0])
-    assert set(dotted(shown)) >= set(configs.keys())
+    assert set(dotted(shown)) >= set(messages.keys())
     assert "python -m pipeline strategy=mirrored workers=2" in ran.out
     assert not list(ran.folder.iterdir())
 

@@ -19,8 +19,9 @@ from pipeline.launch.agent import on_cores
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.link import LinkError, accept, connect, listen
 from pipeline.launch.tasks import tasks_of
+from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
-from pipeline.plan.plan import PlanError, make
+from pipeline.plan.planning import make
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true")
 TWO = ("strategy=multi_worker", "train.steps=30", "checkpoint.every_steps=5", *SMALL)

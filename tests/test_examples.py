@@ -15,9 +15,10 @@ from test_batches import LAYOUTS, ONE, labels, leaves
 from pipeline import data as sources
 from pipeline.data.examples import Examples, Segment, rows
 from pipeline.worker.input import cache, reading, service
-from pipeline.worker.input.batches import BEGINNING, DEFAULT, Layout, Position, count, spec, stream
+from pipeline.worker.input.batches import DEFAULT, count, spec, stream
+from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.reading import Reading
-from pipeline.worker.tensorflow import scheduled
+from pipeline.worker.tensorflow import source
 from pipeline.worker.tensorflow.loop import Data, TrainingError
 
 SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
@@ -168,12 +169,12 @@ def test_steps_that_are_handed_out_train_what_their_numbers_stand_for(tmp_path, 
     part = make(tmp_path, 50)
     layout = dataclasses.replace(ONE, global_batch=8)
     wanted = leaves(stream(part, layout, True, 1, Position(0, 16)).take(12))
-    source = scheduled.source(Data(part, layout, True, 1), [part], workers=3, position=Position(0, 16))
-    iterator = iter(source.made())
-    call = tf.function(lambda first, rows, start, stop: source.batch(iterator, rows, start, stop))
+    made = source.source(Data(part, layout, True, 1), [part], workers=3, position=Position(0, 16))
+    iterator = iter(made.made())
+    call = tf.function(lambda first, rows, start, stop: made.batch(iterator, rows, start, stop))
     # A step that was passed is looked for anew.
     for step in (0, 3, 4, 9, 1, 10):
-        rows, edges = source.rows(step, 2)
+        rows, edges = made.rows(step, 2)
         for place in range(2):
             x, y = call(0, rows, edges[place], edges[place + 1])
             assert y.numpy().tolist() == wanted[step + place][2], step

@@ -20,8 +20,9 @@ from test_plan import cluster, config, machine
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares
 from pipeline.config.schema import Baseline
-from pipeline.plan.plan import PlanError, make
-from pipeline.run.conduct import _one_of_each_host
+from pipeline.plan.errors import PlanError
+from pipeline.plan.planning import make
+from pipeline.run.explaining import _one_of_each_host
 from pipeline.views.mlflow.changes import Point, Replay, Tag, changes
 from pipeline.views.terminal.explained import explained_line, explained_lines
 

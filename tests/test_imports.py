@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from pipeline.config import config
+from pipeline.config import config, messages
 
 SLOW = ("tensorflow", "keras", "mlflow", "sklearn", "pandas", "matplotlib")
 
@@ -93,7 +93,7 @@ def test_imports_run_downwards():
     assert " 0 broken" in shown.stdout
 
 
-@pytest.mark.parametrize("key", [key for key in config.keys() if key.rpartition(".")[2] not in ("name", "build")])  # noqa: SIM118
+@pytest.mark.parametrize("key", [key for key in messages.keys() if key.rpartition(".")[2] not in ("name", "build")])  # noqa: SIM118
 def test_every_key_is_explained_where_it_stands(key):
     group, _, name = key.rpartition(".")
     choices = sorted((config.folder() / group).glob("*.yaml")) if group else []

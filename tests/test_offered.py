@@ -14,6 +14,10 @@ broken = theirs:Broken
 partial = theirs:Partial
 lost = theirs_that_is_gone:Cluster
 
+[pipeline.engines]
+mean = theirs:Mean
+fails = theirs:Fails
+
 [pipeline.views]
 lines = theirs:Lines
 falls = theirs:Falls
@@ -76,6 +80,10 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
         ("cluster=lost", "which a package offers as cluster=lost, to be there, received ModuleNotFoundError"),
         ("cluster=partial", "Expected cluster=partial to have serve(), received one without. Try cluster=local."),
         ("cluster=broken", "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster"),
+        (
+            "backend=torch",
+            "Expected backend to be one that is there (fails, mean, tensorflow), received torch. Try backend=tensor",
+        ),
         ("views=[pages]", "Expected views to be one that is there (falls, lines), received pages. Try views=[]."),
     ],
 )
@@ -85,3 +93,28 @@ def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, offered,
     assert ran.code != 0
     assert words in ran.err, ran.err
     assert "Traceback" not in ran.err
+
+
+def test_an_engine_of_another_package_is_measured_trained_and_recorded_like_ours(pipeline, offered):
+    arguments, environ = offered
+    small = [given for given in arguments if given != "measure.steps=0"]
+    typed = ("strategy=one_device", "hardware=1cpu", "train.steps=4", "train.replica_batch=32", "views=[lines]")
+    ran = pipeline(*small, *typed, "backend=mean", "train.save=false", **environ)
+    assert ran.code == 0, ran.err
+    assert ran.result["examples_per_second"] == pytest.approx(3200.0)
+    assert ran.result["speedup"] == pytest.approx(1.0)
+    assert ran.result["versions"]["mean"] == "1.0"
+    weight = 0.0
+    for first in (0, 32, 64, 0):
+        batch = range(first, first + 32)
+        loss = sum((weight - value) ** 2 for value in batch) / 32
+        weight += 0.1 * (sum(batch) / 32 - weight)
+    assert ran.result["loss"] == pytest.approx(loss)
+    assert json.loads((ran.run_folders[0] / "plan.json").read_text())["backend"] == "mean"
+
+
+def test_an_engine_that_fails_says_so_in_its_own_words(pipeline, offered):
+    arguments, environ = offered
+    ran = pipeline(*arguments, "strategy=one_device", "hardware=1cpu", "backend=fails", **environ)
+    assert ran.code == 1
+    assert "ArithmeticError: the mean of nothing" in ran.err

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from test_plan import config, machine
 
-from pipeline.analyze import comparable, history, predict
+from pipeline.analyze import comparable, history, step_model
 from pipeline.commands import compare
 from pipeline.config.parts import silent
 from pipeline.config.schema import Config
-from pipeline.plan import plan
+from pipeline.plan import plan, planning
 from pipeline.plan.plan import Plan
 from pipeline.run import resume, sweep
 from pipeline.views import report
@@ -77,7 +77,7 @@ def test_predictions_are_made_from_its_runs(old_sweep):
     runs = history.finished(old_sweep.parents[1], "both")
     assert len(runs) == 4
     values = dict(runs[0].plan) | {"workers": 2}
-    assert predict.case_of(values, 9610).parameters == 9610
+    assert step_model.case_of(values, 9610).parameters == 9610
     assert plan.from_json(json.dumps(runs[0].plan)).strategy == runs[0].plan["strategy"]
 
 
@@ -91,7 +91,7 @@ def test_resuming_finds_the_run_it_left(tmp_path):
 
 
 def test_another_processor_makes_no_other_run():
-    planned = plan.make(config("mirrored", workers=2), machine())
+    planned = planning.make(config("mirrored", workers=2), machine())
     here = json.loads(planned.to_json())
     there = here | {"machine": "another", "cache_bytes": 2**25, "link_gbps": 100.0, "memory_gib": 80.0}
     assert plan.identity(there) == plan.identity(here)

@@ -1,4 +1,4 @@
-"""Workers that race on parameter servers: exact where one trains, counted right and never lost where several do."""
+"""Asynchronous workers on parameter servers: exact where one trains, counted right and never lost where several do."""
 
 import dataclasses
 import itertools
@@ -17,11 +17,11 @@ from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from test_exact import assert_equal, sweep
 from test_failure import events, wait_for
 
-from pipeline.worker.input.batches import Layout, Position
+from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.build import ModelError
 from pipeline.worker.tensorflow.loop import Data
-from pipeline.worker.tensorflow.scheduled import Source, source
+from pipeline.worker.tensorflow.source import Source, source
 
 RACING = ("strategy=parameter_server", "workers=2")
 # (Rank, what it gets, what is said of it).
@@ -179,7 +179,7 @@ def test_of_a_data_set_each_worker_goes_on_where_its_share_would_have_been(shard
 
 
 def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
-    """Starts a long run of two racing workers and sends a process a signal in the middle; returns how it ended."""
+    """Starts a long run of two asynchronous workers and sends a process a signal midway; returns how it ended."""
     process = start(folder, *QUICK, *RACING, "data=digits", "model=mlp", *arguments)
     try:
         wait_for(folder, "steps", count=3)

@@ -21,19 +21,12 @@ from pipeline.config.schema import (
     StrategyConfig,
     TrackingConfig,
 )
+from pipeline.plan.batches import split_batch
+from pipeline.plan.checks import check_ranges
+from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
-from pipeline.plan.plan import (
-    DEFAULT_STEPS,
-    Plan,
-    PlanError,
-    baseline_of,
-    check_ranges,
-    fingerprint,
-    from_json,
-    listening,
-    make,
-    split_batch,
-)
+from pipeline.plan.plan import Plan, fingerprint, from_json
+from pipeline.plan.planning import DEFAULT_STEPS, baseline_of, listening, make
 from pipeline.views.terminal.plan import plan_lines
 
 STRATEGIES = {
@@ -726,7 +719,11 @@ def test_racing_workers_on_hosts_share_the_servers_out():
         ("parameter_server", {"strategy__parameter_servers": 10**9}, "Try strategy.parameter_servers=null."),
         ("parameter_server", {"strategy__min_shard_bytes": 0}, "Expected strategy.min_shard_bytes to be 1 or more"),
         ("parameter_server", {"strategy__devices_per_process": 2}, "Try strategy.devices_per_process=1."),
-        ("parameter_server", {"train__deterministic": True}, "where 2 workers race, received true. Try workers=1"),
+        (
+            "parameter_server",
+            {"train__deterministic": True},
+            "workers train asynchronously, received true. Try workers=1",
+        ),
         ("parameter_server", {"launch__max_restarts": -1}, "Expected launch.max_restarts to be 0 or more"),
     ],
 )

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from shipped_sizes import configured, planned
 
-from pipeline.analyze import comparable, history, outlook, predict
+from pipeline.analyze import comparable, history, outlook, predict, scoring, step_model
 from pipeline.analyze.energy import Meter, counters
 from pipeline.analyze.history import HistoryError
-from pipeline.analyze.predict import Observed, PredictError
-from pipeline.plan import plan as plans
+from pipeline.analyze.step_model import Observed, PredictError
+from pipeline.plan import planning
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 
@@ -133,8 +133,8 @@ def test_the_interval_holds_a_noisy_truth_in_at_least_8_of_10_cases(spread):
     assert sum(held) >= 0.8 * len(held)
 
 
-def on_ring(workers: int, batch: int, parameters: int) -> predict.Case:
-    return predict.Case(workers, batch, parameters, 4 * parameters, workers, 1, 1, 1, "all_reduce", "gpu", None)
+def on_ring(workers: int, batch: int, parameters: int) -> step_model.Case:
+    return step_model.Case(workers, batch, parameters, 4 * parameters, workers, 1, 1, 1, "all_reduce", "gpu", None)
 
 
 def seen(ring: Ring, workers: int, batch: int, parameters: int, noise: float = 0.0) -> Observed:
@@ -193,7 +193,7 @@ def test_workers_that_race_are_predicted_by_what_their_servers_send(tmp_path):
 
 
 def on_cpu(workers: int, parameters: int, seconds: float = 0.0) -> Observed:
-    case = predict.Case(workers, 64, parameters, 4 * parameters, 1, workers, workers, 1, "all_reduce", "cpu", None)
+    case = step_model.Case(workers, 64, parameters, 4 * parameters, 1, workers, workers, 1, "all_reduce", "cpu", None)
     return Observed(case, seconds, 0.01)
 
 
@@ -263,14 +263,14 @@ def test_what_all_runs_of_a_round_share_is_the_machine_s_drift():
             order += each
             slower += [factor] * len(each)
         seconds = [truth[name] * factor for name, factor in zip(order, slower, strict=True)]
-        found = predict.drift(order, seconds)
+        found = step_model.drift(order, seconds)
         usual = [each / there for each, there in zip(slower, found, strict=True)]
         assert usual == pytest.approx([usual[0]] * len(usual))
         assert np.median(found) == pytest.approx(1)
     # One round, or one case, tells nothing of drift from what else differs.
-    assert predict.drift("abc", [1.0, 5.0, 2.0]) == [1.0, 1.0, 1.0]
+    assert step_model.drift("abc", [1.0, 5.0, 2.0]) == [1.0, 1.0, 1.0]
     # One run that was held up for itself moves no others.
-    assert predict.drift("abcabcabc", [1.0, 2.0, 3.0, 1.0, 2.6, 3.0, 1.0, 2.0, 3.0]) == pytest.approx([1.0] * 9)
+    assert step_model.drift("abcabcabc", [1.0, 2.0, 3.0, 1.0, 2.6, 3.0, 1.0, 2.0, 3.0]) == pytest.approx([1.0] * 9)
 
 
 def test_runs_in_turn_tell_what_workers_add_however_the_machine_drifts(tmp_path):
@@ -282,7 +282,7 @@ def test_runs_in_turn_tell_what_workers_add_however_the_machine_drifts(tmp_path)
         plan = planned("strategy=mirrored", "model=mlp", "data=digits", f"workers={workers}", hidden)
         ran(tmp_path, plan, [own_kind(workers, size, 1.0).seconds * slower] * 3, size, place)
     found = {(each.case.workers, each.case.parameters): each.seconds
-             for each in predict.observed(history.finished(tmp_path))}  # fmt: skip
+             for each in step_model.observed(history.finished(tmp_path))}  # fmt: skip
     for _, size in points:
         truth = own_kind(2, size, 1.0).seconds / own_kind(1, size, 1.0).seconds
         assert found[2, size] / found[1, size] == pytest.approx(truth, rel=1e-3)
@@ -306,7 +306,7 @@ def test_runs_tell_how_many_parameters_have_room_in_their_host_s_caches(tmp_path
     asked = planned(*point, "workers=2", "model.build.hidden=[10666]")
     one = planned(*point, "workers=1", "model.build.hidden=[10666]")
     timed = predict.alone(one, 800_000, [[one.global_batch / crowded(1, 800_000).seconds] * 3])
-    of_line = predict.predict(crowded(2, 800_000).case, predict.observed(found.runs), timed)[0]
+    of_line = predict.predict(crowded(2, 800_000).case, step_model.observed(found.runs), timed)[0]
     made = predict.of_plan(asked, 800_000, found, timed)
     assert crowded(2, 800_000).seconds < made.step_seconds < 0.97 * of_line
 
@@ -325,8 +325,8 @@ def test_what_is_sent_is_not_scaled_by_a_step_that_was_timed():
 
 
 def racing(workers: int, parameters: int, factor: float) -> Observed:
-    """A step of workers that race, who send what they compute."""
-    case = predict.Case(workers, 64, parameters, 4 * parameters, 1, 1, 1, 1, "parameter_server", "gpu", None)
+    """A step of asynchronous workers, who send what they compute."""
+    case = step_model.Case(workers, 64, parameters, 4 * parameters, 1, 1, 1, 1, "parameter_server", "gpu", None)
     return Observed(case, factor * 2e-8 * parameters + workers * 8 * parameters * 1e-9, 0.01)
 
 
@@ -382,15 +382,15 @@ def test_one_worker_of_a_plan_is_comparable_with_it_and_what_a_run_of_one_worker
             config = configured(*named, *point)
             if config.hardware.hosts > 1 and not config.strategy.spans_processes:
                 continue
-            many = plans.make(config, machine, present=False)
-            one = plans.make(plans.on_one_worker(config, many), machine)
+            many = planning.make(config, machine, present=False)
+            one = planning.make(planning.on_one_worker(config, many), machine)
             assert comparable.apart(json.loads(one.to_json()), json.loads(many.to_json())) == []
             assert (one.workers, one.hosts, one.replica_batch) == (1, 1, many.replica_batch)
             assert (one.threads_per_device, one.oversubscribed) == (many.threads_per_device, False)
             alone = configured(*named, "workers=1", f"train.replica_batch={many.replica_batch}",
                                f"hardware.threads_per_device={many.threads_per_device}")  # fmt: skip
-            run = plans.make(alone, machine, present=False)
-            assert predict.identity(json.loads(one.to_json())) == predict.identity(json.loads(run.to_json()))
+            run = planning.make(alone, machine, present=False)
+            assert step_model.identity(json.loads(one.to_json())) == step_model.identity(json.loads(run.to_json()))
             assert (one.baseline, one.explain, one.save) == ("none", False, False)
 
 
@@ -546,6 +546,6 @@ def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_pat
     assert scored["measured"] == result["examples_per_second"]
     assert scored["held"] == (scored["low"] <= scored["measured"] <= scored["high"])
     assert scored["fitted_on"]["workers"] == [1, 2]
-    assert predict.score([result])["count"] == 1
+    assert scoring.score([result])["count"] == 1
     assert result["cost_to_finish"] == pytest.approx(2.0 * result["seconds_to_finish"] / 3600)
     assert "1 prediction scored: off by" in pipeline("mode=predict", *point, "workers=2").out

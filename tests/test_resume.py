@@ -10,7 +10,7 @@ import pytest
 from conftest import QUICK
 from test_plan import config, machine
 
-from pipeline.plan import plan
+from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.run import resume
 from pipeline.run.resume import Lock, ResumeError
@@ -34,7 +34,7 @@ def made(
 
 
 def wanted(strategy: str = "mirrored", workers: int = 2, **keys: Any) -> Plan:
-    return plan.make(config(strategy, workers=workers, **keys), machine())
+    return planning.make(config(strategy, workers=workers, **keys), machine())
 
 
 def found(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys: Any) -> str | None:

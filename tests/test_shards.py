@@ -18,7 +18,8 @@ from test_failure import wait_for
 from pipeline import data as sources
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.worker.input.batches import Layout, stream
+from pipeline.worker.input.batches import stream
+from pipeline.worker.input.layout import Layout
 
 # (Examples in each file, workers.)
 LAYOUTS = (

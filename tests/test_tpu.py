@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -19,7 +19,8 @@ from conftest import QUICK, Ran
 from tensorflow.core.framework import device_attributes_pb2
 
 from pipeline.launch import reach
-from pipeline.worker.input.batches import Layout, spec, static_parts, stream
+from pipeline.worker.input.batches import spec, static_parts, stream
+from pipeline.worker.input.layout import Layout
 from pipeline.worker.tensorflow import build, static
 from pipeline.worker.tensorflow.loop import Data, Loop
 
@@ -29,14 +30,16 @@ REHEARSED = (*TPU, "hardware.rehearse=true")
 
 @contextmanager
 def listening(answer: bytes | None) -> Iterator[str]:
-    """The address of something that takes a connection and says `answer`; None: nothing, and keeps it."""
+    """The address of something that takes connections and says `answer`; None: nothing, and keeps it."""
     with ExitStack() as kept:
         server = kept.enter_context(socket.create_server(("127.0.0.1", 0)))
 
         def take() -> None:
-            connection = kept.enter_context(server.accept()[0])
-            if answer is not None:
-                connection.sendall(answer)
+            with suppress(OSError):
+                while True:
+                    connection = kept.enter_context(server.accept()[0])
+                    if answer is not None:
+                        connection.sendall(answer)
 
         threading.Thread(target=take, daemon=True).start()
         yield f"grpc://127.0.0.1:{server.getsockname()[1]}"

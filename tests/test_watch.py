@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_plan import config, machine
 
-from pipeline.plan.plan import make
+from pipeline.plan.planning import make
 from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0

@@ -93,10 +93,10 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
     found = []
     for name in _differing(told):
         places: dict[str, list[int]] = {}
-        values = {each[name] for each in told if name in each}
-        for place, each in enumerate(told):
-            if name in each:
-                places.setdefault(_short(each[name], *values - {each[name]}), []).append(place)
+        values = {event[name] for event in told if name in event}
+        for place, event in enumerate(told):
+            if name in event:
+                places.setdefault(_short(event[name], *values - {event[name]}), []).append(place)
         found.append((name, places))
     return found
 
@@ -143,25 +143,25 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(node, list) and node and all(isinstance(each, Mapping) for each in node):
-        for place, each in enumerate(node):
-            inner = {name: value for name, value in each.items() if name != "name"}
-            yield from flat(inner, f"{prefix}.{each.get('name', place)}")
+    elif isinstance(node, list) and node and all(isinstance(item, Mapping) for item in node):
+        for place, item in enumerate(node):
+            inner = {name: value for name, value in item.items() if name != "name"}
+            yield from flat(inner, f"{prefix}.{item.get('name', place)}")
     else:
         yield prefix, node
 
 
 def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
     """Names of the facts that are not the same in all runs of which they are known."""
-    names = dict.fromkeys(name for each in told for name in each)
-    return [name for name in names if len({each[name] for each in told if name in each}) > 1]
+    names = dict.fromkeys(name for event in told for name in event)
+    return [name for name in names if len({event[name] for event in told if name in event}) > 1]
 
 
 def _data_servers(plan: Mapping[str, Any]) -> int | None:
     """Processes on each host that make examples beside training."""
     if "processes" not in plan or not plan.get("hosts"):
         return None
-    return int(sum(each.get("role") == "data server" for each in plan["processes"]) // plan["hosts"])
+    return int(sum(process.get("role") == "data server" for process in plan["processes"]) // plan["hosts"])
 
 
 def _batch_rule(result: Mapping[str, Any]) -> str | None:
@@ -189,7 +189,7 @@ def _short(value: str, *others: str) -> str:
     ('mlp', 'mlp(hidden=[128])')
     """
     name = value.partition("(")[0]
-    return value if any(each.partition("(")[0] == name for each in others) else name
+    return value if any(other.partition("(")[0] == name for other in others) else name
 
 
 def of_step(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Repeat:
     """One timed stretch of training: seconds of the slowest process, and the step time of each call in it.
 
     `input_shares` are the shares of that time in which workers waited for their batches, 0 to 1: one for each process,
-    or for each worker that races.
+    or for each worker of an asynchronous training.
     """
 
     examples: float
@@ -80,7 +80,7 @@ def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
     if not shares:
         return None, []
     workers = zip(*shares, strict=False)
-    return float(np.median([max(each) for each in shares])), [float(np.median(each)) for each in workers]
+    return float(np.median([max(share) for share in shares])), [float(np.median(worker)) for worker in workers]
 
 
 def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) -> int:
@@ -98,7 +98,7 @@ def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:
     >>> slowest_rates([{"examples": [64, 64], "seconds": [1.0, 2.0]}, {"examples": [64, 64], "seconds": [2.0, 1.0]}])
     [32.0, 32.0]
     """
-    seconds = [max(each) for each in zip(*(each["seconds"] for each in told), strict=True)]
+    seconds = [max(each) for each in zip(*(event["seconds"] for event in told), strict=True)]
     return [throughput(examples, each) for examples, each in zip(told[0]["examples"], seconds, strict=True)]
 
 
@@ -116,8 +116,8 @@ def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Map
     ('input', 400.0, 0.75)
     """
     read, made = float(np.median(fed)), float(np.median(trained))
-    total = sum(each["seconds_per_step"] for each in stages)
-    shares = [each["seconds_per_step"] / total if total else 0.0 for each in stages]
+    total = sum(stage["seconds_per_step"] for stage in stages)
+    shares = [stage["seconds_per_step"] / total if total else 0.0 for stage in stages]
     bound, ceiling = "neither", None
     if _upper(fed) < _lower(trained) and read < (1 - NEAR) * made:
         left = 1 - max(shares, default=0.0)
@@ -130,8 +130,8 @@ def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Map
         "bound": bound,
         "ceiling_examples_per_second": ceiling,
         "stages": [
-            {"name": each["name"], "microseconds_per_example": 1e6 * each["seconds_per_example"], "share": share}
-            for each, share in zip(stages, shares, strict=True)
+            {"name": stage["name"], "microseconds_per_example": 1e6 * stage["seconds_per_example"], "share": share}
+            for stage, share in zip(stages, shares, strict=True)
         ],
     }
 

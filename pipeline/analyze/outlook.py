@@ -60,7 +60,7 @@ def look(results: Sequence[Result], knee_share: float) -> Outlook:
     """
     best = {}
     for what, needs in (("time", _seconds), ("cost", _cost), ("energy", _joules)):
-        known = {place: value for place, each in enumerate(results) if (value := needs(each)) is not None}
+        known = {place: value for place, result in enumerate(results) if (value := needs(result)) is not None}
         if known:
             best[what] = min(known, key=lambda place: known[place])
     return Outlook(best, *_knee(results, knee_share))
@@ -85,9 +85,9 @@ def watts_of_worker(results: Sequence[Result]) -> float | None:
     """The median power of a worker over runs whose energy was read."""
     known = [
         # Counters are those of one host.
-        joules * (each.get("hosts") or 1) / seconds / each["workers"]
-        for each in results
-        if (joules := each.get("energy_joules")) and (seconds := each.get("seconds_training"))
+        joules * (result.get("hosts") or 1) / seconds / result["workers"]
+        for result in results
+        if (joules := result.get("energy_joules")) and (seconds := result.get("seconds_training"))
     ]
     return statistics.median(known) if known else None
 
@@ -109,7 +109,7 @@ def _joules(result: Result) -> float | None:
 
 
 def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, float | None]:
-    known = [place for place, each in enumerate(results) if each.get("examples_per_second")]
+    known = [place for place, result in enumerate(results) if result.get("examples_per_second")]
     places = {results[place]["workers"]: place for place in known}
     if len({_but_workers(results[place]) for place in known}) != 1 or len(places) < len(known):
         return False, None, None

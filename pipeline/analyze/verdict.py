@@ -167,16 +167,16 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     for place in sound:
         places.setdefault(same[place], []).append(place)
     contestants = [Contestant(tuple(each), tuple(runs[place] for place in each)) for each in places.values()]
-    best, *others = sorted(contestants, key=lambda each: -each.interval[0])
+    best, *others = sorted(contestants, key=lambda contestant: -contestant.interval[0])
     seen = spread([runs[place] for place in measured])
     # Of several comparisons one is by chance the more easily (Bonferroni).
-    p_values = {each.places: told_apart(best, each, seen) for each in others}
+    p_values = {other.places: told_apart(best, other, seen) for other in others}
     p_values = {
-        each: None if p_value is None or p_value * len(others) >= SIGNIFICANCE_LEVEL else p_value * len(others)
-        for each, p_value in p_values.items()
+        value: None if p_value is None or p_value * len(others) >= SIGNIFICANCE_LEVEL else p_value * len(others)
+        for value, p_value in p_values.items()
     }
-    ties = tuple(each for each in others if p_values[each.places] is None)
-    slower = [(each, p_value) for each in others if (p_value := p_values[each.places]) is not None]
+    ties = tuple(other for other in others if p_values[other.places] is None)
+    slower = [(other, p_value) for other in others if (p_value := p_values[other.places]) is not None]
     came = "came out first" if ties else "is the fastest" if others else "is the only point to judge"
     lines, sure = [_first(best, came)], None
     if ties:
@@ -190,7 +190,7 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
             f"{sure.capitalize()}: {'the first' if ties else 'it'} is {ratio:.2f} times as fast as "
             f"{runner.name}{', the next' * (not ties)}, {_p_value_text(p_value, seen)}."
         )
-    found = knee([run for each in contestants for run in each.runs], best.runs[0], knee_share)
+    found = knee([run for contestant in contestants for run in contestant.runs], best.runs[0], knee_share)
     return Verdict((*lines, *filter(None, [found]), *left_out), best, "tie" if ties else sure)
 
 
@@ -231,7 +231,7 @@ def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]
     marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
     reasons: dict[str, list[str]] = {}
     for place in measured:
-        why = [each for each in marks[place] if each != "asynchronous"]
+        why = [mark for mark in marks[place] if mark != "asynchronous"]
         if place not in group or not comparable.sound(runs[place]):
             reasons.setdefault(_and(why), []).append(str(place))
     told = [f"point{'s' * (len(places) > 1)} {_and(places)} ({why})" for why, places in reasons.items()]
@@ -252,7 +252,9 @@ def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:
             return False
         if any(result.get("speedup_low") is None for result in results):
             return False
-        ends.append((min(each["speedup_low"] for each in results), max(each["speedup_high"] for each in results)))
+        ends.append(
+            (min(result["speedup_low"] for result in results), max(result["speedup_high"] for result in results))
+        )
     return _overlap(*ends)
 
 

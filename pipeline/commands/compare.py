@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if len(given.runs) < 2:
             raise HistoryError(f"Expected two runs or more, received {len(given.runs)}. Try RUN RUN.")
-        runs = [load(find(each, given.output_dir)) for each in given.runs]
+        runs = [load(find(run, given.output_dir)) for run in given.runs]
     except HistoryError as error:
         print(show.error_text(str(error)), file=sys.stderr)
         return 2
@@ -70,7 +70,7 @@ def compared(runs: Sequence[Run]) -> Compared:
     keys = list(dict.fromkeys(key for each in flat for key in each))
     settings = [(key, tuple(each.get(key) for each in flat)) for key in keys]
     outcomes = [dict(comparable.flat({name: run.result.get(name) for name in ONCE})) for run in runs]
-    names = list(dict.fromkeys(name for each in outcomes for name in each))
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))
     seen = verdict.spread(runs)
     unlike = tuple(
         dict.fromkeys(
@@ -82,9 +82,9 @@ def compared(runs: Sequence[Run]) -> Compared:
     return Compared(
         tuple((key, values) for key, values in settings if len(set(map(repr, values))) > 1),
         tuple(
-            (name, tuple(each.get(name) for each in outcomes))
+            (name, tuple(outcome.get(name) for outcome in outcomes))
             for name in names
-            if any(each.get(name) is not None for each in outcomes)
+            if any(outcome.get(name) is not None for outcome in outcomes)
         ),
         tuple(
             verdict.between(one, other, runs[one], runs[other], seen)

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config import targets
-from pipeline.config.config import ConfigError
+from pipeline.config.errors import ConfigError
 from pipeline.data.errors import DataError
 from pipeline.launch import machine, signals
-from pipeline.plan.plan import PlanError
+from pipeline.plan.errors import PlanError
 from pipeline.prepare import cluster, conduct, settings
 from pipeline.prepare.folder import FolderError
 from pipeline.prepare.layout import LayoutError
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.help:
         print(settings.help_text(), end="")
         return 0
-    wrong = [each for each in overrides if each.startswith("-")]
+    wrong = [override for override in overrides if override.startswith("-")]
     if wrong:
         return _tell(f"Expected options that exist, received {wrong[0]}. Try --help.", 2)
     search = (os.getcwd(), *sys.path)

@@ -21,11 +21,12 @@ from hydra._internal.utils import get_args_parser
 from rich.console import Console
 
 from pipeline.analyze.history import HistoryError
-from pipeline.config import config as configs
+from pipeline.config import messages
 from pipeline.launch import signals
 from pipeline.record.events import PREEMPTING
 from pipeline.run import run
 from pipeline.run.points import Points, Served, compose
+from pipeline.run.session import Result, Session
 from pipeline.run.sweep import SweepError
 from pipeline.run.views import Ahead
 from pipeline.views import report
@@ -60,7 +61,7 @@ def main() -> int:
 def command() -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
-    session = run.Session(
+    session = Session(
         search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=show.Terminal(console), track=Tracker
     )
     points, written, code = Points(), None, 1
@@ -99,8 +100,8 @@ def _refusal(error: Exception) -> str:
     """What is wrong with what was asked for, in words. Raises what is no person's making."""
     if isinstance(error, SweepError):
         return str(error)
-    if configs.is_ours(error):
-        return configs.explain(error)
+    if messages.is_ours(error):
+        return messages.explain(error)
     if isinstance(error, OSError):
         return (
             f"Expected to be able to write {error.filename or 'the output folder'}, received: "
@@ -109,7 +110,7 @@ def _refusal(error: Exception) -> str:
     raise error
 
 
-def _run(points: Points, session: run.Session, console: Console) -> None:
+def _run(points: Points, session: Session, console: Console) -> None:
     """Runs what is to be run, and writes down what became of each."""
     say = session.screen.say
     if points.kept and points.sweep is not None:
@@ -135,7 +136,7 @@ def _run(points: Points, session: run.Session, console: Console) -> None:
             break
 
 
-def _report(points: Points, session: run.Session) -> report.Written | None:
+def _report(points: Points, session: Session) -> report.Written | None:
     """The report of the sweep that has just ended, on its way to MLflow where its points are tracked."""
     if points.sweep is None or session.preemption.asked:
         return None
@@ -157,7 +158,7 @@ def _kept_line(points: Points) -> str:
     return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
-def _done(session: run.Session) -> list[run.Result]:
+def _done(session: Session) -> list[Result]:
     return [session.results[key] for key in sorted(session.results)]
 
 
@@ -200,7 +201,7 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _tell(result: run.Result, many: bool, console: Console) -> None:
+def _tell(result: Result, many: bool, console: Console) -> None:
     if result["status"] == "REFUSED":
         print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
     elif result["status"] not in ("PLANNED", "PREDICTED"):

@@ -14,13 +14,10 @@ def find(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) 
 
     `key` is where a person types the name, `instead` what they may type in its place. Raises `OfferError`.
     """
-    offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
+    offered = check(kind, name, key, ours, instead)
     if name in ours:
         module, _, attribute = ours[name].partition(":")
         return getattr(import_module(module), attribute)
-    if name not in offered:
-        names = ", ".join(sorted({*ours, *offered})) or "none is installed"
-        raise OfferError(f"Expected {key} to be one that is there ({names}), received {name}. Try {instead}.")
     try:
         return offered[name].load()
     except Exception as error:
@@ -28,3 +25,12 @@ def find(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) 
             f"Expected {offered[name].value}, which a package offers as {key}={name}, to be there, received "
             f"{type(error).__name__}: {error}. Try {instead}, or install that package again."
         ) from error
+
+
+def check(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> dict[str, metadata.EntryPoint]:
+    """What packages offer of a kind, by name. Raises `OfferError` where nothing is called `name`; imports nothing."""
+    offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
+    if name not in ours and name not in offered:
+        names = ", ".join(sorted({*ours, *offered})) or "none is installed"
+        raise OfferError(f"Expected {key} to be one that is there ({names}), received {name}. Try {instead}.")
+    return offered

@@ -11,7 +11,7 @@ import importlib
 import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -139,19 +139,8 @@ def _check_one(
     node: dict[str, Any], key: str, given: Sequence[str], search: tuple[str, ...], allowed: Sequence[str] | None
 ) -> None:
     target = node[KEY]
-    if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
-        received = "none" if target is None else repr(target)
-        raise TargetError(
-            f"Expected {key}._target_ to be like package.function, received {received}. "
-            f"Try {key}.{KEY}=my_package.my_function."
-        )
+    _check_safe(node, target, key)
     _check_place(target, target, key, allowed)
-    for name, safe in SAFE.items():
-        if node.get(name, safe) is not safe:
-            raise TargetError(
-                f"Expected {key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is "
-                f"loaded, received {node[name]}. Try {key}.{name}={str(safe).lower()}."
-            )
     path, rest = _module(target, search)
     module = ".".join(target.split(".")[: -len(rest)]) if rest else target
     if path is None:
@@ -196,6 +185,22 @@ def _check_one(
         makes = methods.get("__init__")
         if makes and "__new__" not in methods and not makes.decorator_list:
             _check_arguments(makes.args, 1, node, key, given)
+
+
+def _check_safe(node: Mapping[str, Any], target: Any, key: str) -> None:
+    """Refuses what names no function, and arguments with which Keras would run code of a file."""
+    if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
+        received = "none" if target is None else repr(target)
+        raise TargetError(
+            f"Expected {key}._target_ to be like package.function, received {received}. "
+            f"Try {key}.{KEY}=my_package.my_function."
+        )
+    for name, safe in SAFE.items():
+        if node.get(name, safe) is not safe:
+            raise TargetError(
+                f"Expected {key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is "
+                f"loaded, received {node[name]}. Try {key}.{name}={str(safe).lower()}."
+            )
 
 
 def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | None) -> None:
@@ -246,9 +251,11 @@ def _check_arguments(
 ) -> None:
     """Refuses what a function would not take; its first `bound` arguments are not for the caller to give."""
     placed = [each.arg for each in (*signature.posonlyargs, *signature.args)]
-    names = [*placed[bound:], *(each.arg for each in signature.kwonlyargs)]
+    names = [*placed[bound:], *(kwonlyarg.arg for kwonlyarg in signature.kwonlyargs)]
     required = placed[bound : len(placed) - len(signature.defaults)] + [
-        each.arg for each, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if default is None
+        kwonlyarg.arg
+        for kwonlyarg, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
+        if default is None
     ]
     for name in node:
         if name != KEY and name not in names and signature.kwarg is None:

@@ -61,7 +61,7 @@ def _log(effects: Sequence[Any], weights: Any, key: Any, examples: int, shard: i
     """This shard's examples, in blocks that depend on their numbers and the key alone."""
     import tensorflow as tf
 
-    sizes = tf.constant([len(each) for each in effects], tf.float32)
+    sizes = tf.constant([len(effect) for effect in effects], tf.float32)
     blocks = -(-examples // BLOCK)
     mine = range(shard, blocks, shards)
     count = len(mine) * BLOCK - (blocks * BLOCK - examples if blocks - 1 in mine else 0)

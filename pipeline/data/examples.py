@@ -141,15 +141,15 @@ def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
     [True, False, False, True]
     """
     whole = np.ones(count, bool)
-    for each in broken:
-        whole[each.first : each.first + each.examples] = False
+    for flaw in broken:
+        whole[flaw.first : flaw.first + flaw.examples] = False
     return whole
 
 
 def _whole(segment: Segment, broken: Sequence[Broken]) -> Iterator[Segment]:
     """What is left of a segment."""
     last = segment.first + segment.records
-    for each in sorted((each for each in broken if each.path == segment.path), key=lambda each: each.first):
+    for each in sorted((flaw for flaw in broken if flaw.path == segment.path), key=lambda each: each.first):
         if not segment.first < each.first + each.examples <= last + each.examples:
             continue
         if each.first > segment.first:

@@ -83,7 +83,7 @@ def from_json(text: str, where: str) -> Manifest:
             raise ValueError(f"no format {FORMAT}")
         return Manifest(
             features=tuple(Feature(**each | {"shape": tuple(each["shape"])}) for each in values.pop("features")),
-            splits={name: tuple(Shard(**each) for each in shards) for name, shards in values.pop("splits").items()},
+            splits={name: tuple(Shard(**shard) for shard in shards) for name, shards in values.pop("splits").items()},
             class_names=None if values["class_names"] is None else tuple(values["class_names"]),
             **{name: value for name, value in values.items() if name != "class_names"},
         )

@@ -103,13 +103,13 @@ def _check_alike(where: Path, train: Part, held_out: Part) -> None:
 def _name_of(where: Path, endings: tuple[str, ...]) -> str | None:
     """How the names of a part's arrays end, where both are there."""
     names = _names(where)
-    return next((each for each in endings if f"x{each}" in names and f"y{each}" in names), None)
+    return next((ending for ending in endings if f"x{ending}" in names and f"y{ending}" in names), None)
 
 
 def _names(where: Path) -> list[str]:
     """The names of the arrays that there are."""
     if where.is_dir():
-        return sorted(each.stem for each in where.glob("*.npy"))
+        return sorted(path.stem for path in where.glob("*.npy"))
     if not where.is_file():
         raise DataError(
             f"Expected {where} to be an .npz file, or a folder of .npy files, received no such file. "

@@ -138,7 +138,11 @@ def _part(builder: Any, split: str, key: str, keys: Sequence[str] | None, image_
             f"Expected data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one, "
             f"received {split}. Try data.build.{key}={next(iter(info.splits), 'train')}."
         ) from error
-    segments = tuple(Segment(str(each.filename), each.take, each.skip) for each in instructions if each.take)
+    segments = tuple(
+        Segment(str(instruction.filename), instruction.take, instruction.skip)
+        for instruction in instructions
+        if instruction.take
+    )
     if not segments:
         raise DataError(
             f"Expected examples in data.build.{key}={split} of {info.full_name}, received none. Try another."
@@ -216,13 +220,13 @@ def _shapes(spec: Any) -> str:
 
 def _digest(name: str, segments: Sequence[Segment]) -> str:
     """Names the examples: the data set, and which records of its files. A version is never changed."""
-    which = [(os.path.basename(each.path), each.first, each.records) for each in segments]
+    which = [(os.path.basename(segment.path), segment.first, segment.records) for segment in segments]
     return hashlib.sha256(repr((name, which)).encode()).hexdigest()[:16]
 
 
 def _look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
     """What is broken in a share of the files: one that is not there is seen at once."""
-    return [each for segment in examples.raw[number::of] for each in _broken(segment, thorough)]
+    return [flaw for segment in examples.raw[number::of] for flaw in _broken(segment, thorough)]
 
 
 def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:

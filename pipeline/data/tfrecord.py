@@ -67,7 +67,9 @@ def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int]
             f"Expected images of one size, or a size that they are brought to, received {path} with images of several. "
             f"Try 'data.build.image_size=[32,32]'."
         )
-    features = tuple(dataclasses.replace(each, shape=shapes.get(each.name, each.shape)) for each in made.features)
+    features = tuple(
+        dataclasses.replace(feature, shape=shapes.get(feature.name, feature.shape)) for feature in made.features
+    )
     return dataclasses.replace(made, features=features)
 
 
@@ -85,7 +87,7 @@ def _part(made: Manifest, folder: str, split: str, resize: bool) -> Examples:
 
     def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
         share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::of]
-        return [each for path in share for each in _broken(made, path, known[path], thorough, resize)]
+        return [flaw for path in share for flaw in _broken(made, path, known[path], thorough, resize)]
 
     return Examples(
         raw=tuple(Segment(path, shard.examples) for path, shard in known.items()),
@@ -111,7 +113,7 @@ def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
 
 
 def _spec(made: Manifest) -> Any:
-    return manifest.nested({each.name: Leaf(each.shape, each.dtype) for each in made.features})
+    return manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in made.features})
 
 
 def _parser(made: Manifest) -> Any:
@@ -120,8 +122,10 @@ def _parser(made: Manifest) -> Any:
 
     kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
     features = {
-        each.name: tf.io.FixedLenFeature(each.shape if each.stored in ("floats", "ints") else (), kinds[each.stored])
-        for each in made.features
+        feature.name: tf.io.FixedLenFeature(
+            feature.shape if feature.stored in ("floats", "ints") else (), kinds[feature.stored]
+        )
+        for feature in made.features
     }
 
     def value(feature: Feature, found: Any) -> Any:
@@ -134,7 +138,7 @@ def _parser(made: Manifest) -> Any:
 
     def parse(batch: Any) -> Any:
         found = tf.io.parse_example(batch, features)
-        return manifest.nested({each.name: value(each, found[each.name]) for each in made.features})
+        return manifest.nested({feature.name: value(feature, found[feature.name]) for feature in made.features})
 
     return parse
 
@@ -142,9 +146,9 @@ def _parser(made: Manifest) -> Any:
 def _decoder(made: Manifest, resize: bool) -> Any:
     """What decodes the images of an example; None where there are none."""
     decoders = {
-        each.name: pictures.decoder(each.shape[2] or 3, _size(each), resize)
-        for each in made.features
-        if each.stored == "image"
+        feature.name: pictures.decoder(feature.shape[2] or 3, _size(feature), resize)
+        for feature in made.features
+        if feature.stored == "image"
     }
     if not decoders:
         return None

@@ -46,16 +46,10 @@ def main(
 
         worker.main(plan, rank, line.tell, inbox.take, inbox.leave.is_set, _leave)
     except BaseException as error:
+        # Before the engine was there, which tells of all that comes later.
         traceback.print_exc()
         sys.stderr.flush()
-        from pipeline.worker import worker
-
-        line.tell(
-            "failed",
-            error=worker.explain(error),
-            peer=worker.lost_a_peer(error),
-            diverged=worker.diverged(error),
-        )
+        line.tell("failed", error=f"{type(error).__name__}: {error}", peer=False, diverged=False)
         _leave(1)
 
 

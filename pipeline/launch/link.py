@@ -15,7 +15,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pipeline.plan.plan import stays_here
+from pipeline.plan.checks import stays_here
 
 # No message is longer: a plan for the most workers is some megabytes.
 MOST_BYTES = 1 << 28

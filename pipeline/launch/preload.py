@@ -27,6 +27,7 @@ try:
     import pipeline.data
     import pipeline.models
     import pipeline.strategies
+    import pipeline.worker.tensorflow.engine
     import pipeline.worker.worker  # noqa: F401
 finally:
     if _absent:

@@ -115,7 +115,7 @@ def _tasks(source: str, cluster: Any, task: Any, kind_of: Any) -> Tasks:
             raise LaunchError(
                 f"Expected {source} to list the addresses of {name}, received {addresses!r}. Try {example}."
             )
-        found += [Task(kind, index, _address(source, name, each)) for index, each in enumerate(addresses)]
+        found += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
     found.sort(key=lambda each: ((CHIEF, WORKER, SERVER, EVALUATOR).index(each.kind), each.index))
     if len({each.address for each in found}) < len(found):
         raise LaunchError(f"Expected each address of {source} once, received one of them twice. Try other ports.")

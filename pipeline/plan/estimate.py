@@ -47,7 +47,7 @@ class Exchanged:
     """Bytes that travel for one optimizer step of the plan.
 
     `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`.
-    Where workers race, a step is that of one worker; `busiest`, and what servers send, is for a step of every worker.
+    In an asynchronous training a step is that of one worker; `busiest`, and what servers send, is for a step of all.
     """
 
     how: str
@@ -101,7 +101,7 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     elif kind is Exchange.parameter_server:
         servers = _servers(plan, size, dict(shards))
         worker = Memory("each worker", sums.read, sums.sent, 0, sums.activations)
-        memory = (worker, *(each.memory for each in servers))
+        memory = (worker, *(server.memory for server in servers))
         exchanged = _served(plan, sums, servers)
     limit = None if plan.memory_gib is None or kind is None else plan.memory_gib * 2**30
     small = (memory[0].place,) if limit is not None and memory[0].total > limit else ()
@@ -143,10 +143,10 @@ class _Sums:
     """Bytes of a model, added up once: of all its variables, and of what a replica's step makes and sends."""
 
     def __init__(self, plan: Plan, size: Size) -> None:
-        trained = [each for each in size.variables if each.trainable]
-        self.variables = sum(each.bytes for each in size.variables)
+        trained = [variable for variable in size.variables if variable.trainable]
+        self.variables = sum(variable.bytes for variable in size.variables)
         self.trained = sum(each.bytes for each in trained)
-        self.slots = sum(each.slot_bytes for each in size.variables) + size.optimizer_bytes
+        self.slots = sum(variable.slot_bytes for variable in size.variables) + size.optimizer_bytes
         self.activations: int | None = None
         fixed, growing, largest = size.kept_bytes, size.kept_bytes_per_example, size.largest_bytes_per_example
         if fixed is not None and growing is not None and largest is not None:
@@ -160,7 +160,7 @@ class _Sums:
             if not each.is_table
         )
         self.rows = sum(_row_gradient(plan, each) for each in trained if each.is_table)
-        self.read = sum(_read(plan, each) for each in size.variables)
+        self.read = sum(_read(plan, variable) for variable in size.variables)
         self.sent = self.dense + self.rows
 
 
@@ -279,7 +279,7 @@ def _served(plan: Plan, sums: _Sums, servers: tuple[_Server, ...]) -> Exchanged:
     }
     traffic = (
         Traffic("each worker", all_sent, all_read),
-        *(Traffic(f"server {each.rank}", all_workers * each.read, all_workers * each.sent) for each in servers),
+        *(Traffic(f"server {server.rank}", all_workers * server.read, all_workers * server.sent) for server in servers),
     )
     return Exchanged(
         "variables read from the servers, gradients sent to them",

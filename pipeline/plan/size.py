@@ -78,12 +78,14 @@ class Size:
     @property
     def parameters(self) -> int:
         """How many numbers its variables have, as Keras counts them, which leaves out the state of random numbers."""
-        return sum(math.prod(each.shape) for each in self.variables if not each.dtype.startswith(("int", "uint")))
+        return sum(
+            math.prod(variable.shape) for variable in self.variables if not variable.dtype.startswith(("int", "uint"))
+        )
 
 
 def to_plain(size: Size) -> dict[str, Any]:
     """The size as plain values for an event or a file: each variable a list, what only an embedding has at its end."""
-    return dataclasses.asdict(size) | {"variables": [_listed(each) for each in size.variables]}
+    return dataclasses.asdict(size) | {"variables": [_listed(variable) for variable in size.variables]}
 
 
 def from_plain(values: dict[str, Any]) -> Size:

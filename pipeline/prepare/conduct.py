@@ -172,7 +172,7 @@ class _Making:
         """What every worker says of the source, which must be the same, and what an earlier command was told."""
         answers = [self._expected(each) for each in self._workers.on_each(work.describe, self._job)]
         first: Description = answers[0]
-        if any(each != first for each in answers):
+        if any(answer != first for answer in answers):
             raise PrepareError(work.not_the_same(self._job))
         if self._state.digest not in (None, first.digest) and not first.pieces:
             raise PrepareError(
@@ -253,7 +253,7 @@ class _Making:
         sizes = {size for each in facts.values() for size in each.sizes}
         skipped = sum(found.skipped.values()) + sum(len(each.skipped) for each in facts.values())
         made = Manifest(
-            features=tuple(_of_size(each, sizes) for each in found.features),
+            features=tuple(_of_size(feature, sizes) for feature in found.features),
             splits=splits,
             num_classes=found.num_classes,
             class_names=found.class_names,

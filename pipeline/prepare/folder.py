@@ -128,8 +128,8 @@ class Folder:
     def clear_partial(self) -> None:
         """Removes what a command that was killed left of files and Dask workers."""
         for place in (self.path, self.path / HIDDEN / "pieces"):
-            for each in place.glob(f".*{PARTIAL}") if place.is_dir() else ():
-                each.unlink(missing_ok=True)
+            for path in place.glob(f".*{PARTIAL}") if place.is_dir() else ():
+                path.unlink(missing_ok=True)
         shutil.rmtree(self.path / HIDDEN / "dask", ignore_errors=True)
 
     def whole(self, made: Manifest | None) -> dict[str, Facts]:
@@ -240,7 +240,7 @@ def write_piece(folder: str, number: int, pieces: Mapping[str, Piece]) -> None:
         with partial(path.with_name(f"{number:05d}-{split}.npy")) as (file, _):
             np.save(file, piece.index, allow_pickle=False)
         values[split] = {name: value for name, value in vars(piece).items() if name not in ("index", "features")} | {
-            "features": [dataclasses.asdict(each) for each in piece.features],
+            "features": [dataclasses.asdict(feature) for feature in piece.features],
             "broken": {str(row): why for row, why in piece.broken.items()},
         }
     with partial(path) as (file, _):

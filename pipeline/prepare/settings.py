@@ -14,10 +14,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
-from pipeline.config import targets
-from pipeline.config.config import ConfigError
+from pipeline.config import messages, targets
+from pipeline.config.errors import ConfigError
 from pipeline.config.schema import PrepareConfig
-from pipeline.plan.plan import check_path
+from pipeline.plan.checks import check_path
 
 NAME = "prepare"
 
@@ -44,9 +44,9 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
         composed.pop("hydra")
         return configs.typed_as(PrepareConfig, composed, overrides)
     except Exception as error:
-        if isinstance(error, ConfigError) or not configs.is_ours(error):
+        if isinstance(error, ConfigError) or not messages.is_ours(error):
             raise
-        raise ConfigError(configs.explain(error, PrepareConfig)) from error
+        raise ConfigError(messages.explain(error, PrepareConfig)) from error
     finally:
         GlobalHydra.instance().clear()
 

@@ -3,13 +3,9 @@
 Called in a Dask worker. TensorFlow is imported where a person's function has done so, and nowhere else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
-import io
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,20 +17,31 @@ from numpy.typing import NDArray
 
 from pipeline.data import files, manifest, pictures, records
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Examples, Segment, leaves
+from pipeline.data.examples import Examples, Segment
 from pipeline.data.manifest import Feature
 from pipeline.prepare.folder import Piece
+from pipeline.prepare.values import (
+    LOOKED_AT,
+    MOST,
+    Labels,
+    channels_of,
+    feature,
+    flat,
+    height_and_width,
+    in_words,
+    is_label,
+    kind_of,
+    labels_of,
+    size_of,
+    stored,
+    wrong_label,
+)
 
-# Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
-# as bytes, which are read faster.
-SHORT = 64
 MOST_OPEN = 64
+
+
 # Rows that are taken out of arrays at a time.
 BLOCK = 256
-# Rows of arrays that are looked at together, so that little is copied.
-LOOKED_AT = 4096
-MOST = np.iinfo(np.int64).max
-Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -67,39 +74,6 @@ class Rows(Protocol):
 
     def make(self, chosen: NDArray[np.int64]) -> Iterator[Made]:
         """The chosen rows as records, in this order."""
-
-
-def feature(name: str, array: NDArray[Any], shape: Sequence[int]) -> Feature:
-    """How values of such an array are stored. Raises `DataError` for what no record can hold.
-
-    >>> feature("x", np.zeros((1, 28, 28), np.float32), (28, 28)).stored
-    'floats'
-    >>> [feature("x", np.zeros(1, kind), shape).stored for kind, shape in (("u1", ()), ("u1", (3,)), ("i4", (65,)))]
-    ['ints', 'bytes', 'bytes']
-    """
-    kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
-    if kind.kind not in "fiub" or kind.itemsize > 8:
-        raise DataError(
-            f"Expected {name} to be numbers of at most 8 bytes, or true and false, received {kind}. "
-            f"Try numbers in its place, such as the places of words in a vocabulary."
-        )
-    if kind == np.float32:
-        stored = "floats"
-    elif kind.kind == "f":
-        stored = "bytes"
-    elif not shape or kind in (np.uint32, np.uint64):
-        # TensorFlow reads no unsigned numbers of 4 or 8 bytes out of bytes.
-        stored = "ints"
-    else:
-        stored = "ints" if values <= SHORT and kind != np.uint8 else "bytes"
-    return Feature(name, tuple(shape), kind.newbyteorder("=").name, stored)
-
-
-def stored(value: NDArray[Any], kind: str) -> bytes | NDArray[Any]:
-    """An array as `records.example` takes it."""
-    if kind != "bytes":
-        return value
-    return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 class Arrays:
@@ -187,11 +161,11 @@ class Images:
     def __init__(self, part: Examples, classes: int | None) -> None:
         self._paths = [str(path) for path in part.raw["path"]]
         self._classes = labels = np.asarray(part.raw["label"]).astype(np.int64)
-        sizes = [_size(path) for path in self._paths]
+        sizes = [size_of(path) for path in self._paths]
         self.count: int = len(self._paths)
         self.nbytes: int = sum((size or 0) + records.HEADER + records.FOOTER + 32 for size in sizes)
         self.features: tuple[Feature, ...] = (
-            Feature("x", (None, None, _channels(part.spec)), "float32", "image"),
+            Feature("x", (None, None, channels_of(part.spec)), "float32", "image"),
             Feature("y", (), "int32", "ints"),
         )
         self.labels: Labels | None = labels
@@ -217,7 +191,7 @@ class Images:
                 yield Made(None, label, f"{path} {why}")
                 continue
             made = records.example({"x": data, "y": np.asarray(label)})
-            yield Made(records.framed(made), label, size=_height_and_width(data))
+            yield Made(records.framed(made), label, size=height_and_width(data))
 
 
 class Records:
@@ -282,7 +256,7 @@ def parts_of(made: Any) -> tuple[Any, Any]:
         return made, None
     raise DataError(
         f"Expected data.build to return (train, validation), or an iterator of (x, y), "
-        f"received {_kind(made)}. Try returning (train, None)."
+        f"received {kind_of(made)}. Try returning (train, None)."
     )
 
 
@@ -317,7 +291,7 @@ def rows_of(part: Any, split: str, classes: int | None) -> Rows:
     if not isinstance(part, tuple | list) or len(part) not in (2, 3):
         raise DataError(
             f"Expected data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these, "
-            f"received {_kind(part)}. Try (x, y), (x_validation, y_validation)."
+            f"received {kind_of(part)}. Try (x, y), (x_validation, y_validation)."
         )
     return Arrays(tuple(part), split, classes)
 
@@ -348,7 +322,7 @@ class Encoder:
         """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
         if not isinstance(example, tuple | list) or len(example) not in (2, 3):
             raise DataError(
-                f"Expected examples (x, y) or (x, y, weight), received {name} as {_kind(example)}. "
+                f"Expected examples (x, y) or (x, y, weight), received {name} as {kind_of(example)}. "
                 f"Try yielding (x, y) of one example at a time."
             )
         arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
@@ -370,54 +344,6 @@ class Encoder:
             return Made(None, label, f"{name} {why}")
         data = records.example({each.name: stored(arrays[each.name], each.stored) for each in found})
         return Made(records.framed(data), label)
-
-
-def flat(part: Any, split: str) -> dict[str, Any]:
-    """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
-    _check_names(part, split)
-    found = manifest.flat(part)
-    if not any(name == "x" or name.startswith("x/") for name in found):
-        raise DataError(f"Expected examples with an x for {split}, received none. Try (x, y).")
-    return {name: leaf for name, leaf in found.items() if leaf is not None}
-
-
-def labels_of(y: NDArray[Any] | None) -> Labels | None:
-    """Labels as int64 where each is one whole number; None where they are something else.
-
-    >>> labels_of(np.array([2, 0], np.uint8)), labels_of(np.array([0.5]))
-    (array([2, 0]), None)
-    """
-    return None if y is None or y.dtype.kind not in "iu" or y.ndim != 1 else y.astype(np.int64)
-
-
-def wrong_label(label: int, classes: int | None) -> str | None:
-    """What is wrong with a label; None where nothing is.
-
-    >>> wrong_label(-1, None), wrong_label(3, 3), wrong_label(2, 3)
-    ('has label -1, 0 or more was expected', 'has label 3, 0 to 2 was expected', None)
-    """
-    if label >= 0 and (classes is None or label < classes):
-        return None
-    return f"has label {label}, {'0 or more' if classes is None else f'0 to {classes - 1}'} was expected"
-
-
-def in_words(features: Sequence[Feature]) -> str:
-    """Features as a person reads them."""
-    return ", ".join(f"{each.name} of {each.dtype} {list(each.shape)}" for each in features)
-
-
-def _check_names(node: Any, split: str) -> None:
-    if isinstance(node, Mapping):
-        for key, inner in node.items():
-            if not isinstance(key, str) or not key or "/" in key or key.isdigit():
-                raise DataError(
-                    f"Expected names of inputs and outputs that are text without /, and no numbers, for {split}, "
-                    f"received {key!r}. Try another name."
-                )
-            _check_names(inner, split)
-    elif isinstance(node, tuple | list):
-        for inner in node:
-            _check_names(inner, split)
 
 
 def _is_dataset(part: Any) -> bool:
@@ -449,25 +375,6 @@ def _dataset_of(part: Examples) -> Any:
     return made.map(as_it_is(lambda *each: decode(each if len(each) > 1 else each[0])))
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__name__
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None
-
-
-def _channels(spec: Any) -> int | None:
-    """The channels that images are made with, where the finished example says so."""
-    shape = getattr(leaves(spec)[0], "shape", None) if spec is not None else None
-    return int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
-
-
 def piece_of_file(part: Examples, segment: Segment) -> Piece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
     folder, _, file_name = segment.path.rpartition("/")
@@ -494,15 +401,3 @@ def piece_of_file(part: Examples, segment: Segment) -> Piece:
         {row: why for row, why in whys.items() if row < len(index)},
         tuple(why for row, why in whys.items() if row >= len(index)),
     )
-
-
-def is_label(feature: Feature) -> bool:
-    """Is it one whole number for each example?"""
-    return feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
-
-
-def _height_and_width(data: bytes) -> tuple[int, int]:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        return image.height, image.width

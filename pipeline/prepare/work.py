@@ -24,7 +24,7 @@ from pipeline.data.errors import DataError
 from pipeline.data.examples import Segment
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
 from pipeline.prepare import folder as folders
-from pipeline.prepare import layout, sources
+from pipeline.prepare import layout, sources, values
 from pipeline.prepare.folder import Piece
 from pipeline.prepare.sources import Rows
 
@@ -216,7 +216,7 @@ def _source(job: Job) -> _Source:
 def _opened(job: Job) -> _Source:
     if job.gathered is not None:
         pieces = [folders.read_piece(path) for path in job.gathered]
-        of_split = {split: [each[split] for each in pieces if split in each] for split in SPLITS}
+        of_split = {split: [piece[split] for piece in pieces if split in piece] for split in SPLITS}
         found = {split: sources.Records(each) if each else None for split, each in of_split.items()}
         lost = {split: [why for piece in each for why in piece.lost] for split, each in of_split.items()}
         return _laid_out(job, found, lost, job.class_names, job.num_classes, ())
@@ -271,8 +271,8 @@ def _laid_out(
     features = train.features if train is not None else ()
     if train is not None and validation is not None and validation.count and validation.features != features:
         raise DataError(
-            f"Expected validation examples as those that train, {sources.in_words(features)}, "
-            f"received {sources.in_words(validation.features)}. Try the same shapes and types in both."
+            f"Expected validation examples as those that train, {values.in_words(features)}, "
+            f"received {values.in_words(validation.features)}. Try the same shapes and types in both."
         )
     parts = {split: _part(rows, order) for split, (rows, order) in orders.items()}
     classes = classes if classes is not None else _counted_classes(parts)
@@ -339,7 +339,7 @@ def _streamed_part(job: Job, number: int, split: str, part: Any, named: str) -> 
     made: Iterator[sources.Made]
     if rows is None:
         examples = enumerate(sources.examples_of(part))
-        made = (encoder.make(each, f"example {place} of {split}{named}") for place, each in examples)
+        made = (encoder.make(example, f"example {place} of {split}{named}") for place, example in examples)
     else:
         made = rows.make(_usable(rows))
     lost: list[str] = [] if rows is None else list(rows.broken.values())
@@ -368,7 +368,7 @@ def _indexed(job: Job, number: int, split: str, place: int) -> dict[str, Piece]:
     one = dataclasses.replace(part, raw=(segment,))
     broken = part.look(one, 0, 1, True) if part.look else []
     made = _streamed_part(job, number, split, one.without(broken), f" of {segment.path}")
-    lost = (f"{each.name} {each.why}" for each in broken for _ in range(each.examples))
+    lost = (f"{flaw.name} {flaw.why}" for flaw in broken for _ in range(flaw.examples))
     return {split: dataclasses.replace(made, lost=(*lost, *made.lost))}
 
 

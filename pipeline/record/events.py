@@ -16,7 +16,7 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
     calibrated  process: `step_seconds`, after tracing
     measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,
                 `calls` [[steps, seconds], ...], `input_seconds` [] (of them spent waiting for batches, of each worker
-                that races, else one)
+                of an asynchronous training, else one)
     resumed     conductor: another command goes on with the run; `params` {}, `tags` {}, `pid`
     restored    chief: training goes on; `step` it goes on from, `found` (was there a checkpoint?)
     checkpoint  chief: one was written; `step`, `path`, `seconds`

@@ -11,12 +11,12 @@ from typing import Any
 
 from pipeline.config import targets
 from pipeline.launch import Cluster
-from pipeline.plan import plan as plans
+from pipeline.plan import planning
 from pipeline.plan import size as sizes
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record.events import Event, write_whole
-from pipeline.run.conduct import learn_size
+from pipeline.run.timing import learn_size
 
 
 def known(plan: Plan, kept: Path) -> Size | None:
@@ -31,7 +31,7 @@ def known(plan: Plan, kept: Path) -> Size | None:
 def learn(plan: Plan, cluster: Cluster) -> Event:
     """The `sized` event of a process that builds the model and ends; raises `RunFailed`, in words for a person."""
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
-        return learn_size(cluster, plans.builder_of(plan, cluster.inventory()), Path(folder))
+        return learn_size(cluster, planning.builder_of(plan, cluster.inventory()), Path(folder))
 
 
 def keep(sized: Event, kept: Path) -> Size:

@@ -20,16 +20,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
+from pipeline.config.errors import ConfigError
 from pipeline.config.offers import OfferError
 from pipeline.config.schema import COMPOSED, Config, Mode
 from pipeline.launch import LaunchError, machine
-from pipeline.plan import plan
-from pipeline.run import run
+from pipeline.plan import planning
+from pipeline.run import results, run
 from pipeline.run import sweep as sweeps
+from pipeline.run.session import PointRequest, Result, Session
 
 # The point's place in the command, and which repeat of it this is.
 Key = tuple[int, int]
-Tell = Callable[[run.Result, bool], None]
+Tell = Callable[[Result, bool], None]
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Points:
     """
 
     many: bool = False
-    to_run: dict[Key, run.PointRequest] = field(default_factory=dict)
+    to_run: dict[Key, PointRequest] = field(default_factory=dict)
     sweep: sweeps.Sweep | None = None
     entries: dict[Key, sweeps.Entry] = field(default_factory=dict)
     kept: int = 0
@@ -51,7 +53,7 @@ class Points:
             self.sweep.release()
 
 
-def compose(session: run.Session, points: Points, tell: Tell) -> None:
+def compose(session: Session, points: Points, tell: Tell) -> None:
     """Composes all points of the command into `points`. The session gets the results that are there without a run.
 
     In a sweep, a strategy of one device is the control of the others: it has a point, on its one device, also where all
@@ -81,9 +83,9 @@ class Served(BaseException):
 class _Composing:
     """Points in Hydra's order, None for one whose result is there."""
 
-    def __init__(self, session: run.Session, points: Points, tell: Tell) -> None:
+    def __init__(self, session: Session, points: Points, tell: Tell) -> None:
         self._session, self._points, self._tell = session, points, tell
-        self._asked: list[run.PointRequest | None] = []
+        self._asked: list[PointRequest | None] = []
         # What was typed twice is two points.
         self._seen: Counter[str] = Counter()
         # Folders of points of which nothing stays, and their output folders.
@@ -104,22 +106,22 @@ class _Composing:
         try:
             config = configs.typed(composed, overrides)
             _check_sweep(config, many)
-        except (configs.ConfigError, sweeps.SweepError) as error:
-            request = run.PointRequest(
+        except (ConfigError, sweeps.SweepError) as error:
+            request = PointRequest(
                 Config(mode=_mode(composed)), folder, overrides, Path(where.sweep.dir).name if many else None
             )
             request = self._in_sweep(
                 place, request, Path(where.sweep.dir), sweeps.fingerprint_of_words(overrides), "unread"
             )
-            self._end(place, run.unread(str(error), request.folder, {}) | request.about())
+            self._end(place, results.unread(str(error), request.folder, {}) | request.about())
             if request.config.mode is not Mode.run:
                 self._of_nothing.append((request.folder, _output(composed)))
             return
         if config.mode is Mode.run:
             self._serve(config, folder)
-        request = run.PointRequest(config, folder, overrides, Path(where.sweep.dir).name if many else None)
+        request = PointRequest(config, folder, overrides, Path(where.sweep.dir).name if many else None)
         self._asked[place] = request
-        if not many or plan.on_one_device(config) is config:
+        if not many or planning.on_one_device(config) is config:
             self._look_over(place, request)
 
     def _serve(self, config: Config, folder: Path) -> None:
@@ -139,7 +141,7 @@ class _Composing:
     def finish(self) -> None:
         """Makes what trains on one device a point of its own, once all others are known, and adds the repeats."""
         for place, request in enumerate(self._asked):
-            one = None if request is None or request.sweep is None else plan.on_one_device(request.config)
+            one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
             if request is None or one is None or one is request.config:
                 continue
             if all(each is None or each.config != one for each in self._asked):
@@ -168,7 +170,7 @@ class _Composing:
             shutil.rmtree(self._folder, ignore_errors=True)
             run.remove(self._folder, self._folder.parents[2])
 
-    def _look_over(self, place: int, request: run.PointRequest) -> None:
+    def _look_over(self, place: int, request: PointRequest) -> None:
         request = self._in_sweep(
             place, request, request.folder.parent, sweeps.fingerprint(request.config), request.config.strategy.name
         )
@@ -176,12 +178,12 @@ class _Composing:
         if self._is_kept(place, 0, request):
             return
         looked_over = run.look_over(request, self._session)
-        if isinstance(looked_over, run.PointRequest):
+        if isinstance(looked_over, PointRequest):
             self._asked[place] = self._points.to_run[place, 0] = looked_over
         else:
             self._end(place, looked_over)
 
-    def _in_sweep(self, place: int, request: run.PointRequest, folder: Path, about: str, name: str) -> run.PointRequest:
+    def _in_sweep(self, place: int, request: PointRequest, folder: Path, about: str, name: str) -> PointRequest:
         """The point in the folder that it has in its sweep; as it is where it is not of one that is run."""
         if request.sweep is None or request.config.mode is not Mode.run:
             return request
@@ -194,8 +196,8 @@ class _Composing:
         return self._named(place, 0, request, about, name)
 
     def _named(
-        self, place: int, repeat: int, request: run.PointRequest, about: str, name: str | None = None
-    ) -> run.PointRequest:
+        self, place: int, repeat: int, request: PointRequest, about: str, name: str | None = None
+    ) -> PointRequest:
         made = self._points.sweep
         assert made is not None
         name = name or request.config.strategy.name
@@ -204,11 +206,11 @@ class _Composing:
         own = request.config.sweep.name is not None or request.config.sweep.repeats > 1
         return dataclasses.replace(request, folder=made.folder / entry.folder, own=own)
 
-    def _add(self, place: int, repeat: int, request: run.PointRequest) -> None:
+    def _add(self, place: int, repeat: int, request: PointRequest) -> None:
         if not self._is_kept(place, repeat, request):
             self._points.to_run[place, repeat] = request
 
-    def _is_kept(self, place: int, repeat: int, request: run.PointRequest) -> bool:
+    def _is_kept(self, place: int, repeat: int, request: PointRequest) -> bool:
         """Has an earlier command finished it? Then the session has its result."""
         made, entry = self._points.sweep, self._points.entries.get((place, repeat))
         result = None if made is None or entry is None else made.kept(entry)
@@ -219,7 +221,7 @@ class _Composing:
         entry.status, entry.error = "FINISHED", None
         return True
 
-    def _end(self, place: int, result: run.Result) -> None:
+    def _end(self, place: int, result: Result) -> None:
         self._asked[place] = None
         self._session.results[place, 0] = result
         if (made := self._points.sweep) is not None:

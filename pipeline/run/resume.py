@@ -18,7 +18,7 @@ from pipeline.plan.plan import Plan
 from pipeline.record import events
 from pipeline.record.events import Event
 from pipeline.record.tracking import run_id_of
-from pipeline.run.conduct import Measured
+from pipeline.run.timing import Measured
 
 AUTO, NEVER = "auto", "never"
 LOCK = "run.lock"

@@ -52,11 +52,10 @@ def fingerprint(config: Config) -> str:
     >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
     False
     """
-    # Of 0.1.0, where one host was the default.
+    # As 0.1.0 had them: one host where none is named, and one engine.
     hosts = 1 if config.hardware.hosts is None else config.hardware.hosts
-    return _digest(
-        asked(dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT)
-    )
+    said = asked(dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT)
+    return _digest({key: value for key, value in said.items() if (key, value) != ("backend", Config.backend)})
 
 
 def fingerprint_of_words(overrides: Sequence[str]) -> str:
@@ -113,7 +112,7 @@ class Sweep:
         `place`, in the command, is its number where no other entry has that; `name` is a part of its folder's name.
         What Hydra has put into the folder `made` is moved to the point's.
         """
-        found = next((each for each in self.entries if (each.fingerprint, each.repeat) == (about, repeat)), None)
+        found = next((entry for entry in self.entries if (entry.fingerprint, entry.repeat) == (about, repeat)), None)
         if found is None:
             found = Entry(self._number(place, about), repeat, about, "", list(overrides))
             found.folder = f"{found.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
@@ -150,7 +149,9 @@ class Sweep:
 
     def write(self) -> None:
         """Writes `sweep.json`."""
-        points = [dataclasses.asdict(each) for each in sorted(self.entries, key=lambda each: (each.place, each.repeat))]
+        points = [
+            dataclasses.asdict(each) for each in sorted(self.entries, key=lambda entry: (entry.place, entry.repeat))
+        ]
         write_whole(self.folder / SWEEP, json.dumps({"name": self.folder.name, "points": points}, indent=2))
 
     def release(self) -> None:
@@ -164,14 +165,14 @@ class Sweep:
 
     def _number(self, place: int, about: str) -> int:
         """The number of a new entry: that of its point's other repeats, or that of its place, or the next."""
-        numbers = {each.fingerprint: each.place for each in self.entries}
+        numbers = {entry.fingerprint: entry.place for entry in self.entries}
         return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
 
 
 def read(folder: Path) -> list[Entry]:
     """The points that `sweep.json` in `folder` tells of; none where there is no such file, or it is broken."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [Entry(**each) for each in json.loads((folder / SWEEP).read_text())["points"]]
+        return [Entry(**point) for point in json.loads((folder / SWEEP).read_text())["points"]]
     return []
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import parameter_server_strategy, ps_values
+
+from pipeline.private import parameter_server_strategy, ps_values
 
 
 def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:

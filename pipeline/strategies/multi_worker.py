@@ -3,7 +3,8 @@
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+
+from pipeline.private import collective
 
 
 def multi_worker(

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute import parameter_server_strategy_v2
+
+from pipeline.private import parameter_server_strategy_v2
 
 
 def parameter_server(

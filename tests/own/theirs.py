@@ -1,4 +1,4 @@
-"""What another package offers: a cluster that starts processes in other folders and speaks over sockets, and a view."""
+"""What another package offers: a cluster over sockets in other folders, a view, and an engine without TensorFlow."""
 
 import contextlib
 import json
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
+
+import numpy as np
 
 from pipeline.launch import machine
 
@@ -163,3 +165,75 @@ class Falls(Lines):
         if event["event"] == "built":
             raise OSError("the disk is full")
         super().update(event, now)
+
+
+class Mean:
+    """Trains one number to be the mean of others, with NumPy alone."""
+
+    def __init__(self, plan, process, tell, asked_to_leave):
+        self.plan, self.process, self.tell = plan, process, tell
+        self.steps, self.left = 0, False
+
+    def join(self):
+        return {"python": "3", "mean": "1.0"}
+
+    def failure(self, error):
+        return {"error": f"{type(error).__name__}: {error}", "peer": False, "diverged": False}
+
+    def obey(self, command, **fields):
+        if not self.left:
+            getattr(self, command)(**fields)
+
+    def load(self, folder):
+        self.data = np.arange(96.0)
+        self.told = {"train": 96, "validation": 0}
+        nothing = {"train": [], "validation": []}
+        self.tell("loaded", sharded={"train": False, "validation": False}, examples=self.told, broken=nothing)
+
+    def build(self, train_counts, validation_counts, resume):
+        self.weight = 0.0
+        self.tell(
+            "built", parameters=1, state_bytes=8, normalizations=0, input_shape=[1], input_dtype="float64",
+            num_classes=None, train_examples=96, validation_examples=0, validation_steps=0, data_digest="mean",
+            steps_per_epoch=self.plan.steps_per_epoch(96), epochs=1,
+        )  # fmt: skip
+
+    def begin(self):
+        self.steps = 0
+
+    def step(self):
+        at = self.steps * self.plan.global_batch % 96
+        batch = self.data[at : at + self.plan.global_batch]
+        self.loss = float(np.mean((self.weight - batch) ** 2))
+        self.weight += 0.1 * float(np.mean(batch) - self.weight)
+        self.steps += 1
+
+    def size(self):
+        self.tell("sized", error="one number")
+
+    def calibrate(self, steps_per_call):
+        self.tell("calibrated", step_seconds=0.01)
+
+    def measure(self, repeat, warmup_steps, steps, steps_per_call):
+        self.tell(
+            "measured", repeat=repeat, steps=steps, examples=float(steps * self.plan.global_batch),
+            seconds=0.01 * steps, calls=[[steps, 0.01 * steps]], input_seconds=[0.0],
+        )  # fmt: skip
+
+    def train(self, steps_per_call, folder):
+        while self.steps < self.plan.steps:
+            self.step()
+            self.tell(
+                "steps", epoch=1, step=self.steps, losses=[self.loss], metrics={}, examples=self.plan.global_batch,
+                seconds=0.01, learning_rate=0.1,
+            )  # fmt: skip
+        self.tell("finished", weights=["same"], epochs=1, loss=self.loss, metrics={}, val_loss=None, val_metrics={})
+
+    def leave(self):
+        self.left = True
+        self.tell("left", step=self.steps)
+
+
+class Fails(Mean):
+    def train(self, steps_per_call, folder):
+        raise ArithmeticError("the mean of nothing")

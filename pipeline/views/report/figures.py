@@ -229,7 +229,7 @@ def causes(point: Point) -> dict[str, float]:
     if step is None:
         return {}
     if isinstance(explained, dict) and items(explained.get("parts")):
-        shares = {str(each["name"]): max(0.0, number(each["share"]) or 0.0) for each in items(explained["parts"])}
+        shares = {str(item["name"]): max(0.0, number(item["share"]) or 0.0) for item in items(explained["parts"])}
         kept = max(0.0, 1 - sum(shares.values()))
         return {"computing": kept * step} | {
             name if name in CAUSES else "other": share * step for name, share in shares.items() if share
@@ -261,7 +261,7 @@ def _foreseen(point: Point) -> tuple[float, float, float] | None:
     if not one or not made:
         return None
     ends = [number(made[-1].get(name)) for name in PREDICTED]
-    middle, low, high = ((each or 0.0) / one for each in ends)
+    middle, low, high = ((end or 0.0) / one for end in ends)
     return None if None in ends else (middle, min(low, middle), max(high, middle))
 
 

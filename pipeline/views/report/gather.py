@@ -18,7 +18,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from pipeline.analyze import comparable, history
 from pipeline.analyze.history import HistoryError, Run
 from pipeline.config.schema import PredictConfig
-from pipeline.plan.plan import falls
+from pipeline.plan.planning import falls
 from pipeline.record import events
 from pipeline.run import sweep
 
@@ -140,7 +140,7 @@ def gather(folder: Path) -> Sweep:
         points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
     else:
         folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_naturally)
-        points = [_point(place, _run(each)) for place, each in enumerate(folders)]
+        points = [_point(place, _run(folder)) for place, folder in enumerate(folders)]
     if not points:
         raise HistoryError(
             f"Expected a sweep with points, received {folder}, which has none. Try `python -m pipeline -m ...` first."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.analyze import comparable, predict
+from pipeline.analyze import comparable, scoring
 from pipeline.analyze.verdict import SIGNIFICANCE_LEVEL, Verdict
 from pipeline.views.report.figures import Drawn, LeftOut
 from pipeline.views.report.gather import Point, Sweep
@@ -118,7 +118,7 @@ def missing(sweep: Sweep) -> list[str]:
         why = " ".join(lines_of(point.run.result.get("error"))) or "no reason was given"
         said = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
         places.setdefault(said, []).append(point.place)
-    return [f"{points(each).capitalize()} {said}" for said, each in places.items()]
+    return [f"{points(place).capitalize()} {said}" for said, place in places.items()]
 
 
 def differences(sweep: Sweep) -> list[str]:
@@ -133,7 +133,7 @@ def differences(sweep: Sweep) -> list[str]:
 
 def score(sweep: Sweep) -> str:
     """How good the predictions were that had been made for these points."""
-    return score_text(predict.score([point.run.result for point in sweep.measured]))
+    return score_text(scoring.score([point.run.result for point in sweep.measured]))
 
 
 def _about(sweep: Sweep) -> str:

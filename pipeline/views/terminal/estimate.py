@@ -38,7 +38,7 @@ def shard_lines(made: Estimate) -> list[tuple[str, str]]:
 
 def planned_rows(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """A header, and for each planned point what one device keeps and what all exchange for one step."""
-    return columns([SWEEP_HEADER, *(_planned(place, each) for place, each in enumerate(results))], RIGHT)
+    return columns([SWEEP_HEADER, *(_planned(place, result) for place, result in enumerate(results))], RIGHT)
 
 
 def _planned(place: int, result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -76,9 +76,9 @@ def _few(memory: Sequence[Memory]) -> list[Memory]:
     first, *others = memory
     if len(others) <= MOST_SERVERS:
         return [first, *others]
-    by_size = sorted(others, key=lambda each: each.total)
+    by_size = sorted(others, key=lambda other: other.total)
     ends = ((by_size[-1], "the fullest"), (by_size[0], "the emptiest"))
-    return [first, *(_renamed(each, f"{which} of {len(others):,} servers") for each, which in ends)]
+    return [first, *(_renamed(end, f"{which} of {len(others):,} servers") for end, which in ends)]
 
 
 def _renamed(each: Memory, place: str) -> Memory:
@@ -129,7 +129,7 @@ def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:
     servers = [each for each in traffic if each.who.startswith("server ")]
     if len(servers) <= MOST_SERVERS:
         return traffic
-    most = max(servers, key=lambda each: each.sends + each.receives)
+    most = max(servers, key=lambda server: server.sends + server.receives)
     return [
         *(each for each in traffic if each not in servers),
         Traffic(f"the busiest of {len(servers):,} servers", most.sends, most.receives),
@@ -151,4 +151,4 @@ def _rows(rows: Sequence[int]) -> str:
     >>> _rows((500, 500)), _rows((334, 333, 333))
     ('500 rows', '334 or 333 rows')
     """
-    return f"{' or '.join(f'{each:,}' for each in sorted(set(rows), reverse=True))} rows"
+    return f"{' or '.join(f'{row:,}' for row in sorted(set(rows), reverse=True))} rows"

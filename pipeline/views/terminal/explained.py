@@ -43,9 +43,9 @@ def _parts(explained: Mapping[str, object]) -> list[tuple[float, str, str]]:
     """(share, name, range) of each part, the largest first."""
     return sorted(
         (
-            (share, clean(each.get("name")), span(each.get("low"), each.get("high"), percent, " to "))
-            for each in items(explained.get("parts"))
-            if isinstance(each, Mapping) and (share := number(each.get("share"))) is not None
+            (share, clean(item.get("name")), span(item.get("low"), item.get("high"), percent, " to "))
+            for item in items(explained.get("parts"))
+            if isinstance(item, Mapping) and (share := number(item.get("share"))) is not None
         ),
         reverse=True,
     )

@@ -49,9 +49,9 @@ def _fitted_on(fitted: object) -> str:
     runs = whole(about.get("runs"))
     if not runs:
         return ""
-    parameters = [f"{whole(each) or 0:,}" for each in items(about.get("parameters"))]
-    batches = [f"{whole(each) or 0:,}" for each in items(about.get("replica_batches"))]
-    workers = [whole(each) or 0 for each in items(about.get("workers"))]
+    parameters = [f"{whole(item) or 0:,}" for item in items(about.get("parameters"))]
+    batches = [f"{whole(item) or 0:,}" for item in items(about.get("replica_batches"))]
+    workers = [whole(item) or 0 for item in items(about.get("workers"))]
     timed = number(about.get("timed_step_seconds"))
     return (
         f"{plural(runs, 'run')}: {listed(*map(clean, items(about.get('strategies'))))}, "
@@ -64,12 +64,12 @@ def _fitted_on(fitted: object) -> str:
 
 def predicted_rows(results: Sequence[Result]) -> list[str]:
     """A header, and a row for each point."""
-    return columns([HEADER, *(_row(place, each) for place, each in enumerate(results))], RIGHT)
+    return columns([HEADER, *(_row(place, result) for place, result in enumerate(results))], RIGHT)
 
 
 def outlook_lines(results: Sequence[Result]) -> list[str]:
     """Which point is the best at what, and where another worker stops paying."""
-    share = next((each["knee_share"] for each in results if "knee_share" in each), 0.5)
+    share = next((result["knee_share"] for result in results if "knee_share" in result), 0.5)
     made = outlook.look(results, share)
     best, knee, after = made.best, made.knee, made.after
     lines = [f"{BEST[what].capitalize()}: point {place}, {_name(results[place])}." for what, place in best.items()]
@@ -79,7 +79,7 @@ def outlook_lines(results: Sequence[Result]) -> list[str]:
             f"Knee: {plural(workers, 'worker')}. Beyond, another one brings {percent(max(0.0, after))} of what one of "
             f"the first does, which is less than predict.knee_share={share:g}."
         )
-    elif made.alike and len({whole(each.get("workers")) for each in results}) > 1:
+    elif made.alike and len({whole(result.get("workers")) for result in results}) > 1:
         lines.append(f"Knee: none among these points, at predict.knee_share={share:g}.")
     return lines
 
@@ -121,7 +121,7 @@ def _throughput(result: Result) -> str:
 
 def _step(result: Result) -> str:
     seconds = number(result.get("step_seconds"))
-    shares = [f"{name} {percent(value)}" for name, each in entries(result.get("parts")) if (value := number(each))]
+    shares = [f"{name} {percent(value)}" for name, entry in entries(result.get("parts")) if (value := number(entry))]
     return "" if seconds is None else f"{rate(1000 * seconds)} ms: {listed(*shares)}"
 
 

@@ -96,7 +96,7 @@ def summary_lines(made: Manifest, folder: str, there: int, seconds: float, secon
 
     `there` is how many shards were there before; `seconds_shards` of all `seconds` went into making the others.
     """
-    shards = sum(len(each) for each in made.splits.values())
+    shards = sum(len(split) for split in made.splits.values())
     lines = []
     for split, each in made.splits.items():
         size = amount(sum(shard.bytes for shard in each))

@@ -51,7 +51,7 @@ def profile_line(profile: object) -> str:
 
 def _stages(profile: Mapping[str, object]) -> list[tuple[float, str, float]]:
     """(share, name, microseconds an example) of the input's stages, the costliest first."""
-    found = [each for each in items(profile.get("stages")) if isinstance(each, Mapping)]
+    found = [item for item in items(profile.get("stages")) if isinstance(item, Mapping)]
     told = [
         (share, clean(each.get("name")), cost)
         for each in found

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.run.views import Ahead
-from pipeline.views.terminal.run_state import RunState, View
+from pipeline.views.terminal.run_state import RunState
+from pipeline.views.terminal.training_state import View
 from pipeline.views.terminal.words import duration, listed
 
 if TYPE_CHECKING:

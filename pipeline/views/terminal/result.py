@@ -183,13 +183,13 @@ def _input_wait(result: Mapping[str, Any]) -> str:
     share = number(result.get("input_wait"))
     if share is None:
         return ""
-    shares = [(value, name) for name, each in entries(result.get("input_wait_by_worker")) if (value := number(each))]
+    shares = [(value, name) for name, entry in entries(result.get("input_wait_by_worker")) if (value := number(entry))]
     most = f"most of all {max(shares)[1]}" if len(shares) > 1 else ""
     return listed(f"{percent(share)} of the step time", most, "input-bound" * bool(result.get("input_bound")))
 
 
 def _staleness(result: Mapping[str, Any]) -> str:
-    """How old the weights were that steps were made on, where workers race."""
+    """How old the weights were that steps were made on, in an asynchronous training."""
     mean, most = number(result.get("staleness_mean")), whole(result.get("staleness_max"))
     if mean is None or most is None:
         return ""
@@ -199,7 +199,7 @@ def _staleness(result: Mapping[str, Any]) -> str:
 
 
 def _steps_of_workers(result: Mapping[str, Any]) -> str:
-    """Whose steps they were, where workers race, and updates that were made more than once."""
+    """Whose steps they were, in an asynchronous training, and updates that were made more than once."""
     steps, updates = whole(result.get("steps")), whole(result.get("updates"))
     of_worker = result.get("worker_steps")
     if steps is None or not isinstance(of_worker, Mapping):

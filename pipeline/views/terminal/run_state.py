@@ -3,17 +3,15 @@
 Pure: time is an argument. It survives events in any order, and fields that are missing or odd.
 """
 
-import math
-from collections import deque
 from dataclasses import dataclass, field
 
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
-from pipeline.views.terminal.words import clean, duration, items, listed, named, number, pairs, plural, rate, whole
+from pipeline.views.terminal.training_state import TrainingState, View
+from pipeline.views.terminal.words import clean, duration, listed, named, number, pairs, plural, rate, whole
 
-WINDOW_SECONDS = 5.0  # of training, over which throughput and the time left are taken
 MOST_FAILURES = 5  # different ones told in full
 
 
@@ -23,17 +21,6 @@ class Line:
 
     text: str
     lasting: bool = False
-
-
-@dataclass(frozen=True)
-class View:
-    """What is happening: a word for it, how far it is (`total` is None where unknown), and its figures."""
-
-    label: str
-    done: float = 0
-    total: float | None = None
-    where: str = ""
-    figures: str = ""
 
 
 @dataclass
@@ -69,7 +56,7 @@ class Group:
         told = self.told.setdefault(repeat, {})
         told[rank] = (examples, seconds)
         if len(told) >= self.leaders:
-            self.rate_of[repeat] = examples / max(each for _, each in told.values())
+            self.rate_of[repeat] = examples / max(event for _, event in told.values())
 
     def rates(self) -> list[float]:
         """Examples per second of each repeat that is done."""
@@ -90,7 +77,7 @@ class RunState:
         self._groups = {"point": Group(max(1, len(plan.processes)), max(1, len(plan.leaders)))}
         self._told: set[str] = set()
         self._repeats_told = 0
-        self._training = _Training(plan)
+        self._training = TrainingState(plan)
         self._failed = self._ended = self._explaining = False
 
     def take(self, event: Event, now: float) -> list[Line]:
@@ -182,7 +169,7 @@ class RunState:
         repeat, examples, seconds = (number(event.get(name)) for name in ("repeat", "examples", "seconds"))
         if repeat is not None and examples is not None and seconds is not None and seconds > 0:
             group.measure(int(repeat), whole(event.get("rank")) or 0, examples, seconds)
-        rates = {name: each.rates() for name, each in self._groups.items()}
+        rates = {name: group.rates() for name, group in self._groups.items()}
         complete = min(map(len, rates.values()))
         lines = []
         for place in range(self._repeats_told, complete):
@@ -298,115 +285,3 @@ class RunState:
             return []
         self._told.add(key or text)
         return [Line(text, lasting)]
-
-
-class _Training:
-    """How far training is, and its latest figures."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.begun = False
-        # The step of the last checkpoint.
-        self.saved: int | None = None
-        self.facts = ""
-        self._plan = plan
-        self._epochs = plan.epochs
-        self._per_epoch = plan.steps_per_epoch(plan.train_examples) if plan.train_examples else None
-        self._validation_steps: int | None = None
-        self._validated = 0
-        self._epoch = 1
-        self._epochs_done = 0
-        self._over = False
-        self._step = 0
-        self._loss: float | None = None
-        self._metrics: object = None
-        self._calls: deque[tuple[int, float, float]] = deque()  # (steps, examples, seconds), the last few
-
-    def go_back(self, step: int) -> None:
-        """Training goes on from a step."""
-        self._step, self._validated, self._over = step, 0, False
-        self._calls.clear()
-
-    @property
-    def total(self) -> int | None:
-        """Optimizer steps in all, where known."""
-        if self._plan.steps:
-            return self._plan.steps
-        return self._epochs * self._per_epoch if self._epochs and self._per_epoch else None
-
-    @property
-    def length(self) -> str:
-        """How long it is planned to train."""
-        return listed(plural(self._epochs, "epoch"), plural(self.total, "step")) or "length unknown"
-
-    def epoch_of(self, epoch: int) -> str:
-        """Which epoch of how many."""
-        return _of("epoch", epoch, self._epochs)
-
-    def take_built(self, event: Event) -> None:
-        """What became known with the data and the model."""
-        self._epochs = whole(event.get("epochs")) or self._epochs
-        self._per_epoch = whole(event.get("steps_per_epoch")) or self._per_epoch
-        held_out = whole(event.get("validation_examples"))
-        if held_out is not None:
-            self._validation_steps = whole(event.get("validation_steps")) or math.ceil(
-                held_out / self._plan.global_batch
-            )
-        self.facts = listed(
-            plural(whole(event.get("parameters")), "parameter"),
-            plural(whole(event.get("train_examples")), "training example"),
-            plural(held_out, "validation example"),
-            f"{plural(self._per_epoch, 'step')} an epoch" if self._per_epoch else "",
-        )
-
-    def take_steps(self, event: Event) -> None:
-        """One call of the loop."""
-        step = whole(event.get("step"))
-        if step is None or step < self._step:
-            return
-        self._calls.append((step - self._step, number(event.get("examples")) or 0, number(event.get("seconds")) or 0))
-        while len(self._calls) > 1 and math.fsum(call[2] for call in self._calls) > WINDOW_SECONDS:
-            self._calls.popleft()
-        self._step, self._validated = step, 0
-        self._epoch = whole(event.get("epoch")) or self._epoch
-        losses = items(event.get("losses"))
-        self._loss = losses[-1] if losses else None
-        self._metrics = event.get("metrics")
-
-    def take_validated(self, event: Event) -> None:
-        """A beat, which during validation tells how many of its steps are done."""
-        self._validated = whole(event.get("validated")) or self._validated
-
-    def take_epoch(self, epoch: int, event: Event) -> None:
-        """The end of an epoch."""
-        self._epochs_done = max(self._epochs_done, epoch)
-        self._step = max(self._step, whole(event.get("step")) or 0)
-        self._validated = 0
-        self._over = epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
-
-    def view(self) -> View:
-        """What training is doing."""
-        if self._validated:
-            done = _of("step", self._validated, self._validation_steps)
-            where = listed(self.epoch_of(self._epoch), done)
-            return View("validating", self._validated, self._validation_steps, where, self._scores())
-        if self._over:
-            return View("saving" if self._plan.save else "ending", 1, 1, "training is over")
-        total, epoch = self.total, max(self._epoch, self._epochs_done + 1)
-        where = listed(self.epoch_of(epoch), _of("step", self._step, total))
-        return View("training", self._step, total, where, self._figures())
-
-    def _figures(self) -> str:
-        steps, examples, seconds = (math.fsum(call[place] for call in self._calls) for place in range(3))
-        left = ""
-        if self.total and steps and seconds:
-            left = f"{duration(max(0, self.total - self._step) * seconds / steps)} left"
-        speed = f"{rate(examples / seconds)} examples/s" if examples > 0 and seconds > 0 else ""
-        saved = f"saved at {self.saved:,}" if self.saved else ""
-        return listed(speed, left, self._scores(), saved)
-
-    def _scores(self) -> str:
-        return listed(named("loss", self._loss), pairs(self._metrics))
-
-
-def _of(noun: str, done: int, total: int | None) -> str:
-    return f"{noun} {done:,} of {total:,}" if total else f"{noun} {done:,}"

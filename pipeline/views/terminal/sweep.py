@@ -87,7 +87,7 @@ def sweep_rows(results: Sequence[Result]) -> list[str]:
         rows.append(line)
         doubts = listed(marked, "input-bound" * (result.get("input_bound") is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
-        overrides = left + " ".join(clean(each) for each in items(result.get("overrides")))
+        overrides = left + " ".join(clean(item) for item in items(result.get("overrides")))
         said = (profile_line(result.get("profile")), explained_line(result.get("explained")))
         rows += [text for text in (below, *(f"{left}{each}" for each in said), overrides) if text.strip()]
     return rows
@@ -154,7 +154,7 @@ def _reasons(results: Sequence[Result]) -> list[str]:
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
             said = lines_of(result.get("error")) or [clean(note) for note in items(result.get("notes"))]
             places.setdefault((status, " ".join(said) or "no reason was given"), []).append(place)
-    return [f"{points(each).capitalize()} {status.lower()}: {reason}" for (status, reason), each in places.items()]
+    return [f"{points(place).capitalize()} {status.lower()}: {reason}" for (status, reason), place in places.items()]
 
 
 def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) -> list[str]:
@@ -169,7 +169,7 @@ def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) ->
             for note in items(run.result.get("notes")):
                 if note not in before and not clean(note).startswith(but):
                     places.setdefault(clean(note), []).append(place)
-    return [f"{points(each).capitalize()}: {note}" for note, each in places.items()]
+    return [f"{points(place).capitalize()}: {note}" for note, place in places.items()]
 
 
 def _differences(runs: Sequence[history.Run]) -> list[str]:
@@ -186,7 +186,7 @@ def _marks(results: Sequence[Result]) -> list[str]:
     """What is written beside the speed of each point; "" beside none."""
     measured = [place for place, result in enumerate(results) if _measured(result)]
     told = comparable.marks([history.of(results[place]) for place in measured])
-    marked = {place: listed(*each) for place, each in zip(measured, told, strict=True)}
+    marked = {place: listed(*event) for place, event in zip(measured, told, strict=True)}
     return [marked.get(place, "") for place in range(len(results))]
 
 

@@ -8,121 +8,23 @@ that training can go on at any position, with other replicas or another global b
 import dataclasses
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import cache_op, shuffle_op
 
 from pipeline.data.examples import Examples
+from pipeline.private import cache_op, shuffle_op
 from pipeline.worker.input import reading as reads
 from pipeline.worker.input import service
+from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.reading import Reading
 
-
-@dataclass(frozen=True)
-class Position:
-    """How far training has come: whole epochs, and the examples of the next one that its steps so far stand for.
-
-    A step stands for a whole global batch, also where the last of an epoch had fewer examples.
-    """
-
-    epoch: int = 0
-    examples: int = 0
-
-
-BEGINNING = Position()
 DEFAULT = Reading()
+
+
 # (number of an epoch, examples of it that are trained, steps that are left) -> (examples, batches) of each step
 Epoch = Callable[[Any, Any, Any], tf.data.Dataset]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where this process stands: it feeds `local` replicas, from number `first` on, of `replicas`.
-
-    `counts` holds the examples of each process where the data set's function has already taken this process's
-    shard, and the one total where every process reads everything.
-
-    `last` says what becomes of an epoch's last global batch where too few examples are left for it: it is "short",
-    "left out", or "padded" with examples that do not count. Without short ones all batches have one static shape.
-    """
-
-    global_batch: int
-    replicas: int
-    first: int
-    local: int
-    counts: tuple[int, ...]
-    process: int = 0
-    last: Literal["short", "left out", "padded"] = "short"
-
-    @property
-    def sharded(self) -> bool:
-        """Does each process read a shard of its own?"""
-        return len(self.counts) > 1
-
-    @property
-    def examples(self) -> int:
-        """Examples in an epoch, over all processes."""
-        return sum(self.counts)
-
-    @property
-    def steps(self) -> int:
-        """Steps in an epoch."""
-        return self.steps_after(0)
-
-    def steps_after(self, examples: int) -> int:
-        """Steps that are left in an epoch of which so many examples are trained; see `Position`.
-
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).steps_after(3_840)
-        2
-        """
-        if self.last == "left out":
-            return min(count // self._share for count in self._left(examples))
-        return max(-(-count // self._share) for count in self._left(examples))
-
-    @property
-    def always_fed(self) -> bool:
-        """Has every replica examples at every step, also at the last and smallest of an epoch?
-
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed
-        True
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(129,)).always_fed
-        False
-        """
-        return self.always_fed_after(0)
-
-    def always_fed_after(self, examples: int) -> bool:
-        """Has it also in the rest of an epoch of which so many examples are trained, and in the whole ones after it?
-
-        The last batch of a rest is as large as that of a whole epoch, unless the global batch was another before.
-
-        >>> Layout(global_batch=128, replicas=2, first=0, local=2, counts=(4_000,)).always_fed_after(3_871)
-        False
-        """
-        return self.last != "short" or (self._fed(0) and self._fed(examples))
-
-    def settled(self, position: Position) -> Position:
-        """The same position, as the beginning of the next epoch where this one has no step left.
-
-        >>> Layout(global_batch=64, replicas=1, first=0, local=1, counts=(100,)).settled(Position(1, examples=128))
-        Position(epoch=2, examples=0)
-        """
-        return position if self.steps_after(position.examples) else Position(position.epoch + 1)
-
-    @property
-    def _share(self) -> int:
-        """Examples that each shard gives to a global batch, or the one part that all read."""
-        return self.global_batch // len(self.counts)
-
-    def _left(self, examples: int) -> list[int]:
-        """What each shard still has in an epoch of which so many examples are trained."""
-        return [max(0, count - examples // len(self.counts)) for count in self.counts]
-
-    def _fed(self, examples: int) -> bool:
-        replicas, before = self.replicas // len(self.counts), (self.steps_after(examples) - 1) * self._share
-        return before < 0 or all(min(self._share, left - before) >= replicas for left in self._left(examples))
 
 
 def count(part: Any) -> int:

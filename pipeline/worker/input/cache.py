@@ -17,7 +17,7 @@ import tensorflow as tf
 from pipeline.data import records
 from pipeline.data.examples import Examples, Segment
 from pipeline.worker.input import batches
-from pipeline.worker.input.batches import Layout
+from pipeline.worker.input.layout import Layout
 from pipeline.worker.tensorflow.loop import TrainingError
 
 # Examples that are made at a time.

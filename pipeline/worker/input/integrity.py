@@ -88,7 +88,7 @@ def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset,
 
     def is_whole(*example: Any) -> Any:
         batch = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], example if len(example) > 1 else example[0])
-        return tf.reduce_all([True, *(each for each, _ in conditions(batch, classes))])
+        return tf.reduce_all([True, *(condition for condition, _ in conditions(batch, classes))])
 
     kept = part.ignore_errors().filter(tf.autograph.experimental.do_not_convert(is_whole))
     whole = batches.count(kept)

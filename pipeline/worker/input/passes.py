@@ -13,13 +13,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing, get_data_adapter
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from pipeline.worker.input.batches import Layout, stream
-from pipeline.worker.tensorflow import scheduled
+from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
+from pipeline.worker.input.batches import stream
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.tensorflow import source
 from pipeline.worker.tensorflow.loop import Data
-from pipeline.worker.tensorflow.scheduled import Source
+from pipeline.worker.tensorflow.source import Source
 
 OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
 UNTIL_IT_ENDS = sys.maxsize
@@ -99,7 +99,7 @@ class Passes(abc.ABC):
 
     @abc.abstractmethod
     def source(self, workers: int) -> Source:
-        """What `workers` that race take their batches from."""
+        """What asynchronous `workers` take their batches from."""
 
     @abc.abstractmethod
     def end(self) -> None:
@@ -202,7 +202,7 @@ class _Arrays(Passes):
         return self._endless
 
     def source(self, workers: int) -> Source:
-        return scheduled.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
+        return source.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
 
     def end(self) -> None:
         """Nothing: the stream goes on with the next pass."""
@@ -233,11 +233,11 @@ class _Batches(Passes):
                 f"{'an unknown number' if self.one_by_one else self.steps}. Try dataset.repeat() with steps_per_epoch, "
                 f"or dataset.apply(tf.data.experimental.assert_cardinality(batches))."
             )
-        graph, spec = scheduled.graph(self._data), self._data.element_spec
+        graph, spec = source.graph(self._data), self._data.element_spec
 
         def made() -> tf.data.Dataset:
             worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-            batches = scheduled.from_graph(graph, spec)
+            batches = source.from_graph(graph, spec)
             # Each worker reads its own share of the batches, round and round.
             return (
                 batches.shard(workers, tf.cast(worker, tf.int64)).repeat().prefetch(2)
@@ -321,7 +321,7 @@ def _mapped(data: tf.data.Dataset, function: Callable[[Any], Any]) -> tf.data.Da
 
 def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
     specs: list[Any] = tf.nest.flatten(data.element_spec)
-    wrong = [each for each in specs if not isinstance(each, tf.TensorSpec) or not each.shape.rank]
+    wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
     if wrong:
         raise FitError(
             f"Expected batches of dense tensors whose rank is known, received {wrong[0]}. Try dataset.batch, and "

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import cache_op, prefetch_op, shuffle_op
 
 from pipeline.data.examples import Examples
+from pipeline.private import cache_op, prefetch_op, shuffle_op
 from pipeline.worker.input import batches
 from pipeline.worker.input import reading as reads
-from pipeline.worker.tensorflow import scheduled
+from pipeline.worker.tensorflow import source
 from pipeline.worker.tensorflow.loop import Call, Data, Loop
-from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop, Source
+from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop
+from pipeline.worker.tensorflow.source import Source
 
 # What is timed is timed in so many pieces, so that it is known how much they differ.
 PIECES = 4
@@ -37,7 +38,7 @@ class Profile:
     """The input and the model of a loop, each alone."""
 
     def __init__(self, loop: Loop, part: Any, shards: Sequence[Any]) -> None:
-        """`part` is the training data, which nothing else reads; `shards` what workers that race read of it."""
+        """`part` is the training data, which nothing else reads; `shards` what asynchronous workers read of it."""
         data = loop.train_data
         part, shards = plain(part), [plain(shard) for shard in shards]
         # A window over what is read one after the other is filled before the first example leaves it, and whatever fits
@@ -45,8 +46,10 @@ class Profile:
         ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
         self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
         self._loop, self._input_seconds = loop, 0.0
-        racing = isinstance(loop, ScheduledLoop)
-        self._alone: _Racing | _Together = _Racing(loop, self._data, shards) if racing else _Together(loop, self._data)
+        asynchronous = isinstance(loop, ScheduledLoop)
+        self._alone: _Asynchronous | _Together = (
+            _Asynchronous(loop, self._data, shards) if asynchronous else _Together(loop, self._data)
+        )
 
     def model_pace(self) -> float:
         """Seconds of a step on one batch that is there, roughly. The first call compiles it.
@@ -120,12 +123,12 @@ class _Together:
         return _sum([self._loop.on(self._cached, steps)])
 
 
-class _Racing:
-    """Steps of workers that race, each by itself."""
+class _Asynchronous:
+    """Steps of asynchronous workers, each by itself."""
 
     def __init__(self, loop: Any, data: Data, shards: Sequence[Any]) -> None:
         self._loop, self._data = loop, data
-        self._source = scheduled.source(data, shards, loop.concurrent_steps)
+        self._source = source.source(data, shards, loop.concurrent_steps)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
         self._batches = iter(self._coordinator.create_per_worker_dataset(self._source.made))
         self._read = tf.function(self._some, autograph=False)

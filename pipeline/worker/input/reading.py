@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import cardinality
-from tensorflow.python.data.ops import dataset_ops, map_op, prefetch_op
-from tensorflow.python.data.util import structure
-from tensorflow.python.framework import op_def_registry
 
 from pipeline.data.examples import Examples, Segment
+from pipeline.private import cardinality, dataset_ops, map_op, op_def_registry, prefetch_op, structure
 
 # Records of one file that follow each other before those of the next file read beside it.
 BLOCK_RECORDS = 16
@@ -180,11 +177,11 @@ def cut(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ..
     (Segment(path='a', records=1, first=2, offset=0, at=0), Segment(path='b', records=1, first=0, offset=0, at=0))
     """
     found, before = [], 0
-    for each in segments:
-        first, last = max(start - before, 0), min(stop - before, each.records)
+    for segment in segments:
+        first, last = max(start - before, 0), min(stop - before, segment.records)
         if first < last:
-            found.append(dataclasses.replace(each, records=last - first, first=each.first + first))
-        before += each.records
+            found.append(dataclasses.replace(segment, records=last - first, first=segment.first + first))
+        before += segment.records
     return tuple(found)
 
 
@@ -199,11 +196,11 @@ def _records(part: Examples, number: Any, shuffle: bool, seed: int, reading: Rea
     """
     segments = part.raw
     columns = (
-        tf.constant([each.path for each in segments]),
-        tf.constant([each.offset for each in segments], tf.int64),
-        tf.constant([each.first - each.at for each in segments], tf.int64),
-        tf.constant([each.records for each in segments], tf.int64),
-        tf.constant([_key(each) for each in segments], tf.int64),
+        tf.constant([segment.path for segment in segments]),
+        tf.constant([segment.offset for segment in segments], tf.int64),
+        tf.constant([segment.first - segment.at for segment in segments], tf.int64),
+        tf.constant([segment.records for segment in segments], tf.int64),
+        tf.constant([_key(segment) for segment in segments], tf.int64),
     )
     if shuffle:
         places = tf.random.experimental.stateless_shuffle(tf.range(len(segments)), seed=[seed, number])

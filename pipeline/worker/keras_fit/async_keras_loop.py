@@ -1,4 +1,4 @@
-"""What Keras's `fit` does around steps that the workers of a `ParameterServerStrategy` race to make."""
+"""What Keras's `fit` does around steps that the workers of a `ParameterServerStrategy` make asynchronously."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
 
     @property
     def concurrent_steps(self) -> int:  # type: ignore[override]
-        """Workers that race."""
+        """Asynchronous workers."""
         return int(self.strategy._num_workers)
 
     @contextlib.contextmanager
@@ -28,7 +28,7 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
         validation_steps: int | None,
         due: Callable[[int], bool],
     ) -> Iterator[None]:
-        """Inside, workers race over `train`; see `KerasLoop.over`."""
+        """Inside, workers train on `train` asynchronously; see `KerasLoop.over`."""
         with super().over(train, validation, steps, validation_steps, due):
             self._async_steps = AsyncSteps(
                 self.model,
@@ -44,7 +44,7 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
 
     @property
     def async_steps(self) -> AsyncSteps:
-        """The race of the fit that goes on."""
+        """The asynchronous steps of the fit that goes on."""
         assert self._async_steps is not None, "over comes first"
         return self._async_steps
 

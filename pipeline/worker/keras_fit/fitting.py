@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing
 
 from pipeline.analyze import measure
+from pipeline.private import array_slicing
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitError, Passes, Place
 from pipeline.worker.keras_fit import agree
@@ -86,10 +86,9 @@ def fit(
     per_call = _steps_per_call(model, hooks, train)
     _check_same(strategy, where, {
         "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch, "batch_size": batch_size,
-        "number of batches": train.steps, "number of examples": train.examples, "validation_steps": validation_steps,
-        "number of validation batches": held_out and held_out.steps, "number of callbacks": len(hooks),
-        "number of validations": sum(map(due, range(initial_epoch, epochs))), "shuffle": shuffle is True,
-        "number of validation examples": held_out and held_out.examples, "steps per call": per_call,
+        "validation_steps": validation_steps, "number of callbacks": len(hooks), "shuffle": shuffle is True,
+        "number of validations": sum(map(due, range(initial_epoch, epochs))), "steps per call": per_call,
+        **_counts(train, held_out),
     })  # fmt: skip
     with build.lent(model, strategy, train.spec) as outputs:
         _check_made_under(strategy, model.metrics_variables)
@@ -98,6 +97,16 @@ def fit(
         with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
             training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
             return _train(training, loop, per_call)
+
+
+def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, Any]:
+    """How much there is to train and to validate on, which must be the same in all processes."""
+    return {
+        "number of batches": train.steps,
+        "number of examples": train.examples,
+        "number of validation batches": held_out and held_out.steps,
+        "number of validation examples": held_out and held_out.examples,
+    }
 
 
 def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
@@ -209,7 +218,7 @@ def _strategy(model: keras.Model, named: tf.distribute.Strategy | None) -> tf.di
 
 
 def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
-    foreign = [each for each in variables if not strategy.extended.variable_created_in_scope(each.value)]
+    foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
     if foreign:
         raise FitError(
             f"Expected a model, an optimizer and metrics made under the strategy they train with, "

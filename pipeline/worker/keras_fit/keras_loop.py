@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils.python_utils import pythonify_logs
 
+from pipeline.private import pythonify_logs
+from pipeline.worker.engine import Tell
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, Passes
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
-from pipeline.worker.tensorflow.loop import Call, Loop, Tell, Totals, TrainingError
+from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
 
 
 class KerasLoop(Loop):
@@ -198,7 +199,7 @@ class KerasHooks(Callbacks):
         known = None if steps == UNTIL_IT_ENDS else steps
         super().__init__(callbacks, model, strategy, chief, alone, epochs, known, verbose)
         self.epoch, self._initial_epoch, self._alone = 0, initial_epoch, alone
-        self.every_test_batch = any(overrides(each, TEST_BATCH_HOOKS) for each in callbacks)
+        self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self
 
     @property

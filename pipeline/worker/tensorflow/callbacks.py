@@ -82,7 +82,7 @@ class Callbacks:
             self._send_values(self.model.weights)
 
     def _send_values(self, variables: list[Any]) -> None:
-        for variable, value in zip(variables, self._send([_value(each) for each in variables]), strict=True):
+        for variable, value in zip(variables, self._send([_value(variable) for variable in variables]), strict=True):
             variable.assign(value)
 
     def _weights(self) -> list[np.ndarray]:

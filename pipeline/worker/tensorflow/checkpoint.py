@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.plan import Checkpoints
-from pipeline.worker.tensorflow.loop import Tell, TrainingError
+from pipeline.worker.engine import Tell
+from pipeline.worker.tensorflow.loop import TrainingError
 
 FORMAT = 1
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,13 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.input.batches import BEGINNING, DEFAULT, Layout, Position, stream
+from pipeline.worker.engine import Tell
+from pipeline.worker.input.batches import DEFAULT, stream
+from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import step as steps
-
-# Called with an event's kind and its fields; see `pipeline.record.events`.
-Tell = Callable[..., None]
-
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -46,7 +44,7 @@ class Data:
 class Call:
     """One call of the compiled loop: losses [steps, 1 + outputs], examples [steps] of the global batches, seconds.
 
-    `waits` [steps] are the seconds that each step waited for its batch, on the `worker` of those that race.
+    `waits` [steps] are the seconds that each step waited for its batch, on the `worker` of asynchronous ones.
     """
 
     losses: np.ndarray

@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.masking import get_keras_mask
-from keras.src.losses import loss as keras_loss
+
+from pipeline.private import get_keras_mask, keras_loss
 
 
 @contextlib.contextmanager

@@ -21,7 +21,9 @@ def of(model: keras.Model, graph: Any, replicas: int, part: Any) -> Size:
 
     `graph` is that of its compiled loop, of a step on each of `replicas` devices; `part` is the data it trains on.
     """
-    embeddings = [each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.built]
+    embeddings = [
+        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.built
+    ]
     tables = {id(variable): layer for layer in embeddings for variable in layer.weights}
     slots = _slot_bytes(model)
     variables = tuple(
@@ -88,7 +90,7 @@ class _Unknown(Exception):
 
 def _body(graph: Any) -> Any:
     """The graph of one step: that of the loop over steps."""
-    loop = next(each for each in graph.get_operations() if each.type in ("While", "StatelessWhile"))
+    loop = next(operation for operation in graph.get_operations() if operation.type in ("While", "StatelessWhile"))
     return graph._get_function(loop.get_attr("body").name).graph
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
+from pipeline.private import global_state
 from pipeline.worker.keras_fit.agree import from_first
 from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.loop import TrainingError

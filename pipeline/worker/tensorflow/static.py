@@ -122,7 +122,9 @@ def _operations(graph: Any, seen: set[str]) -> Iterator[tf.Operation]:
     are open whatever they are given.
     """
     operations = graph.get_operations()
-    vague = bool(seen) and any(_open(each.outputs[0]) for each in operations if each.type == "Placeholder")
+    vague = bool(seen) and any(
+        _open(operation.outputs[0]) for operation in operations if operation.type == "Placeholder"
+    )
     for operation in operations:
         if not vague or operation.type in ALWAYS_OPEN:
             yield operation
@@ -142,7 +144,7 @@ def _open(tensor: Any) -> bool:
 
 def _where(model: keras.Model, path: str) -> str:
     """The innermost layer in an operation's name, in which TensorFlow numbers what is repeated."""
-    layers = {each.name for each in model._flatten_layers() if each is not model}
+    layers = {layer.name for layer in model._flatten_layers() if layer is not model}
     layers |= {each.name for each in getattr(model, "operations", [])}
     for part in reversed(path.split("/")[:-1]):
         for name in (part, re.sub(r"_\d+$", "", part)):

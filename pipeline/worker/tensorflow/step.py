@@ -1,4 +1,4 @@
-"""The compiled loops: K steps in one call, of all replicas together or of one worker among others that race.
+"""The compiled loops: K steps in one call, of all replicas together or of one worker among other asynchronous ones.
 
 Gradients are summed over replicas here, before the optimizer clips them or averages weights, so that every setting
 of the optimizer means what it means on one device.
@@ -11,11 +11,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import variables as keras_variables
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.random.seed_generator import SeedGenerator
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
+from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinism_enabled, keras_variables
 from pipeline.worker.tensorflow import loss as losses
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have

@@ -105,7 +105,7 @@ class Switched:
         for done in range(0, warmup_steps, steps_per_call):
             call(min(steps_per_call, warmup_steps - done))
         calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
-        return float(sum(each.sizes.sum() for each in calls)), sum(each.seconds for each in calls)
+        return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
 
     def _there(self) -> Iterator[Any]:
         """A batch that is there, again and again."""

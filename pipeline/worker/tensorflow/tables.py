@@ -65,7 +65,7 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
             f"{len(cut[0]._shards)} shards, received {what}. Try strategy.min_shard_bytes=null, or "
             f"train.optimizer=adam."
         )
-    whole = [each for each in model.trainable_variables if not _SHARD.search(each.path)]
+    whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
     return [
         f"{each.path} ({_bytes(each):,} bytes) stays whole on one server: {_reason(model, each)}."
         for each in whole
@@ -118,7 +118,7 @@ class _Table(keras.layers.Embedding):  # type: ignore[misc]
     @property
     def embeddings(self) -> Any:
         """The whole table, fetched from the servers."""
-        return self._shards[0] if len(self._shards) == 1 else tf.concat([each._value for each in self._shards], 0)
+        return self._shards[0] if len(self._shards) == 1 else tf.concat([shard._value for shard in self._shards], 0)
 
 
 def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | None) -> int:
@@ -161,6 +161,6 @@ def _bytes(variable: Any) -> int:
 
 def _reason(model: keras.Model, variable: Any) -> str:
     for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.Embedding) and any(each is variable for each in layer.weights):
+        if isinstance(layer, keras.layers.Embedding) and any(weight is variable for weight in layer.weights):
             return "its layer has a constraint or regularizer, or is not a plain Embedding"
     return "only embeddings can be cut"

@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.worker.engine import Tell
 from pipeline.worker.keras_fit.agree import over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
-from pipeline.worker.tensorflow.loop import Call, Loop, Tell, TrainingError
+from pipeline.worker.tensorflow.loop import Call, Loop, TrainingError
 from pipeline.worker.tensorflow.state import (
     of_callback,
     of_model,

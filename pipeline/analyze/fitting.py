@@ -1,0 +1,191 @@
+"""Fits a step's terms to what runs have measured, and says how far off they may be."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observed, Shape, terms
+
+CONFIDENCE = 0.9
+
+
+# A run is not taken to repeat more closely than this, whatever its repeats say: they share one life of its processes.
+LEAST_SPREAD = 0.02
+
+
+# What the spread of repeats weighs beside the residuals, in degrees of freedom: the residuals of a few runs say little
+# of themselves (the moderated t of Smyth, 2004).
+PRIOR_FREEDOM = 4
+
+
+# Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
+RIDGE = 1e-5
+
+
+# How much more an equation weighs that has to hold than those that are fitted.
+HOLD = 1e3
+
+
+# A step that may take so many times as long as predicted is not known at all.
+UNKNOWN = 1e3
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model of step time that was fitted: names of its terms, coefficients, and the equations they were fitted to."""
+
+    names: tuple[str, ...]
+    coefficients: Floats
+    rows: Floats
+    target: Floats
+    chi_square: float
+    shape: Shape
+    spread: float
+    # Of what a model of another size computes, over what was fitted, and how sure that is, as a relative standard
+    # deviation; one equation is that which it was found by.
+    factor: float | None = None
+    factor_spread: float = 0.0
+
+    @property
+    def told_apart(self) -> int:
+        """How many coefficients are more than 0, of those that the equations tell apart."""
+        return int(np.linalg.matrix_rank(self.rows[:, self.coefficients > 0]))
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom that the residuals have."""
+        return max(0, len(self.target) - (self.factor is not None) - self.told_apart)
+
+    def query(self, wanted: Mapping[str, float]) -> Floats:
+        """What each coefficient is multiplied by in a step that has these terms."""
+        return np.asarray(
+            [
+                wanted.get(name, 0.0) * (self.factor if self.factor is not None and is_computed(name) else 1.0)
+                for name in self.names
+            ]
+        )
+
+    @property
+    def scale(self) -> float:
+        """The variance of a residual over that which the repeats let expect."""
+        return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + self.freedom)
+
+
+def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) -> tuple[list[tuple[float, Fit]], Fit]:
+    """Fits step times by weighted non-negative least squares on relative residuals.
+
+    Returns fits with how likely each is, which adds up to 1, and one that allows for what the runs do not rule out:
+    that of a larger model, each parameter costs more. Of the shapes that a model can have, each has the simplest,
+    unless the runs tell that another one is right (by the criterion of Schwarz, 1978). There are two where runs went
+    beyond the `shared` parameters that have room in the caches of a host: that is why devices contend, or they contend
+    for each parameter.
+    """
+    sizes = sorted({run.case.parameters for run in runs})
+    larger = max(1, sizes[0]) if len(sizes) > 1 else None
+    allowed = Shape(False, by_link, larger, shared)
+    told = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
+    known = [replace(allowed, cached=None, each_contends=False)] if told else []
+    shapes = [*known, *(Shape(False, by_link, cached) for cached in (None, larger))]
+    fits = [_fit(runs, replace(shape, apart=apart)) for shape in shapes for apart in (False, True)]
+    alike = [[made for made in fits if bool(made.shape.shared) is there] for there in (True, False)]
+    likely = [min(each, key=_criterion) for each in alike if each]
+    # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
+    best = min(likely, key=_criterion)
+    weights = [math.exp((_criterion(best) - _criterion(made)) / 2) for made in likely]
+    shares = [weight / sum(weights) for weight in weights]
+    return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, apart=best.shape.apart))
+
+
+def anchored(made: Fit, timed: Observed) -> Fit | None:
+    """The fit for models of the size of `timed`, one worker's step of which was timed; None where it says nothing.
+
+    What such a model computes takes a factor of what was fitted to others, the same for all numbers of workers; input
+    and exchange are as fitted.
+    """
+    wanted = terms(timed.case, made.shape)
+    each = made.query(wanted) * made.coefficients
+    computed = np.asarray([is_computed(name) for name in made.names])
+    own, rest = float(each[computed].sum()), float(each[~computed].sum())
+    if own <= 0 or timed.seconds <= rest:
+        return None
+    weight = math.sqrt(timed.runs) / _moderated(max(LEAST_SPREAD, timed.spread), made.spread)
+    found = replace(made, factor=(timed.seconds - rest) / own, factor_spread=1 / weight)
+    row = found.query(wanted) * weight / timed.seconds
+    return replace(found, rows=np.vstack([made.rows, row]), target=np.append(made.target, weight))
+
+
+def is_computed(term: str) -> bool:
+    """Is the term one of work that a device does, and not of what travels?"""
+    return term.startswith(("compute", "contention"))
+
+
+def _criterion(made: Fit) -> float:
+    count = len(made.target)
+    return count * math.log(1 + made.chi_square / count) + math.log(count) * made.told_apart
+
+
+def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
+    known = [terms(run.case, shape) for run in runs]
+    names = tuple(dict.fromkeys(name for each in known for name, value in each.items() if value))
+    pooled = max(LEAST_SPREAD, float(np.median([run.spread for run in runs])))
+    weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
+    seconds = np.asarray([run.seconds for run in runs])
+    rows = np.asarray([[each.get(name, 0.0) for name in names] for each in known]) * (weights / seconds)[:, None]
+    coefficients, rest = _non_negative(rows, weights)
+    return Fit(names, coefficients, rows, weights, rest, shape, pooled)
+
+
+def _moderated(spread: float, pooled: float) -> float:
+    """A run's spread, drawn to that of all: five repeats say little of their own."""
+    return math.sqrt((spread**2 + pooled**2) / 2)
+
+
+def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
+    """(coefficients of 0 or more, sum of squared residuals), the smallest coefficients among those that fit equally."""
+    from scipy.optimize import nnls
+
+    scale = np.abs(rows).max(axis=0)
+    scaled = rows / scale
+    count = scaled.shape[1]
+    solved, _ = nnls(
+        np.vstack([scaled, RIDGE * np.eye(count)]), np.concatenate([target, np.zeros(count)]), maxiter=100 * count
+    )
+    rest = float(np.sum((scaled @ solved - target) ** 2))
+    return solved / scale, rest
+
+
+def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float, float]:
+    """(low, high) of the step time of a run with the terms `query`, where the model is `off` by so much itself.
+
+    Those times that coefficients of 0 or more allow for which the weighted squares are not much larger than at their
+    least (the profile likelihood; Venzon & Moolgavkar, 1988). It is wide where the runs do not say.
+    """
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(PRIOR_FREEDOM + made.freedom, (1 + CONFIDENCE) / 2))
+    held = HOLD * made.target.max()
+
+    def inside(seconds: float) -> bool:
+        """Do the runs allow coefficients that come to so many seconds?"""
+        rows = np.vstack([made.rows, held * query / seconds])
+        return _non_negative(rows, np.append(made.target, held))[1] - made.chi_square <= quantile**2 * made.scale
+
+    # What one more run differs by, as did a step that was timed, and what the model is off there, in the logarithm as
+    # all of it.
+    own = quantile * math.sqrt(made.scale * (made.spread**2 + made.factor_spread**2) + off**2)
+    low, high = (math.log(_edge(inside, centre, most) / centre) for most in (1 / UNKNOWN, UNKNOWN))
+    return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
+
+
+def _edge(inside: Any, centre: float, most: float) -> float:
+    """The last value that is `inside` on the way from `centre` to so many times of it."""
+    near, far = 0.0, math.log(most)
+    if inside(centre * most):
+        return centre * most
+    for _ in range(HALVINGS):
+        middle = (near + far) / 2
+        near, far = (middle, far) if inside(centre * math.exp(middle)) else (near, middle)
+    return centre * math.exp(near)

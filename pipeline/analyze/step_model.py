@@ -1,0 +1,232 @@
+"""What the seconds of a step are made of: work, contention, exchange, calls, as terms of a linear model."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.analyze import comparable
+from pipeline.analyze.history import Run
+from pipeline.config.parts import Part, fields_of
+from pipeline.plan.plan import Plan
+
+# Of the median polish, which soon changes nothing more.
+POLISHED = 20
+Floats = NDArray[np.float64]
+
+
+# The model is off by about so much at twice, or half, of the workers, batch or parameters of the nearest run, and more
+# further away as a random walk is.
+DRIFT_OF_DOUBLING = 0.03
+
+
+BEYOND_SHARED = "contention parameters beyond a shared cache"
+
+
+HALVINGS = 17
+
+
+SECONDS_OF_GBIT = 8e-9
+
+
+class PredictError(ValueError):
+    """What cannot be predicted: the message says what was expected, received, and what to type instead."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What decides the time of a step: `fullest` is the most devices of one host, `together` of one process."""
+
+    workers: int
+    replica_batch: int
+    parameters: int
+    gradient_bytes: int
+    hosts: int
+    fullest: int
+    together: int
+    servers: int
+    exchange: str
+    kind: str
+    link_gbps: float | None
+
+    @property
+    def examples(self) -> int:
+        """Of a step of all workers, also in an asynchronous training, where each makes its own."""
+        return self.workers * self.replica_batch
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What so many runs of a case measured: the median step time in seconds, and the relative spread of repeats."""
+
+    case: Case
+    seconds: float
+    spread: float
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which terms a model of step time has.
+
+    With `apart`, links within a host and between hosts have coefficients of their own. With `by_link`, bytes are
+    divided by the speed of the link, which is known of all. From `cached` parameters on, each costs more the more there
+    are; None: each costs the same. So many parameters as `shared` have room in the caches that a host's devices share,
+    with all that a step goes through of each; None: that is not known. With `each_contends`, devices take something
+    from each other for each parameter, whether there is room for it or not.
+    """
+
+    apart: bool = False
+    by_link: bool = False
+    cached: int | None = None
+    shared: float | None = None
+    each_contends: bool = True
+
+
+def identity(values: Mapping[str, Any]) -> str:
+    """Names what decides a plan's throughput, from `Plan.to_json`'s values: a run of the same scores a prediction."""
+    facts = comparable.of_step(values) | {name: values.get(name) for name in fields_of(Plan, Part.PREDICTION)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def case_of(plan: Mapping[str, Any], parameters: int) -> Case:
+    """What decides the step time, from `Plan.to_json`'s values and the number of the model's parameters."""
+    training = [process for process in plan["processes"] if process["replicas"]]
+    on_host: Counter[int] = Counter()
+    for process in training:
+        on_host[process["host"]] += len(process["replicas"])
+    return Case(
+        workers=plan["workers"],
+        replica_batch=plan["replica_batch"],
+        parameters=parameters,
+        gradient_bytes=parameters * plan["gradient_bits"] // 8,
+        hosts=plan["hosts"],
+        fullest=max(on_host.values()),
+        together=max(len(process["replicas"]) for process in training),
+        servers=max(1, sum(process["role"] == "parameter server" for process in plan["processes"])),
+        exchange=plan["exchange"] or "",
+        kind=plan["kind"],
+        link_gbps=plan.get("link_gbps"),
+    )
+
+
+def observed(runs: Sequence[Run]) -> list[Observed]:
+    """What runs that timed their steps say of each case that they are of."""
+    in_order = sorted(runs, key=lambda run: run.measured_at or 0.0)
+    cases = [case_of(run.plan, run.result["parameters"]) for run in in_order]
+    seconds = [[case.examples / repeat for repeat in run.repeats] for case, run in zip(cases, in_order, strict=True)]
+    slower = drift(cases, [float(np.median(each)) for each in seconds])
+    timed: dict[Case, list[tuple[Sequence[float], float]]] = {}
+    for case, each, factor in zip(cases, seconds, slower, strict=True):
+        timed.setdefault(case, []).append((each, factor))
+    return [joined_runs(case, many) for case, many in timed.items()]
+
+
+def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
+    """How many times as long as usual each run took, since the machine was slower or faster then.
+
+    `cases` are what runs are of, in order of time, and `seconds` what a step took in each. A round is of runs that
+    follow each other until a case comes again; what all cases of a round share is drift (the median polish of Tukey,
+    1977, *Exploratory data analysis*, of logarithms).
+
+    >>> [round(each, 3) for each in drift("abab", [1.0, 2.0, 1.21, 2.42])]
+    [0.909, 0.909, 1.1, 1.1]
+    """
+    rounds: list[int] = []
+    this, number = set[Hashable](), 0
+    for case in cases:
+        if case in this:
+            this, number = set(), number + 1
+        this.add(case)
+        rounds.append(number)
+    left = np.log(seconds)
+    shared = np.zeros(len(cases))
+    for _ in range(POLISHED):
+        left -= _middles(left, cases)
+        of_round = _middles(left, rounds)
+        left -= of_round
+        shared += of_round
+    return [float(each) for each in np.exp(shared - np.median(shared))]
+
+
+def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:
+    """For each value the median of its group."""
+    every: dict[Hashable, list[float]] = {}
+    for group, value in zip(groups, values, strict=True):
+        every.setdefault(group, []).append(float(value))
+    middles = {group: np.median(of_group) for group, of_group in every.items()}
+    return np.asarray([middles[group] for group in groups])
+
+
+def joined_runs(case: Case, runs: Sequence[tuple[Sequence[float], float]]) -> Observed:
+    """Runs of one case, each its repeats and its drift: the time of a step without drift, and its spread with it."""
+    medians = [float(np.median(seconds)) for seconds, _ in runs]
+    middle = float(np.median(medians))
+    # The median's deviation, as the standard deviation of a normal distribution: one slow repeat does not decide.
+    every = np.concatenate([seconds for seconds, _ in runs])
+    spread = 1.4826 * float(np.median(np.abs(every - middle))) / middle
+    usual = float(np.median([median / slower for median, (_, slower) in zip(medians, runs, strict=True)]))
+    return Observed(case, usual, spread, len(runs))
+
+
+def terms(case: Case, shape: Shape) -> dict[str, float]:
+    """The terms of a step's time, by a name that begins with the part that they are of.
+
+    >>> ring = Case(4, 64, 1000, 4000, 4, 1, 1, 1, "all_reduce", "gpu", None)
+    >>> [(name, value) for name, value in terms(ring, Shape()).items() if "communication" in name]
+    [('communication latency', 6), ('communication bytes', 6000.0)]
+    """
+    # A replica's computing is affine in its batch; that of a model in its parameters, which each example passes
+    # through, and each step updates.
+    compute = {
+        "a step": 1.0,
+        "parameters": float(case.parameters),
+        "examples": float(case.replica_batch),
+        "parameters x examples": float(case.replica_batch) * case.parameters,
+    }
+    if shape.cached:
+        # What no cache holds is read from memory again and again.
+        beyond = max(0.0, math.log2(max(1, case.parameters) / shape.cached))
+        compute["parameters beyond a cache x examples"] = compute["parameters x examples"] * beyond
+    made = {f"compute {name}": value for name, value in compute.items()}
+    if case.kind == "cpu":
+        # Devices that are slices of one processor take cache and memory bandwidth from each other.
+        for name, value in compute.items():
+            if shape.each_contends or "parameters" not in name:
+                made[f"contention {name}"] = (case.fullest - 1) * value
+        if shape.shared:
+            # One replica would have had the room to itself.
+            room = shape.shared / case.fullest
+            made[BEYOND_SHARED] = max(0.0, case.parameters - room) - max(0.0, case.parameters - shape.shared)
+    # A process makes the batches of all its devices.
+    made["input"] = float(case.replica_batch * case.together)
+    latencies, travel = exchanged(case)
+    if latencies:
+        link = "" if not shape.apart else " within a host" if case.hosts == 1 else " between hosts"
+        speed = (case.link_gbps or 1.0) if shape.by_link else 1.0
+        made |= {f"communication latency{link}": latencies, f"communication bytes{link}": travel / speed}
+    return made
+
+
+def exchanged(case: Case) -> tuple[float, float]:
+    """(messages that wait for each other, bytes over the busiest link) of a step of all workers."""
+    count, size = case.workers, case.gradient_bytes
+    if case.exchange == "parameter_server":
+        # Every worker reads the parameters from the servers and sends them gradients.
+        return 2, count * (4 * case.parameters + size) / case.servers
+    if count == 1 or case.exchange == "none":
+        return 0, 0
+    if case.exchange == "central":
+        return 2 * (count - 1), count * 4 * case.parameters + 2 * (count - 1) * size + size
+    if case.together == count and case.kind == "cpu":
+        # TensorFlow's ReductionToOneDevice, as in `estimate`.
+        return 2 * (count - 1), 2 * (count - 1) * size
+    # A ring's 2 (n - 1) messages, which move 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009;
+    # Thakur, Rabenseifner & Gropp, 2005).
+    return 2 * (count - 1), 2 * (count - 1) / count * size

@@ -1,0 +1,106 @@
+"""How a global batch is divided over replicas, and files over processes."""
+
+from collections.abc import Sequence
+
+from pipeline.config.schema import Config, Scaling
+from pipeline.plan.checks import MOST
+from pipeline.plan.errors import PlanError
+
+DEFAULT_BATCH = 64
+
+
+# A process may have so many times its share of the examples, where each reads files of its own.
+EVEN = 1.02
+
+
+def shared(asked: str, files: Sequence[int], processes: int) -> str:
+    """How processes divide files that have so many examples each: "file" or "element".
+
+    By file where each process gets as many examples as the others, or nearly so: one with fewer waits at the end of
+    each epoch while the others go on. Raises `PlanError` where there are too few files to be divided as was asked.
+
+    >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
+    ('file', 'element')
+    """
+    if processes == 1 or asked == "element":
+        return "element"
+    if asked == "file":
+        if len(files) < processes:
+            raise PlanError(
+                f"Expected data.shard=file with a file for each of {processes} processes, received {len(files)}. "
+                f"Try data.shard=element, or `python -m pipeline prepare` with shards={processes}."
+            )
+        return "file"
+    most = max(sum(files[place] for place in part) for part in dealt(files, processes))
+    return "file" if len(files) >= processes and most <= EVEN * sum(files) / processes else "element"
+
+
+def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
+    """The places of files that have so many examples, dealt out to processes.
+
+    The largest come first, each to the process that has the fewest examples so far.
+
+    >>> dealt([3, 5, 2], 2)
+    [[1], [0, 2]]
+    """
+    parts: list[list[int]] = [[] for _ in range(processes)]
+    for place in sorted(range(len(files)), key=lambda place: -files[place]):
+        min(parts, key=lambda part: sum(files[each] for each in part)).append(place)
+    return parts
+
+
+def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
+    """(scaling, replica batch, global batch) for `replicas` replicas.
+
+    Weak scaling holds the replica batch fixed, strong scaling the global one; which of the two `train` names
+    decides where `measure.scaling` is null.
+    """
+    train, declared = config.train, config.measure.scaling
+    if train.replica_batch and train.global_batch:
+        raise PlanError(
+            f"Expected train.replica_batch or train.global_batch, received both ({train.replica_batch} and "
+            f"{train.global_batch}). Try train.replica_batch=null or train.global_batch=null."
+        )
+    scaling = declared or (Scaling.strong if train.global_batch else Scaling.weak)
+    if scaling is Scaling.weak and train.global_batch:
+        raise PlanError(
+            f"Expected train.replica_batch with measure.scaling=weak, which holds it fixed, received "
+            f"train.global_batch={train.global_batch}. "
+            f"Try train.replica_batch={max(1, train.global_batch // replicas)} train.global_batch=null, "
+            f"or measure.scaling=strong."
+        )
+    if scaling is Scaling.strong and train.replica_batch:
+        raise PlanError(
+            f"Expected train.global_batch with measure.scaling=strong, which holds it fixed, received "
+            f"train.replica_batch={train.replica_batch}. Try train.global_batch={train.replica_batch * replicas} "
+            f"train.replica_batch=null, or measure.scaling=weak."
+        )
+    # Of little data, which an epoch's worth is known of, the batch that nobody named is smaller than usual.
+    there = config.data.train_examples or MOST
+    if scaling is Scaling.weak:
+        replica_batch = train.replica_batch or max(1, min(DEFAULT_BATCH, there // replicas))
+        return scaling.value, replica_batch, replica_batch * replicas
+    usual = DEFAULT_BATCH if there >= DEFAULT_BATCH else max(1, there // replicas) * replicas
+    global_batch = train.global_batch or usual
+    if global_batch % replicas:
+        nearest = max(replicas, round(global_batch / replicas) * replicas)
+        raise PlanError(
+            f"Expected a global batch that divides evenly over {replicas} replicas, received {global_batch}. "
+            f"Try train.global_batch={nearest}."
+        )
+    return scaling.value, global_batch // replicas, global_batch
+
+
+def left_out(examples: int, workers: int, global_batch: int) -> int:
+    """Examples of an epoch that fill no whole global batch. Refuses data that fill none.
+
+    >>> left_out(examples=1_438, workers=8, global_batch=512)
+    414
+    """
+    if examples < global_batch:
+        fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
+        raise PlanError(
+            f"Expected training data for at least one whole batch of {global_batch}, since a TPU takes no other, "
+            f"received {examples} examples. Try {fitting}."
+        )
+    return examples % global_batch

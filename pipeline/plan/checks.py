@@ -1,0 +1,278 @@
+"""Refuses values that are out of range or contradict each other, whatever the hardware."""
+
+import difflib
+import math
+import re
+from typing import Any
+
+from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Store, holds_password
+from pipeline.plan.errors import PlanError
+
+# Hosts on which nothing listens beyond this machine, and what a host looks like.
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+# MLflow's stores.
+SERVER = re.compile(r"https?://[^/\s]\S*")
+
+
+DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
+
+
+# More than any cluster has; a larger number is a slip, and planning it would fill the memory.
+MOST_WORKERS = 65_536
+
+
+# The same for what is counted in examples or steps, and for seconds.
+MOST, MOST_SECONDS = 10**15, 10**9
+
+
+OPTIMIZERS = (
+    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
+    "rmsprop", "sgd",
+)  # fmt: skip
+
+
+def check_ranges(config: Config) -> None:
+    """Refuses values that are out of range or contradict each other, whatever the hardware."""
+    _check_counts(config)
+    _check_amounts(config)
+    _check_names(config)
+    _check_training(config)
+    _check_survival(config)
+    check_path(config.data)
+    _check_cluster_and_tracking(config)
+
+
+def _check_counts(config: Config) -> None:
+    """Refuses counts that are below what makes sense, or above anything of their kind."""
+    train, measure, launch = config.train, config.measure, config.launch
+    at_least = {
+        "workers": (config.workers, 1),
+        "strategy.devices_per_process": (config.strategy.devices_per_process, 1),
+        "strategy.parameter_servers": (config.strategy.parameter_servers, 1),
+        "strategy.min_shard_bytes": (config.strategy.min_shard_bytes, 1),
+        "hardware.hosts": (config.hardware.hosts, 1),
+        "hardware.devices_per_host": (config.hardware.devices_per_host, 1),
+        "hardware.threads_per_device": (config.hardware.threads_per_device, 1),
+        "train.epochs": (train.epochs, 1),
+        "train.steps": (train.steps, 1),
+        "train.replica_batch": (train.replica_batch, 1),
+        "train.global_batch": (train.global_batch, 1),
+        "train.steps_per_call": (train.steps_per_call, 1),
+        "train.seed": (train.seed, 0),
+        "data.num_classes": (config.data.num_classes, 1),
+        "data.train_examples": (config.data.train_examples, 1),
+        "data.validation_examples": (config.data.validation_examples, 0),
+        "data.shuffle_window": (config.data.shuffle_window, 1),
+        "data.parallel_reads": (config.data.parallel_reads, 1),
+        "data.prefetch": (config.data.prefetch, 0),
+        "measure.warmup_steps": (measure.warmup_steps, 0),
+        "measure.steps": (measure.steps, 0),
+        "measure.repeats": (measure.repeats, 1),
+        "sweep.repeats": (config.sweep.repeats, 1),
+        "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
+        "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
+        "launch.max_restarts": (launch.max_restarts, 0),
+        "launch.min_workers": (launch.min_workers, 1),
+        "checkpoint.every_steps": (config.checkpoint.every_steps, 1),
+        "checkpoint.every_epochs": (config.checkpoint.every_epochs, 1),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
+    }
+    for key, (value, least) in at_least.items():
+        if value is not None and not least <= value < math.inf:
+            raise PlanError(f"Expected {key} to be {least} or more, received {value}. Try {key}={least}.")
+        _check_size(key, value, least)
+
+
+def _check_amounts(config: Config) -> None:
+    """Refuses rates, seconds and sizes that are not above 0."""
+    train, launch = config.train, config.launch
+    above_zero = {
+        "train.learning_rate": (train.learning_rate, 0.001),
+        "hardware.memory_gib": (config.hardware.memory_gib, 16),
+        "hardware.link_gbps": (config.hardware.link_gbps, 10),
+        "hardware.price_per_hour": (config.hardware.price_per_hour, 1),
+        "predict.knee_share": (config.predict.knee_share, 0.5),
+        "launch.startup_timeout": (launch.startup_timeout, 60),
+        "launch.heartbeat_timeout": (launch.heartbeat_timeout, 30),
+        "launch.progress_timeout": (launch.progress_timeout, 50),
+        "launch.stop_timeout": (launch.stop_timeout, 4),
+        "launch.preempt_timeout": (launch.preempt_timeout, 25),
+        "train.divergence_factor": (train.divergence_factor, 10_000),
+        "checkpoint.every_minutes": (config.checkpoint.every_minutes, 10),
+    }
+    for key, (number, usual) in above_zero.items():
+        if number is not None and not 0 < number < math.inf:
+            raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
+        _check_size(key, number, usual)
+
+
+def _check_names(config: Config) -> None:
+    """Refuses names of nothing."""
+    for key, text, default in (
+        ("output_dir", config.output_dir, "outputs"),
+        ("tracking.experiment", config.tracking.experiment, "pipeline"),
+        ("strategy.name", config.strategy.name, "mine"),
+        ("hardware.name", config.hardware.name, "mine"),
+        ("model.name", config.model.name, "mine"),
+        ("data.name", config.data.name, "mine"),
+        ("tracking.name", config.tracking.name, "mine"),
+        ("cluster.name", config.cluster.name, "local"),
+    ):
+        if not text.strip():
+            raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={default}.")
+
+
+def _check_training(config: Config) -> None:
+    """Refuses what contradicts itself in how is trained."""
+    train = config.train
+    if train.seed >= 2**31:
+        raise PlanError(f"Expected train.seed to be below 2147483648, received {train.seed}. Try train.seed=0.")
+    if train.gradient_bits not in (16, 32):
+        raise PlanError(
+            f"Expected train.gradient_bits to be 16 or 32, received {train.gradient_bits}. Try train.gradient_bits=32."
+        )
+    if train.epochs and train.steps:
+        raise PlanError(
+            f"Expected train.epochs or train.steps, received both ({train.epochs} and {train.steps}). "
+            f"Try train.epochs=null or train.steps=null."
+        )
+    shape = config.data.input_shape
+    if shape is not None and not all(1 <= size <= MOST for size in shape):
+        raise PlanError(
+            f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
+        )
+    _check_optimizer(train.optimizer)
+    _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
+    for metric in train.metrics or ():
+        _check_named("train.metrics", metric, "[accuracy]")
+
+
+def _check_cluster_and_tracking(config: Config) -> None:
+    """Refuses addresses that are none."""
+    base_port = config.cluster.base_port
+    if base_port is not None and not 1 <= base_port <= 65535:
+        raise PlanError(
+            f"Expected cluster.base_port between 1 and 65535, received {base_port}. Try cluster.base_port=null."
+        )
+    _check_host(config.cluster.host)
+    uri = config.tracking.uri
+    if holds_password(uri):
+        raise PlanError(WITH_PASSWORD)
+    if config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""):
+        raise PlanError(
+            f"Expected tracking.uri to be an MLflow server's address, received {uri or 'none'}. "
+            f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
+        )
+    if uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)):
+        raise PlanError(
+            f"Expected tracking.uri to be null or a store's address, received {uri or 'nothing'}. "
+            f"Try tracking.uri=null."
+        )
+
+
+def stays_here(address: str | None) -> bool:
+    """Is a process with this address, or this host, kept from listening on anything but 127.0.0.1?
+
+    >>> stays_here("127.0.0.1:2222"), stays_here("10.0.0.5:2222"), stays_here(None)
+    (True, False, True)
+    """
+    return address is None or address.partition(":")[0] in LOOPBACK
+
+
+def check_path(data: DataConfig) -> None:
+    """Refuses a path that is none, and one that nothing reads."""
+    path = data.path
+    if path is not None and not path.strip():
+        raise PlanError("Expected data.path to be a folder or a file, received nothing. Try data.path=FOLDER.")
+    if path is not None and "path" not in data.build:
+        raise PlanError(
+            f"Expected data.path=null with data={data.name}, which reads none, received {path}. "
+            f"Try data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do."
+        )
+
+
+def _check_survival(config: Config) -> None:
+    """Refuses what contradicts itself in how a run is kept and resumed."""
+    asked = config.checkpoint
+    if config.resume_changes and config.resume in ("auto", "never"):
+        raise PlanError(
+            f"Expected resume_changes with the run that they are changes of, received resume={config.resume}. "
+            f"Try resume=RUN, its folder, name or id in MLflow, or resume_changes=[]."
+        )
+    if config.launch.elastic and not config.strategy.spans_processes:
+        raise PlanError(
+            f"Expected launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process, "
+            f"received true. Try strategy=multi_worker, or launch.elastic=false."
+        )
+    if asked.best_is is not None and asked.keep_best is None:
+        raise PlanError(
+            f"Expected checkpoint.best_is with checkpoint.keep_best, received {asked.best_is.value} alone. "
+            f"Try checkpoint.keep_best=val_loss, or checkpoint.best_is=null."
+        )
+    for key, text, instead in (
+        ("checkpoint.folder", asked.folder, "null"),
+        ("checkpoint.keep_best", asked.keep_best, "val_loss"),
+        ("resume", config.resume, "auto"),
+        ("predict.sweep", config.predict.sweep, "null"),
+    ):
+        if text is not None and not text.strip():
+            raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={instead}.")
+
+
+def _check_size(key: str, value: float | None, instead: float) -> None:
+    """Refuses a number that is larger than anything of its kind, which only a slip makes."""
+    group = key.partition(".")[0]
+    most = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
+    if value is not None and value > most:
+        raise PlanError(f"Expected {key} to be no more than {most:,}, received {value:g}. Try {key}={instead}.")
+
+
+def _check_host(host: str) -> None:
+    """Refuses what processes cannot listen on and reach each other at."""
+    if not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK):
+        raise PlanError(
+            f"Expected cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one, "
+            f"received {host or 'nothing'}. Try cluster.host=127.0.0.1."
+        )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
+        return
+    if not isinstance(optimizer, str):
+        raise PlanError(
+            f"Expected train.optimizer to be a Keras optimizer's name or {{_target_: ...}}, received {optimizer!r}. "
+            f"Try train.optimizer=adam."
+        )
+    if optimizer.lower() not in OPTIMIZERS:
+        near = difflib.get_close_matches(optimizer.lower(), OPTIMIZERS, 1) or ["adam"]
+        raise PlanError(
+            f"Expected train.optimizer to be one of {', '.join(OPTIMIZERS)}, received {optimizer}. "
+            f"Try train.optimizer={near[0]}."
+        )
+
+
+def _check_named(key: str, node: Any, usual: str) -> None:
+    """Refuses what is neither a Keras name nor a function, nor a list of these or one for each of a model's outputs."""
+    if node is None or (isinstance(node, dict) and "_target_" in node) or (isinstance(node, str) and node.strip()):
+        return
+    if not isinstance(node, dict | list) or not node:
+        raise PlanError(
+            f"Expected {key} to be Keras's names or functions {{_target_: ...}}, received {node!r}. Try {key}={usual}."
+        )
+    for item in node.values() if isinstance(node, dict) else node:
+        _check_named(key, item, usual)
+
+
+def check_ports(base_port: int | None, processes: int) -> None:
+    """Refuses a first port that leaves too few above it."""
+    if base_port is not None and processes > 1 and base_port + processes - 1 > 65535:
+        raise PlanError(
+            f"Expected cluster.base_port to leave {processes} processes a port each up to 65535, received {base_port}. "
+            f"Try cluster.base_port=null, or {65536 - processes}."
+        )

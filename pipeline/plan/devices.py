@@ -1,0 +1,165 @@
+"""Which devices a config computes on, and what follows from their kind; refuses those that are not there."""
+
+import re
+from typing import Any
+
+from pipeline.config.schema import Baseline, Config, Kind, Precision
+from pipeline.plan.batches import left_out
+from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
+
+# Where a TPU's worker listens; the port that Google's TPUs have is 8470.
+TPU_ADDRESS = re.compile(r"grpc://([^\s:/,@]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+
+
+def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, int, list[str]]:
+    """(kind that computes, devices per host, notes)."""
+    hardware = config.hardware
+    notes: list[str] = []
+    _check_on_tpu(config, machine)
+    kind = hardware.kind
+    if kind is Kind.auto and config.strategy.on_tpu:
+        kind = Kind.tpu
+    elif kind is Kind.auto:
+        kind = Kind.gpu if machine.gpus and not hardware.rehearse else Kind.cpu
+    there = len({Kind.gpu: machine.gpus, Kind.tpu: machine.tpus}.get(kind, machine.cores))
+    per_host = hardware.devices_per_host or max(1, there)
+    if hardware.rehearse:
+        return "cpu", per_host, notes
+    if kind is Kind.tpu:
+        return kind.value, per_host, _absent_tpu(config, machine, present)
+    here = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
+    if kind is Kind.gpu and here > len(machine.gpus):
+        gpus, cores = len(machine.gpus), len(machine.cores)
+        lacks = f"hardware={hardware.name} has {here} GPUs, this machine has {gpus} and {cores} CPU cores"
+        if present:
+            instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
+            raise PlanError(
+                f"Expected the devices that the hardware names, received a machine without them: {lacks}. "
+                f"Try {instead}, or hardware.rehearse=true to run the same layout on logical CPU devices."
+            )
+        notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
+    return kind.value, per_host, notes
+
+
+def _check_on_tpu(config: Config, machine: Machine) -> None:
+    """Refuses a strategy for TPUs on other devices, and another strategy on TPUs."""
+    strategy, hardware = config.strategy, config.hardware
+    found = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
+    if strategy.on_tpu and hardware.kind is not Kind.tpu and not found:
+        raise PlanError(
+            f"Expected the hardware of a TPU, since {strategy.name} trains on nothing else, received "
+            f"hardware={hardware.name}. Try hardware=tpu_v5e_8, with hardware.rehearse=true where there is none."
+        )
+    if hardware.kind is Kind.tpu and not strategy.on_tpu:
+        raise PlanError(
+            f"Expected a strategy for TPUs, since hardware={hardware.name} is one, received "
+            f"strategy={strategy.name}. Try strategy=tpu."
+        )
+
+
+def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
+    """A note on a TPU that is not there; with `present` true it is refused."""
+    if _tpu_address(config, machine):
+        return []
+    name = config.hardware.name
+    called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
+    if present:
+        raise PlanError(
+            f"Expected a TPU for hardware={name}, received a machine without one and no address of one{called}. "
+            f"Try it on a TPU VM, strategy.build.address=grpc://HOST:8470, "
+            f"or hardware.rehearse=true to run the same plan on logical CPU devices."
+        )
+    return [f"hardware={name} is a TPU, this machine has none{called}: a run here is refused without "
+            f"hardware.rehearse=true."]  # fmt: skip
+
+
+def _tpu_address(config: Config, machine: Machine) -> str | None:
+    """Where the TPU is: an address, "local" for one that is attached, None where there is none. Refuses others."""
+    given = config.strategy.build.get("address")
+    key, address = ("strategy.build.address", given) if given else ("TPU_NAME", machine.tpu_name or "")
+    if given == "local":
+        return "local" if machine.tpus else None
+    if not given and not address.startswith("grpc:"):
+        return "local" if machine.tpus else None
+    found = TPU_ADDRESS.fullmatch(str(address))
+    if found is None or not 1 <= int(found.group(2)) <= 65535:
+        bare = re.sub(r"^[a-z]*:/*", "", str(address))
+        near = [each for each in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(each)]
+        offered = near[0] if near and found is None else "grpc://10.0.0.2:8470"
+        raise PlanError(
+            f"Expected {key} to be local or grpc://HOST:PORT, with a port up to 65535, received {address}. "
+            f"Try {key}={offered}."
+        )
+    return str(address)
+
+
+def with_address(config: Config, machine: Machine) -> dict[str, Any]:
+    """What makes the strategy, with the TPU's address where its function takes one."""
+    build = config.strategy.build
+    return build | {"address": _tpu_address(config, machine)} if "address" in build else build
+
+
+def precision_of(config: Config) -> str:
+    """Keras's dtype policy. Raises `PlanError`."""
+    named, on_tpu = config.train.precision, config.strategy.on_tpu
+    if on_tpu and named is Precision.mixed_float16:
+        raise PlanError(
+            "Expected train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in "
+            "bfloat16, received mixed_float16. Try train.precision=mixed_bfloat16."
+        )
+    return (named or (Precision.mixed_bfloat16 if on_tpu else Precision.float32)).value
+
+
+def baseline_source(config: Config, kind: str) -> str:
+    """Where the baseline comes from; a TPU belongs to one process, and there is no second one for a baseline."""
+    named = config.measure.baseline
+    if kind != "tpu":
+        return named.value if named else "once"
+    if named not in (None, Baseline.none):
+        raise PlanError(
+            f"Expected measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline, "
+            f"received {named.value}. Try measure.baseline=none, and -m workers=1,{config.workers or 8} to compare."
+        )
+    return "none"
+
+
+def is_explained(config: Config, kind: str) -> bool:
+    """Is the lost efficiency to be explained? Refused where none is known, or a step is not of all workers."""
+    if not config.measure.explain:
+        return False
+    if config.strategy.asynchronous:
+        raise PlanError(
+            f"Expected measure.explain=false with strategy={config.strategy.name}, whose workers share no step that "
+            f"could be taken apart, received true. Try measure.explain=false, or strategy=multi_worker."
+        )
+    if config.measure.steps == 0:
+        raise PlanError(
+            "Expected a run that is measured with measure.explain=true, received measure.steps=0. "
+            "Try measure.steps=null, or measure.explain=false."
+        )
+    if baseline_source(config, kind) == "none":
+        raise PlanError(
+            f"Expected a baseline with measure.explain=true, since efficiency is lost against it, received none"
+            f"{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}. "
+            f"Try {'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false."
+        )
+    return True
+
+
+def notes_on_tpu(config: Config, kind: str, workers: int, global_batch: int) -> list[str]:
+    """What batches of one size leave out, and why there is no baseline."""
+    if not config.strategy.on_tpu:
+        return []
+    notes, examples = [], config.data.train_examples
+    out = None if examples is None else left_out(examples, workers, global_batch)
+    if out != 0:
+        count = f"up to {global_batch - 1}" if out is None else f"{out} of {examples}"
+        others = ", others each time" if config.data.shuffle else ""
+        notes.append(
+            f"Batches are all of {global_batch}, as a TPU needs: each epoch leaves out {count} training "
+            f"examples{others}."
+        )
+    if kind == "tpu" and config.measure.baseline is None and config.measure.steps != 0:
+        notes.append("A TPU belongs to one process, which leaves none for a baseline: compare with a run of workers=1.")
+    return notes

@@ -1,0 +1,281 @@
+"""Lays workers over processes and hosts, and names what else runs beside them."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from pipeline.config.schema import Config
+from pipeline.plan.checks import HOST, MOST_WORKERS
+from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import DATA_SERVER, Process
+
+MOST_SERVERS = 1_024
+
+
+WORKERS_PER_SERVER = 4
+
+
+def tasks_that_train(config: Config, machine: Machine) -> int | None:
+    """How many processes that train something else has started; None where as many are started as are needed."""
+    strategy, kinds = config.strategy, machine.tasks
+    if not kinds or not strategy.spans_processes:
+        return None
+    if strategy.asynchronous and "chief" not in kinds:
+        raise PlanError(
+            f"Expected a chief among the tasks, since it coordinates the others under strategy={strategy.name}, "
+            f"received {', '.join(kinds)}. Try it with a chief, or strategy=multi_worker."
+        )
+    workers = kinds.count("worker")
+    return workers if strategy.asynchronous else workers + kinds.count("chief")
+
+
+def check_tasks(
+    config: Config, machine: Machine, tasks: int | None, training: int, servers: int, per_process: int
+) -> None:
+    """Refuses more processes than something else has started."""
+    if tasks is None:
+        return
+    if training > tasks:
+        raise PlanError(
+            f"Expected no more processes that train than the {tasks} that were started, received {training} for "
+            f"workers={training * per_process}. Try workers={tasks * per_process}."
+        )
+    there = machine.tasks.count("ps")
+    if servers > there:
+        raise PlanError(
+            f"Expected no more parameter servers than the {there} that were started, received {servers}. "
+            f"Try {f'strategy.parameter_servers={there}' if there else 'strategy=multi_worker'}."
+        )
+
+
+def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
+    """Replicas of the model, one for each device. Raises `PlanError`."""
+    strategy, hardware = config.strategy, config.hardware
+    hosts = hardware.hosts or 1
+    devices = per_host * hosts
+    if not (strategy.spans_devices or strategy.spans_processes):
+        if config.workers not in (None, 1):
+            raise PlanError(
+                f"Expected workers=1, since {strategy.name} trains on one device, received workers={config.workers}. "
+                f"Try workers=1, or strategy=mirrored workers={config.workers}."
+            )
+        return 1
+    usual = devices
+    if tasks:
+        each = strategy.devices_per_process or (max(1, devices // tasks) if strategy.spans_devices else 1)
+        usual = tasks * each
+    workers = config.workers or usual
+    if workers > MOST_WORKERS:
+        raise PlanError(f"Expected no more than {MOST_WORKERS} workers, received {workers}. Try workers={per_host}.")
+    if hosts > 1 and not strategy.spans_processes and workers > per_host:
+        raise PlanError(
+            f"Expected one host, since {strategy.name} holds all its devices in one process, received "
+            f"hardware={hardware.name} with {hosts} hosts. "
+            f"Try {'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host."
+        )
+    if workers > devices and (kind != "cpu" or hardware.rehearse):
+        raise PlanError(
+            f"Expected no more workers than devices, received workers={workers} on hardware={hardware.name} "
+            f"with {devices}. Try workers={devices}."
+        )
+    if strategy.spans_processes and workers > 1 and workers % hosts:
+        raise PlanError(
+            f"Expected workers that divide evenly over {hosts} hosts, received workers={workers}. "
+            f"Try workers={max(hosts, workers // hosts * hosts)}."
+        )
+    return workers
+
+
+def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int]:
+    """(devices per process, workers per host)."""
+    strategy, hosts = config.strategy, config.hardware.hosts or 1
+    per_host = math.ceil(workers / hosts) if workers > 1 else 1
+    used = strategy.devices_per_process
+    if not strategy.spans_processes:
+        if used not in (None, workers):
+            raise PlanError(
+                f"Expected strategy.devices_per_process={workers}, since {strategy.name} is one process with every "
+                f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
+            )
+        return workers, workers
+    usual = per_host if hosts > 1 else 1
+    if tasks:
+        usual = max(1, workers // tasks)
+    per_process = used or (usual if strategy.spans_devices else 1)
+    if per_process > 1 and not strategy.spans_devices:
+        raise PlanError(
+            f"Expected strategy.devices_per_process=1 under {strategy.name}, received {per_process}. "
+            f"Try strategy.devices_per_process=1."
+        )
+    if per_host % per_process:
+        fitting = max(count for count in range(1, min(per_process, per_host) + 1) if per_host % count == 0)
+        raise PlanError(
+            f"Expected strategy.devices_per_process to divide the {per_host} workers of a host, received "
+            f"{per_process}. Try strategy.devices_per_process={fitting}."
+        )
+    return per_process, per_host
+
+
+def servers_of(config: Config, workers: int, there: int) -> int:
+    """Parameter servers, of which something else has started some `there` already. Raises `PlanError`."""
+    strategy = config.strategy
+    if not strategy.asynchronous:
+        for key in ("parameter_servers", "min_shard_bytes"):
+            if getattr(strategy, key) is not None:
+                raise PlanError(
+                    f"Expected strategy.{key} with strategy=parameter_server only, received it with {strategy.name}. "
+                    f"Try strategy.{key}=null, or strategy=parameter_server."
+                )
+        return 0
+    if config.train.deterministic and workers > 1:
+        raise PlanError(
+            f"Expected train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously, "
+            f"received true. Try workers=1, or strategy=mirrored."
+        )
+    # What a server passes on grows with the workers, and one keeps up with a few of them.
+    servers = strategy.parameter_servers or there or math.ceil(workers / WORKERS_PER_SERVER)
+    if servers > MOST_WORKERS:
+        raise PlanError(
+            f"Expected no more than {MOST_WORKERS} parameter servers, received {servers}. "
+            f"Try strategy.parameter_servers=null."
+        )
+    return servers
+
+
+def service_of(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]]:
+    """(processes of this plan that make batches, over all hosts; addresses of services that are there already)."""
+    asked = config.data.service
+    if asked is None:
+        return 0, ()
+    if asynchronous:
+        raise PlanError(
+            f"Expected data.service=null under strategy={config.strategy.name}, whose workers make the examples of the "
+            f"steps that they are handed, received {asked}. Try data.service=null, or strategy=multi_worker."
+        )
+    if re.fullmatch(r"\d+", asked):
+        if not 1 <= int(asked) <= MOST_SERVERS:
+            raise PlanError(
+                f"Expected data.service to be from 1 to {MOST_SERVERS} processes on each host, received {asked}. "
+                f"Try data.service=2."
+            )
+        return int(asked) * (config.hardware.hosts or 1), ()
+    addresses = tuple(part.strip().removeprefix("grpc://") for part in asked.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not (HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535):
+            raise PlanError(
+                f"Expected data.service to be how many processes on each host, or addresses HOST:PORT, received "
+                f"{asked or 'nothing'}. Try data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'."
+            )
+    if len(set(addresses)) < len(addresses):
+        raise PlanError(f"Expected each address of data.service once, received {asked}. Try each of them once.")
+    return 0, addresses
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many of which processes there are, and of how many devices and threads.
+
+    `per_process` devices train in a process, `workers_per_host` on a host. `local`: one machine stands for all hosts.
+    """
+
+    kind: str
+    hosts: int
+    local: bool
+    workers: int
+    per_process: int
+    workers_per_host: int
+    threads: int
+    coordinators: int
+    servers: int
+    data_servers: int
+
+    @property
+    def training(self) -> int:
+        """Processes that train."""
+        return self.workers // self.per_process
+
+    @property
+    def here(self) -> int:
+        """Workers that share this machine."""
+        return self.workers if self.local else self.workers_per_host
+
+
+def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) -> Layout:
+    """Lays the config's workers over processes and hosts. Raises `PlanError`."""
+    asynchronous, hosts = config.strategy.asynchronous, config.hardware.hosts or machine.hosts
+    tasks = tasks_that_train(config, machine)
+    workers = workers_of(config, kind, devices_per_host, tasks)
+    per_process, workers_per_host = layout_of(config, workers, tasks)
+    servers = servers_of(config, workers, machine.tasks.count("ps"))
+    check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
+    local = machine.hosts == 1 or hosts == 1
+    here = max(devices_per_host, workers if local else workers_per_host)
+    return Layout(
+        kind=kind,
+        hosts=hosts,
+        local=local,
+        workers=workers,
+        per_process=per_process,
+        workers_per_host=workers_per_host,
+        threads=config.hardware.threads_per_device or max(1, len(machine.cores) // here),
+        coordinators=1 if asynchronous else 0,
+        servers=servers,
+        data_servers=service_of(config, asynchronous)[0],
+    )
+
+
+def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
+    """All processes by rank: the coordinator, those that train, parameter servers, data servers.
+
+    Each that others reach is to listen at a port of `host` that is not known yet.
+    """
+    first, training = layout.coordinators, layout.training
+    alone = first + training == 1
+    address = None if alone else f"{host}:0"
+    made = [_other(rank, "coordinator", 0, address) for rank in range(first)]
+    made += [_training(number, layout, address, machine) for number in range(training)]
+    for role, count, at in (
+        ("parameter server", layout.servers, address),
+        (DATA_SERVER, layout.data_servers, f"{host}:0"),
+    ):
+        made += [_other(len(made) + number, role, number % layout.hosts, at) for number in range(count)]
+    return tuple(made)
+
+
+def _training(number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
+    """The process that holds `per_process` of the workers, and `number` times as many come before."""
+    per_process, threads, rank = layout.per_process, layout.threads, layout.coordinators + number
+    replicas = tuple(range(number * per_process, (number + 1) * per_process))
+    first = replicas[0] if machine.hosts == 1 else replicas[0] % layout.workers_per_host
+    cores: tuple[int, ...] = ()
+    intra, inter = 0, 0
+    if layout.kind == "cpu":
+        here = layout.workers if machine.hosts == 1 else layout.workers_per_host
+        mine = machine.cores[first * threads : (first + per_process) * threads]
+        cores = mine if here * threads <= len(machine.cores) else ()
+        # The devices of a process share one Eigen pool. With one thread a device its work runs on the inter-op
+        # threads, and a larger pool only adds hand-overs; two inter-op threads keep communication beside compute.
+        intra = threads if threads == 1 else threads * per_process
+        inter = max(2, per_process)
+    # Each host numbers its GPUs from 0; several processes of one host take consecutive ones.
+    devices = tuple(f"{layout.kind.upper()}:{index}" for index in range(per_process))
+    if layout.kind == "gpu":
+        devices = tuple(f"GPU:{first + index}" for index in range(per_process))
+    return Process(
+        rank=rank,
+        role="chief" if rank == 0 else "worker",
+        host=replicas[0] // layout.workers_per_host,
+        address=address,
+        devices=devices,
+        replicas=replicas,
+        cores=cores,
+        intra_op_threads=intra,
+        inter_op_threads=inter,
+    )
+
+
+def _other(rank: int, role: str, host: int, address: str | None) -> Process:
+    """A process that trains no replica: on any core, with as many threads as TensorFlow takes."""
+    return Process(rank, role, host, address, (), (), (), 0, 0)

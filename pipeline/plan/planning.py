@@ -1,0 +1,305 @@
+"""Turns a config and an inventory into a plan, and a plan into those of its baseline and of one worker.
+
+Arithmetic only. Free ports and the machine's facts come in as arguments.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeline.config.schema import Baseline, CheckpointConfig, Config
+from pipeline.plan.batches import shared, split_batch
+from pipeline.plan.checks import check_ports, check_ranges, stays_here
+from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
+from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Checkpoints, Plan
+
+# An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
+DEFAULT_STEPS = 63
+
+
+def make(config: Config, machine: Machine, present: bool = True, files: Sequence[int] = ()) -> Plan:
+    """The plan of `config` on `machine`; `listening` gives its processes their ports.
+
+    With `present` true, devices that the machine lacks are refused; otherwise a note says so. `files` has the training
+    examples of each file of the data, where that is known. Raises `PlanError`.
+    """
+    check_ranges(config)
+    config = replace(config, hardware=replace(config.hardware, hosts=config.hardware.hosts or machine.hosts))
+    kind, devices_per_host, notes = devices_of(config, machine, present)
+    layout = lay_out(config, machine, kind, devices_per_host)
+    on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
+    # Asynchronous workers make each step alone.
+    scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else layout.workers)
+    oversubscribed = on_cpu and layout.here * layout.threads > len(machine.cores)
+    several_hosts = layout.hosts > 1 and layout.local and layout.workers > layout.workers_per_host
+    stands_for_hosts = several_hosts and present and not config.hardware.rehearse
+    processes = processes_of(layout, config.cluster.host, machine)
+    check_ports(config.cluster.base_port, len(processes))
+    notes += notes_on_tpu(config, kind, layout.workers, global_batch)
+    notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
+    return Plan(
+        backend=config.backend,
+        strategy=config.strategy.name,
+        strategy_build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
+        asynchronous=asynchronous,
+        min_shard_bytes=config.strategy.min_shard_bytes,
+        exchange=config.strategy.exchange.value if config.strategy.exchange else None,
+        static_batches=config.strategy.on_tpu,
+        hardware=config.hardware.name,
+        kind=kind,
+        hosts=max(process.host for process in processes) + 1,
+        memory_gib=config.hardware.memory_gib,
+        link_gbps=config.hardware.link_gbps,
+        threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
+        model=config.model.name,
+        model_build=config.model.build,
+        output_dir=config.output_dir,
+        processes=processes,
+        workers=layout.workers,
+        replica_batch=replica_batch,
+        global_batch=global_batch,
+        scaling=scaling,
+        steps=_steps(config, layout.workers if asynchronous else 1),
+        precision=precision_of(config),
+        checkpoint=_checkpoints(config),
+        baseline=baseline_source(config, kind),
+        rehearsal=config.hardware.rehearse or stands_for_hosts,
+        oversubscribed=oversubscribed,
+        machine=_machine_name(machine),
+        cache_bytes=machine.cache_bytes,
+        notes=tuple(notes),
+        profile=config.data.profile,
+        explain=is_explained(config, kind),
+        **_of_data(config, files, 1 if asynchronous else layout.training),
+        **_of_training(config),
+        **_of_measurement(config),
+        **_of_launch(config),
+    )
+
+
+def _of_data(config: Config, files: Sequence[int], training: int) -> dict[str, Any]:
+    """The fields of a plan that say what is read, and how."""
+    data = config.data
+    return {
+        "data": data.name,
+        "data_build": data.build,
+        "num_classes": data.num_classes,
+        "input_shape": None if data.input_shape is None else tuple(data.input_shape),
+        "train_examples": data.train_examples,
+        "shuffle": data.shuffle,
+        "shuffle_window": data.shuffle_window,
+        "parallel_reads": data.parallel_reads,
+        "shard": data.shard.value,
+        "divided": shared(data.shard.value, files, training) if files else None,
+        "train_files": len(files) or None,
+        "cache": data.cache.value,
+        "on_error": data.on_error.value,
+        "prefetch": data.prefetch,
+        "service": service_of(config, config.strategy.asynchronous)[1],
+    }
+
+
+def _of_training(config: Config) -> dict[str, Any]:
+    """The fields of a plan that say how is trained, but for those that its layout decides."""
+    train = config.train
+    return {
+        "epochs": train.epochs,
+        "optimizer": train.optimizer,
+        "learning_rate": train.learning_rate,
+        "loss": train.loss,
+        "metrics": train.metrics,
+        "callbacks": tuple(train.callbacks),
+        "seed": train.seed,
+        "deterministic": train.deterministic,
+        "gradient_bits": train.gradient_bits,
+        "steps_per_call": train.steps_per_call,
+        "save": train.save,
+        "on_divergence": train.on_divergence.value,
+        "divergence_factor": train.divergence_factor,
+    }
+
+
+def _of_measurement(config: Config) -> dict[str, Any]:
+    """The fields of a plan that say what is measured."""
+    measure = config.measure
+    return {
+        "warmup_steps": measure.warmup_steps,
+        "measure_steps": measure.steps,
+        "repeats": measure.repeats,
+        "system_metrics_seconds": config.tracking.system_metrics_seconds,
+    }
+
+
+def _of_launch(config: Config) -> dict[str, Any]:
+    """The fields of a plan that say how processes are watched, and what is done about those that are lost."""
+    launch = config.launch
+    names = (
+        "startup_timeout", "heartbeat_timeout", "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts",
+        "elastic", "min_workers",
+    )  # fmt: skip
+    return {name: getattr(launch, name) for name in names}
+
+
+def _steps(config: Config, concurrent: int) -> int | None:
+    """Steps of a training whose length nobody gave, as many for each worker that steps by itself."""
+    train = config.train
+    return train.steps if train.epochs or train.steps else DEFAULT_STEPS * concurrent
+
+
+def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
+    """What a person should know of how a plan is laid out."""
+    notes, here, threads, cores = [], layout.here, layout.threads, len(machine.cores)
+    if oversubscribed:
+        notes.append(
+            f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "
+            f"core{'s' * (cores > 1)}: the speedup says nothing about {here} separate devices."
+        )
+    if stands_for_hosts:
+        notes.append(f"This machine stands for {layout.hosts} hosts: a rehearsal.")
+    if config.hardware.rehearse:
+        notes.append(f"Logical CPU devices stand for the devices of {config.hardware.name}: a rehearsal.")
+    with_baseline = baseline_source(config, layout.kind) != "none" and config.measure.steps != 0
+    if config.data.service is not None and with_baseline:
+        notes.append("The baseline makes its batches itself, without a tf.data service.")
+    if config.strategy.asynchronous and layout.workers > 1:
+        notes.append(
+            "Asynchronous: each worker steps at its own pace, on weights that others may have changed meanwhile."
+        )
+    return notes
+
+
+def listening(plan: Plan, given: Sequence[str]) -> Plan:
+    """The plan with HOST:PORT for each of its processes that has an address; a note says what is open to others."""
+    if not given:
+        return plan
+    processes = tuple(
+        process if process.address is None else replace(process, address=address)
+        for process, address in zip(plan.processes, given, strict=True)
+    )
+    addresses = [process.address for process in processes if process.address]
+    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses)))
+
+
+def on_one_device(config: Config) -> Config:
+    """The config with one worker where its strategy trains on one device however many are asked for; else itself."""
+    strategy = config.strategy
+    if strategy.spans_devices or strategy.spans_processes or config.workers in (None, 1):
+        return config
+    return replace(config, workers=1)
+
+
+def on_one_worker(config: Config, plan: Plan) -> Config:
+    """The config of a plan's step on one device, under the same strategy; it trains for nothing and keeps nothing."""
+    threads = plan.threads_per_device or config.hardware.threads_per_device
+    return replace(
+        config,
+        workers=1,
+        strategy=replace(config.strategy, devices_per_process=None),
+        hardware=replace(config.hardware, hosts=1, devices_per_host=1, threads_per_device=threads),
+        train=replace(config.train, replica_batch=plan.replica_batch, global_batch=None, callbacks=[], save=False),
+        measure=replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, explain=False),
+        checkpoint=CheckpointConfig(),
+    )
+
+
+def baseline_of(plan: Plan, machine: Machine) -> Plan:
+    """The same model, data, precision and threads per device on one device, with no strategy.
+
+    Weak scaling keeps the replica batch, so the one device trains `replica_batch` examples a step; strong scaling
+    keeps the global batch.
+    """
+    first = next(process for process in plan.processes if process.devices)
+    threads = plan.threads_per_device or 0
+    one = replace(
+        first,
+        rank=0,
+        role="chief",
+        host=0,
+        address=None,
+        devices=first.devices[:1],
+        replicas=(0,),
+        cores=machine.cores[:threads] if plan.kind == "cpu" else (),
+        intra_op_threads=threads if plan.kind == "cpu" else first.intra_op_threads,
+        inter_op_threads=first.inter_op_threads,
+    )
+    batch = plan.replica_batch if plan.scaling == "weak" else plan.global_batch
+    return replace(
+        plan,
+        strategy="default",
+        strategy_build={"_target_": "pipeline.strategies.default"},
+        asynchronous=False,
+        min_shard_bytes=None,
+        exchange="none",
+        processes=(one,),
+        workers=1,
+        hosts=1,
+        replica_batch=batch,
+        global_batch=batch,
+        callbacks=(),
+        save=False,
+        checkpoint=Checkpoints(),
+        service=(),
+        rehearsal=False,
+        oversubscribed=False,
+        notes=(),
+        explain=False,
+    )
+
+
+def builder_of(plan: Plan, machine: Machine) -> Plan:
+    """One process that builds the plan's model on this machine's CPU, whatever devices the plan has.
+
+    Its batches are of any size, so that what is kept of each example can be told.
+    """
+    plan = baseline_of(plan, machine)
+    one = replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
+    return replace(plan, kind="cpu", processes=(one,), static_batches=False, system_metrics_seconds=0.0)
+
+
+def _checkpoints(config: Config) -> Checkpoints:
+    asked = config.checkpoint
+    return Checkpoints(
+        asked.every_steps,
+        asked.every_minutes,
+        asked.every_epochs,
+        asked.keep,
+        asked.keep_best,
+        asked.best_is.value if asked.best_is else "min" if asked.keep_best and falls(asked.keep_best) else "max",
+        asked.folder,
+    )
+
+
+def falls(metric: str) -> bool:
+    """Is a smaller value of what Keras names so the better one?
+
+    >>> [falls(name) for name in ("val_loss", "mae", "size_mape", "val_mse_1", "mean_error", "accuracy", "mean_io_u")]
+    [True, True, True, True, True, False, False]
+    """
+    return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)(_|$)", metric) is not None
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def _notes_on_network(addresses: Collection[str]) -> list[str]:
+    """What is open to others where processes listen beyond this machine."""
+    if all(stays_here(address) for address in addresses):
+        return []
+    ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
+    host = _host(next(iter(addresses)))
+    return [
+        f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
+        f"training, change it and run code in it. It binds every network interface of each host, not "
+        f"{host} alone (ports {ports[0]} to {ports[-1]}). Keep others out of this network, or try "
+        f"cluster.host=127.0.0.1."
+    ]
+
+
+def _machine_name(machine: Machine) -> str:
+    gpus = f"GPUs: {', '.join(machine.gpus) or 'none'}"
+    chips = f", TPU chips: {len(machine.tpus)}" if machine.tpus else ""
+    return f"{machine.hostname}: {machine.cpu}, {len(machine.cores)} cores, {gpus}{chips}"

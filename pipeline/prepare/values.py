@@ -1,0 +1,142 @@
+"""The kinds, shapes and labels of the values of examples, as features of TFRecord files."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data import manifest
+from pipeline.data.errors import DataError
+from pipeline.data.examples import leaves
+from pipeline.data.manifest import Feature
+
+# Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
+# as bytes, which are read faster.
+SHORT = 64
+# Rows of arrays that are looked at together, so that little is copied.
+LOOKED_AT = 4096
+
+
+MOST = np.iinfo(np.int64).max
+
+
+Labels = NDArray[np.int64]
+
+
+def feature(name: str, array: NDArray[Any], shape: Sequence[int]) -> Feature:
+    """How values of such an array are stored. Raises `DataError` for what no record can hold.
+
+    >>> feature("x", np.zeros((1, 28, 28), np.float32), (28, 28)).stored
+    'floats'
+    >>> [feature("x", np.zeros(1, kind), shape).stored for kind, shape in (("u1", ()), ("u1", (3,)), ("i4", (65,)))]
+    ['ints', 'bytes', 'bytes']
+    """
+    kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
+    if kind.kind not in "fiub" or kind.itemsize > 8:
+        raise DataError(
+            f"Expected {name} to be numbers of at most 8 bytes, or true and false, received {kind}. "
+            f"Try numbers in its place, such as the places of words in a vocabulary."
+        )
+    if kind == np.float32:
+        stored = "floats"
+    elif kind.kind == "f":
+        stored = "bytes"
+    elif not shape or kind in (np.uint32, np.uint64):
+        # TensorFlow reads no unsigned numbers of 4 or 8 bytes out of bytes.
+        stored = "ints"
+    else:
+        stored = "ints" if values <= SHORT and kind != np.uint8 else "bytes"
+    return Feature(name, tuple(shape), kind.newbyteorder("=").name, stored)
+
+
+def stored(value: NDArray[Any], kind: str) -> bytes | NDArray[Any]:
+    """An array as `records.example` takes it."""
+    if kind != "bytes":
+        return value
+    return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def flat(part: Any, split: str) -> dict[str, Any]:
+    """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
+    check_names(part, split)
+    found = manifest.flat(part)
+    if not any(name == "x" or name.startswith("x/") for name in found):
+        raise DataError(f"Expected examples with an x for {split}, received none. Try (x, y).")
+    return {name: leaf for name, leaf in found.items() if leaf is not None}
+
+
+def labels_of(y: NDArray[Any] | None) -> Labels | None:
+    """Labels as int64 where each is one whole number; None where they are something else.
+
+    >>> labels_of(np.array([2, 0], np.uint8)), labels_of(np.array([0.5]))
+    (array([2, 0]), None)
+    """
+    return None if y is None or y.dtype.kind not in "iu" or y.ndim != 1 else y.astype(np.int64)
+
+
+def wrong_label(label: int, classes: int | None) -> str | None:
+    """What is wrong with a label; None where nothing is.
+
+    >>> wrong_label(-1, None), wrong_label(3, 3), wrong_label(2, 3)
+    ('has label -1, 0 or more was expected', 'has label 3, 0 to 2 was expected', None)
+    """
+    if label >= 0 and (classes is None or label < classes):
+        return None
+    return f"has label {label}, {'0 or more' if classes is None else f'0 to {classes - 1}'} was expected"
+
+
+def in_words(features: Sequence[Feature]) -> str:
+    """Features as a person reads them."""
+    return ", ".join(f"{each.name} of {each.dtype} {list(each.shape)}" for each in features)
+
+
+def check_names(node: Any, split: str) -> None:
+    """Refuses names that a TFRecord feature cannot have."""
+    if isinstance(node, Mapping):
+        for key, inner in node.items():
+            if not isinstance(key, str) or not key or "/" in key or key.isdigit():
+                raise DataError(
+                    f"Expected names of inputs and outputs that are text without /, and no numbers, for {split}, "
+                    f"received {key!r}. Try another name."
+                )
+            check_names(inner, split)
+    elif isinstance(node, tuple | list):
+        for inner in node:
+            check_names(inner, split)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, in words."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def size_of(path: str) -> int | None:
+    """Bytes of a file, None where they cannot be told."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
+
+
+def channels_of(spec: Any) -> int | None:
+    """The channels that images are made with, where the finished example says so."""
+    shape = getattr(leaves(spec)[0], "shape", None) if spec is not None else None
+    return int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None
+
+
+def is_label(feature: Feature) -> bool:
+    """Is it one whole number for each example?"""
+    return feature.stored == "ints" and feature.shape == () and feature.dtype != "bool"
+
+
+def height_and_width(data: bytes) -> tuple[int, int]:
+    """Pixels of an encoded image."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return image.height, image.width

@@ -1,0 +1,99 @@
+"""All that is taken from TensorFlow and Keras beyond what they promise to keep, and what for.
+
+An upgrade may move any of it: `tests/test_private.py` names what is gone. What is added here has no public way.
+"""
+
+# A compiled loop asks and sets what Keras keeps for its own: a scope under way, and the learning phase's.
+from keras.src.backend.common import global_state
+
+# A variable of Keras around one that is given, for state that lives in a loop.
+from keras.src.backend.common import variables as keras_variables
+
+# The mask that layers pass on beside a tensor, which a loss is to honour.
+from keras.src.backend.common.masking import get_keras_mask
+
+# Whether state is kept elsewhere for now, in which nothing is to be assigned.
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+# Reduction and weights of a loss, as Keras's own losses apply them.
+from keras.src.losses import loss as keras_loss
+
+# Random numbers of layers, whose state each replica is to have of its own.
+from keras.src.random.seed_generator import SeedGenerator
+
+# What `fit` makes of its data, so that batches are those of Keras.
+from keras.src.trainers.data_adapters import array_slicing, get_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+# Logs as callbacks get them.
+from keras.src.utils.python_utils import pythonify_logs
+
+# Which data set a stage of an input is, to know what it costs and what it keeps.
+from tensorflow.python.data.experimental.ops import cardinality
+from tensorflow.python.data.ops import cache_op, dataset_ops, map_op, prefetch_op, shuffle_op
+
+# Elements of data sets as lists of tensors, and back.
+from tensorflow.python.data.util import structure
+
+# Strategies whose devices, or whose place of variables, their public constructors do not let one choose.
+from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+from tensorflow.python.distribute import parameter_server_strategy, parameter_server_strategy_v2, ps_values
+
+# Whether an operation of an input is stateful.
+from tensorflow.python.framework import op_def_registry
+
+# Whether determinism was asked for, which has no public getter.
+from tensorflow.python.framework.config import is_op_determinism_enabled
+
+__all__ = [
+    "ATTRIBUTES",
+    "ArrayDataAdapter",
+    "SeedGenerator",
+    "array_slicing",
+    "cache_op",
+    "cardinality",
+    "collective",
+    "dataset_ops",
+    "get_data_adapter",
+    "get_keras_mask",
+    "global_state",
+    "in_stateless_scope",
+    "is_op_determinism_enabled",
+    "keras_loss",
+    "keras_variables",
+    "map_op",
+    "op_def_registry",
+    "parameter_server_strategy",
+    "parameter_server_strategy_v2",
+    "prefetch_op",
+    "ps_values",
+    "pythonify_logs",
+    "shuffle_op",
+    "structure",
+]
+
+# What is used of these, and of public classes, under names that are not promised either.
+ATTRIBUTES = {
+    "array_slicing": ("TensorflowSparseWrapper", "can_slice_array", "convert_to_sliceable", "train_validation_split"),
+    "cache_op": ("CacheDataset",),
+    "cardinality": ("_AssertCardinalityDataset",),
+    "collective": ("CollectiveAllReduceExtended",),
+    "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
+    "dataset_ops": ("_OptionsDataset",),
+    "global_state": ("get_global_attribute",),
+    "keras_variables": ("Variable",),
+    "map_op": ("_MapDataset", "_ParallelMapDataset"),
+    "op_def_registry": ("get",),
+    "parameter_server_strategy": ("ParameterServerStrategyExtended",),
+    "parameter_server_strategy.ParameterServerStrategyExtended": ("_create_var_creator", "_container_strategy"),
+    "parameter_server_strategy_v2": ("ParameterServerStrategyV2", "ParameterServerStrategyV2Extended"),
+    "parameter_server_strategy_v2.ParameterServerStrategyV2Extended": ("_create_variable_round_robin",),
+    "prefetch_op": ("_PrefetchDataset",),
+    "ps_values": ("AggregatingVariable",),
+    "shuffle_op": ("_ShuffleDataset",),
+    "structure": ("from_tensor_list", "to_tensor_list"),
+    "keras.Model": ("_flatten_layers", "_symbolic_build", "_compute_loss", "_should_eval"),
+    "keras.callbacks.EarlyStopping": ("_set_monitor_op",),
+    "tf.data.Dataset": ("_as_serialized_graph", "_inputs"),
+    "tf.Graph": ("_get_function",),
+}

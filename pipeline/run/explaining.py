@@ -1,0 +1,150 @@
+"""Has processes time their steps with parts switched off, in turn with one device, in rounds."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.analyze import explain, measure
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
+from pipeline.run.group import Group, Preempted, RunFailed
+from pipeline.run.timing import Measured, build
+
+# Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.
+EXPLAIN_SECONDS, ENOUGH_ROUNDS = 10.0, 5
+
+
+PATIENCE_SECONDS, LEAST_ROUNDS = 60.0, 3
+
+
+# Short ones, since a machine that others use changes within seconds.
+EXPLAIN_PIECE_SECONDS = 0.25
+
+
+# So many replicas of a host are timed alone, at most.
+MOST_ALONE = 4
+
+
+def explain_loss(point: Group, one: Group, per_call: int, measured: Measured, tell: Callable[[Event], None]) -> None:
+    """Has the processes time their steps with parts switched off, in turn with one device.
+
+    Training is over: what fails here fails no run.
+    """
+    plan = point.plan
+    try:
+        one.ask("joined")
+        build(one)
+        rounds = _rounds(point, one, per_call, measured.built.get("normalizations", 0))
+    except RunFailed as failed:
+        measured.notes.append(f"What was lost could not be explained: {failed.failure.error}")
+        return
+    except Preempted:
+        measured.notes.append("What was lost is not explained, since the machine was asked for.")
+        return
+    # Devices of a process that share a pool of threads are not told apart.
+    apart = plan.kind != "cpu"
+    names = {
+        number: f"{process.role} {process.rank}{f' on {device}' * (apart and len(process.devices) > 1)}"
+        for process in plan.processes
+        for number, device in zip(process.replicas, process.devices, strict=True)
+    }
+    measured.explained = explain.explain(rounds, [names[number] for number in sorted(names)], plan)
+    tell({"time": time.time(), "event": "explained", "values": measured.explained})
+
+
+def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> list[explain.Round]:
+    """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
+    turns = _turns(point, one, per_call, normalizations)
+    rounds: list[explain.Round] = []
+    began, names = time.monotonic(), list(turns)
+    while not _enough(len(rounds), time.monotonic() - began):
+        found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
+        rounds.append(_round(found, point.plan, one.plan))
+    return rounds
+
+
+def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], Any]]:
+    """What is timed in a round, by name, compiled by now: seconds of a step, or those of each replica by its number."""
+    plan = point.plan
+
+    def ask(group: Group, what: str, **how: Any) -> list[Event]:
+        return list(group.ask("explaining", {"do": "explain", "what": what} | how).values())
+
+    def seconds(group: Group, what: str, warmup_steps: int, steps: int) -> float:
+        """Of a step, by the slowest process, and of so many examples as a step of all workers trains."""
+        told = ask(group, what, warmup_steps=warmup_steps, steps=steps, steps_per_call=per_call)
+        rate = measure.throughput(told[0]["examples"], max(float(event["seconds"]) for event in told))
+        return plan.global_batch / rate
+
+    turns: dict[str, Callable[[], Any]] = {}
+
+    def prepare(group: Group, name: str, what: str) -> None:
+        """Compiles what is timed, and finds out how many steps fill a piece."""
+        if group is one and what == "everything":
+            seconds(group, what, 0, 1)
+        pace = seconds(group, what, 0, per_call) * group.plan.global_batch / plan.global_batch
+        steps = per_call * max(1, measure.steps_of_piece(pace, EXPLAIN_PIECE_SECONDS) // per_call)
+        # What was made ahead meanwhile is taken first, and would come at once.
+        warmup = max(plan.warmup_steps, steps) if what == "everything" else 1
+        turns[name] = lambda: seconds(group, what, warmup, steps)
+
+    for group, prefix in ((one, "one_"), (point, "")):
+        # Those of one replica are not exchanged.
+        exchanged = ("no statistics",) if normalizations and plan.workers > 1 and group is point else ()
+        for what in ("everything", "no input", *exchanged):
+            prepare(group, prefix + what.replace(" ", "_"), what)
+        turns[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
+            [each["seconds"] / per_call for each in ask(group, "no step")]
+        )
+    if plan.workers > 1:
+
+        def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
+            how = {"replicas": replicas, "seconds": least, "steps_per_call": per_call}
+            told = ask(point, "no communication", **how)
+            taken = [dict(event["replicas"]) for event in told]
+            if plan.kind == "cpu":
+                # Those of one process share a pool of threads: which of them it serves first says nothing of any.
+                taken = [dict.fromkeys(stretch, sum(stretch.values()) / len(stretch)) for stretch in taken if stretch]
+            return {number: each_takes for stretch in taken for number, each_takes in stretch.items()}
+
+        everyone = list(range(plan.workers))
+        apart(everyone, least=0.0)
+        turns["together"] = lambda: apart(everyone)
+        for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
+            turns[f"alone {place}"] = lambda replicas=replicas: apart(replicas)  # type: ignore[misc]
+    return turns
+
+
+def _round(found: Mapping[str, Any], plan: Plan, one: Plan) -> explain.Round:
+    """What the turns have found, the baseline's as if there were an ideal device for each worker."""
+    alone = [each for name, each in found.items() if name.startswith("alone")]
+    return explain.Round(
+        everything=found["everything"],
+        no_input=found["no_input"],
+        calling=found["calling"],
+        one_everything=found["one_everything"] / plan.workers,
+        one_no_input=found["one_no_input"] / plan.workers,
+        one_calling=found["one_calling"] * plan.global_batch / (plan.workers * one.global_batch),
+        no_statistics=found.get("no_statistics"),
+        together=found.get("together", {}),
+        alone={number: taken for each in alone for number, taken in each.items()},
+    )
+
+
+def _enough(rounds: int, seconds: float) -> bool:
+    enough = rounds >= ENOUGH_ROUNDS and seconds > EXPLAIN_SECONDS
+    return enough or (rounds >= LEAST_ROUNDS and seconds > PATIENCE_SECONDS)
+
+
+def _one_of_each_host(plan: Plan) -> list[list[int]]:
+    """The first replicas of all hosts, the second ones, and so on: each is alone on its host."""
+    hosts: dict[int, list[int]] = {}
+    for process in plan.processes:
+        hosts.setdefault(process.host, []).extend(process.replicas)
+    most = max(map(len, hosts.values()))
+    return [[host[place] for host in hosts.values() if place < len(host)] for place in range(most)]
+
+
+def _middle(values: list[float]) -> float:
+    """The median, or the lower of two: one process that is slow does not decide."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -1,0 +1,169 @@
+"""The processes of one plan, asked and answering, watched meanwhile, and ended when one of them cannot go on."""
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import energy
+from pipeline.launch import Cluster, Job
+from pipeline.plan.plan import Plan
+from pipeline.record.events import PREEMPTING, Event
+from pipeline.run.watch import Failure, Watch
+
+POLL_SECONDS = 0.2
+
+
+# Time for processes to write their stacks before they are killed.
+STACK_SECONDS = 0.5
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on; the message names the process, and `log` is its log."""
+
+    def __init__(self, failure: Failure, log: Path | None) -> None:
+        super().__init__(failure.error)
+        self.failure, self.log = failure, log
+
+    @property
+    def rank(self) -> int | None:
+        """The process that is to blame."""
+        return self.failure.rank
+
+
+class Preempted(Exception):
+    """A scheduler asked for the machine: all processes have left, with a checkpoint where there was time for one."""
+
+
+@dataclass
+class Preemption:
+    """Whether a scheduler has asked for the machine, and how that was said."""
+
+    asked: str | None = None
+
+    def ask(self, number: int, whom: str) -> None:
+        """Notes the first signal that asked."""
+        self.asked = self.asked or f"{signal.Signals(number).name} to {whom}"
+
+
+class Group:
+    """The processes of one plan: a job, the watch over it, and the plan."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        name: str,
+        folder: Path,
+        tell: Callable[[Event], None],
+        preemption: Preemption,
+    ) -> None:
+        self.plan, self.name, self.folder, self._tell = plan, name, folder, tell
+        self._preemption = preemption
+        self._watch = Watch(plan)
+        self._stopped = False
+        # What processes told when training was over for them.
+        self._finished: dict[int, Event] = {}
+        # What was done about workers that were lost, in words.
+        self.replaced: list[str] = []
+        # How long this group was asked for something, and the others waited.
+        self.seconds = 0.0
+        # What this host used meanwhile; None where no counter can be read.
+        self.joules: float | None = 0.0
+        self.job: Job = cluster.start(plan, name, folder)
+
+    def ask(self, answer: str, command: Mapping[str, Any] | None = None) -> dict[int, Event]:
+        """Gives a command, and returns each process's `answer` once all have given theirs. Raises `RunFailed`."""
+        began, meter = time.monotonic(), energy.Meter()
+        if command is not None:
+            self._watch.asked(began)
+            self.job.send(dict(command))
+        answers: dict[int, Event] = {}
+        # All join; from then on those answer who are told what to do.
+        ranks = range(len(self.plan.processes)) if command is None else self.plan.leaders
+        while not answers.keys() >= set(ranks):
+            # Often enough for a counter that begins anew.
+            meter.joules()
+            for event in self._events():
+                if event["event"] == answer:
+                    answers[event["rank"]] = event
+                    self._watch.answer(event["rank"])
+            if self._preemption.asked:
+                raise Preempted
+            self._replace(self._watch.to_replace(time.monotonic()))
+            failure = self._watch.failure(time.monotonic())
+            if failure:
+                self._fail(failure)
+        used = meter.joules()
+        self.joules = None if self.joules is None or used is None else self.joules + used
+        self.seconds += time.monotonic() - began
+        return answers
+
+    def begin(self) -> None:
+        """Has the processes begin training; from now on, asynchronous workers can be replaced."""
+        self._watch.replacing = True
+        self.job.send({"do": "begin"})
+
+    def save_and_leave(self) -> dict[int, Event] | None:
+        """Has the processes write a checkpoint and leave, within `preempt_timeout`.
+
+        Returns what they told where training turned out to be over.
+        """
+        self.job.send({"do": "leave"})
+        until = time.monotonic() + self.plan.preempt_timeout
+        left, leaders = set[int](), set(self.plan.leaders)
+        while time.monotonic() < until and not left | self._finished.keys() >= leaders:
+            left |= {event["rank"] for event in self._events() if event["event"] in ("left", "exited")}
+        return self._finished if self._finished.keys() >= leaders else None
+
+    def leave(self) -> None:
+        """Ends the processes in order."""
+        if self._stopped:
+            return
+        self._watch.leaving, self._watch.replacing = True, False
+        self.job.send({"do": "exit"})
+        self.stop(self.plan.stop_timeout)
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Ends the processes however they are, once they have had some seconds to end by themselves."""
+        if not self._stopped:
+            self._stopped = True
+            self.job.stop(grace)
+
+    def _events(self) -> list[Event]:
+        """What has come in, told on."""
+        found = self.job.events(POLL_SECONDS)
+        for event in found:
+            self._watch.note(event, time.monotonic())
+            number = _scheduled(event)
+            if number is not None:
+                self._preemption.ask(number, f"{self.plan.processes[event['rank']].role} {event['rank']}")
+            if event["event"] == "finished":
+                self._finished[event["rank"]] = event
+            self._tell(event)
+        return found
+
+    def _replace(self, gone: Mapping[int, str]) -> None:
+        for rank, why in gone.items():
+            self.job.restart(rank)
+            text = f"{why}. It was started again; the steps that it was making are made again, by any worker."
+            self.replaced.append(text)
+            self._tell({"time": time.time(), "event": "warning", "group": self.name, "rank": rank, "text": text})
+
+    def _fail(self, failure: Failure) -> None:
+        if failure.stuck:
+            self.job.dump_stacks()
+            time.sleep(STACK_SECONDS)
+        self.stop()
+        log = None if failure.rank is None else self.folder / f"{self.name}-{failure.rank}.log"
+        raise RunFailed(failure, log)
+
+
+def _scheduled(event: Event) -> int | None:
+    """The scheduler's signal that a process got, or, before it could take one, ended by; None for all else."""
+    if event["event"] == "signalled":
+        return int(event["signal"])
+    code = event["code"] if event["event"] == "exited" else 0
+    return -code if -code in PREEMPTING else None

@@ -1,0 +1,111 @@
+"""The plans of a point, with what a manifest says of its data, and addresses where what it needs answers."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import targets
+from pipeline.config.schema import Config, Mode
+from pipeline.data import manifest
+from pipeline.launch import Cluster, reach
+from pipeline.plan import planning
+from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import Plan
+from pipeline.run import views
+from pipeline.run.session import LaidOut, Session
+from pipeline.worker.engine import check_engine
+
+# The function that reads what `python -m pipeline prepare` wrote.
+PREPARED = "pipeline.data.tfrecord"
+
+
+def lay_out(config: Config, session: Session) -> LaidOut:
+    """The plans of a point, without ports. Raises where the config is refused; nothing is started."""
+    check_targets(config, session.search)
+    check_engine(config.backend)
+    views.offered(config.views)
+    cluster = session.cluster(config)
+    planned = planned_on(config, cluster, present=config.mode is Mode.run)
+    wanted = planned.baseline != "none" and planned.measure_steps != 0
+    return LaidOut(planned, planning.baseline_of(planned, cluster.inventory()) if wanted else None, cluster)
+
+
+def planned_on(config: Config, cluster: Cluster, present: bool = True) -> Plan:
+    """The plan, with what a manifest says of the data."""
+    described, files = _described(config)
+    return planning.make(described, cluster.inventory(), present, files)
+
+
+def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:
+    """The plan with an address for each process, where all that it needs beside its processes answers. Raises else."""
+    if config.mode is Mode.run:
+        _expect_tpu(planned, session)
+        for address in planned.service:
+            reach.expect_data_service(address)
+    return with_addresses(planned, cluster)
+
+
+def with_addresses(planned: Plan, cluster: Cluster) -> Plan:
+    """The plan with an address for each of its processes, where there are several."""
+    return planning.listening(planned, cluster.addresses(planned) if len(planned.processes) > 1 else ())
+
+
+def _described(config: Config) -> tuple[Config, list[int]]:
+    """The config with the facts of its data that are null and stand in a manifest, and the examples of each file.
+
+    A manifest on another file system is left to the processes, which can read it there.
+    """
+    data = config.data
+    if data.build.get(targets.KEY) != PREPARED or not data.path or "://" in data.path:
+        return config, []
+    made = manifest.load(data.path, lambda path: Path(path).read_text())
+    shapes = {feature.name: feature.shape for feature in made.features}
+    shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
+    facts: dict[str, Any] = {
+        "num_classes": made.num_classes,
+        "input_shape": shape,
+        "train_examples": made.examples(manifest.TRAIN),
+        "validation_examples": made.examples(manifest.VALIDATION),
+    }
+    wanted = {name: value for name, value in facts.items() if getattr(data, name) is None}
+    files = [shard.examples for shard in made.splits.get(manifest.TRAIN, ()) if shard.examples]
+    return dataclasses.replace(config, data=dataclasses.replace(data, **wanted)), files
+
+
+def _expect_tpu(planned: Plan, session: Session) -> None:
+    """Refuses the address of a TPU at which none answers, before TensorFlow waits there for minutes."""
+    address = str(planned.strategy_build["address"]) if "address" in planned.strategy_build else ""
+    if planned.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
+        reach.expect_tpu(address)
+        session.tpus.add(address)
+
+
+def check_targets(config: Config, search: tuple[str, ...]) -> None:
+    """Refuses functions that no config may call, that do not exist or that do not take their arguments.
+
+    Before anything is imported: to import a module runs its code.
+    """
+    allowed = config.allowed_targets
+    targets.check_allowed(allowed)
+    for key, build, given in (
+        (
+            "strategy.build",
+            config.strategy.build,
+            ("devices", "addresses", "rank", "coordinator", "workers", "parameter_servers"),
+        ),
+        ("model.build", config.model.build, ("input_shape", "num_classes")),
+        ("data.build", config.data.build, ("shard", "shards")),
+    ):
+        if targets.KEY not in build:
+            raise PlanError(
+                f"Expected {key}._target_ to name a function, received none. Try {key}._target_=package.function."
+            )
+        targets.check(build, key, given, search, allowed)
+    for index, callback in enumerate(config.train.callbacks):
+        if not isinstance(callback, dict) or targets.KEY not in callback:
+            raise PlanError(
+                f"Expected train.callbacks to be functions with their arguments, received {callback} at {index}. "
+                f"Try train.callbacks=[{{_target_: keras.callbacks.EarlyStopping, patience: 2}}]."
+            )
+    for key in ("optimizer", "loss", "metrics", "callbacks"):
+        targets.check(getattr(config.train, key), f"train.{key}", (), search, allowed)

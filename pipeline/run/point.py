@@ -1,0 +1,297 @@
+"""One run under way: its folder, its event log, what is shown of it and where it is tracked."""
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+import uuid
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.analyze import measure, outlook, scoring
+from pipeline.data import manifest
+from pipeline.launch import Cluster, LaunchError
+from pipeline.launch.signals import Interrupted
+from pipeline.plan import plan, planning
+from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import Plan
+from pipeline.record import events
+from pipeline.record.events import PASSING, Event, EventLog, write_whole
+from pipeline.run import model_size, resume, views
+from pipeline.run.conduct import conduct
+from pipeline.run.group import Preempted, RunFailed
+from pipeline.run.laying_out import planned_on, with_addresses
+from pipeline.run.predicting import PREDICTIONS
+from pipeline.run.results import (
+    bound_by_input,
+    explained_otherwise,
+    input_waits,
+    laid_out_as,
+    lost_of,
+    of_asynchronous,
+    preempted,
+    skipped_notes,
+    speed_of,
+    timed_with,
+    unwritten,
+)
+from pipeline.run.resume import Earlier
+from pipeline.run.session import PointRequest, Result, Session
+from pipeline.run.tags import name_of, parameters, store_of, tags_of
+from pipeline.run.timing import Measured
+from pipeline.run.views import Tracking
+
+
+class Point:
+    """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
+
+    def __init__(self, request: PointRequest, planned: Plan, session: Session, earlier: Earlier | None = None) -> None:
+        config, folder = request.config, request.folder
+        self._config, self._plan, self._session, self._folder = config, planned, session, folder
+        self._earlier, self._measured = earlier, Measured()
+        self._lock = earlier.lock if earlier else resume.Lock(folder)
+        self._store = store_of(config)
+        self._baseline_source: str | None = None
+        self._blamed: Path | None = None
+        self._baseline_repeats: list[float] = []
+        self._size_file = model_size.file(planned, Path(config.output_dir), session.search)
+        if earlier is not None:
+            one = planning.baseline_of(planned, session.cluster(config).inventory())
+            self._measured = earlier.measured(planned, one)
+            with suppress(OSError):
+                (folder / "result.json").unlink()
+        write_whole(folder / "plan.json", planned.to_json())
+        self._log = EventLog(folder / "events.jsonl")
+        self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
+        self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
+        if earlier is not None and self._measured.point:
+            timed = [event for event in earlier.events if event["event"] == "measured"]
+            if len(self._measured.point) >= planned.repeats:
+                # No baseline will join any more.
+                timed = [event for event in timed if event["group"] == "point"]
+            self._progress.recall(timed, time.monotonic())
+        here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+        params, tags = parameters(planned, config), tags_of(planned, request)
+        if earlier is not None and earlier.events:
+            self._first = here | {"event": "resumed", "params": params, "tags": tags}
+        else:
+            self._first = here | {
+                "event": "run",
+                "key": uuid.uuid4().hex,
+                "name": name_of(planned),
+                "folder": str(folder),
+                "experiment": config.tracking.experiment,
+                "params": params,
+                "tags": tags,
+            }
+
+    def run(self, cluster: Cluster, baseline: Plan | None) -> Result:
+        """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
+        with self._offered:
+            self._tell(self._first)
+            return self._run(cluster, baseline)
+
+    def _run(self, cluster: Cluster, baseline: Plan | None) -> Result:
+        cluster.warm_up()
+        tracker = self._session.tracker(Path(self._config.output_dir) / "tracker.log") if self._store else None
+        if tracker and self._store:
+            tracker.follow(self._folder, self._store)
+        status, error, interrupted = "FAILED", None, None
+        session = self._session
+        session.busy = True
+        try:
+            with self._progress:
+                conduct(
+                    cluster,
+                    self._plan,
+                    self._reuse(baseline),
+                    self._folder,
+                    self._tell,
+                    self._measured,
+                    ask_size=model_size.known(self._plan, self._size_file) is None,
+                    resume=self._earlier is not None,
+                    preemption=session.preemption,
+                    fewer=partial(self._fewer, cluster),
+                    one_device=baseline,
+                )
+            status = "FINISHED"
+        except Preempted:
+            status, error = "PREEMPTED", preempted(session.preemption, self._measured)
+        except RunFailed as failure:
+            error = str(failure)
+            self._blamed = failure.log
+        except Interrupted as signalled:
+            status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
+        except LaunchError as lost:
+            error = str(lost)
+        except OSError as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        try:
+            return self._end(status, error, tracker, interrupted)
+        finally:
+            session.busy = False
+            self._lock.release()
+
+    def _fewer(self, cluster: Cluster, planned: Plan) -> Plan | None:
+        """The plan over the most workers below its own that it can be laid over; None where there are too few."""
+        for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
+            config = dataclasses.replace(self._config, workers=workers)
+            with suppress(PlanError):
+                made = with_addresses(planned_on(config, cluster), cluster)
+                # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
+                scale = planned.rate_scale * made.global_batch / planned.global_batch
+                return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)
+        return None
+
+    def _end(self, status: str, error: str | None, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
+        values = self._result(status, error)
+        hurried = interrupted is not None or status == "PREEMPTED"
+        if tracker:
+            values["mlflow_run_id"] = tracker.run_id(
+                self._folder, 0.0 if hurried else self._config.tracking.drain_timeout
+            )
+        self._write(values)
+        self._tell({"time": time.time(), "event": "result", "values": values})
+        self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
+        if status == "FINISHED":
+            # What goes on with a run that did not finish reads it again.
+            shutil.rmtree(self._folder / "cache", ignore_errors=True)
+        if tracker:
+            drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
+            if not drained:
+                values["tracking_note"] = (
+                    f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
+                    f"`python -m pipeline sync {self._folder}` sends the rest."
+                )
+            values["mlflow_run_id"] = values["mlflow_run_id"] or tracker.run_id(self._folder, 0.0)
+            self._write(values)
+        try:
+            self._log.close()
+        except OSError as problem:
+            values = unwritten(values, problem)
+        if interrupted:
+            raise interrupted
+        return values
+
+    def _tell(self, event: Event) -> None:
+        now = time.monotonic()
+        self._progress.update(event, now)
+        if event["event"] not in PASSING:
+            self._log.append(event)
+            self._offered.update(event, now)
+
+    def _reuse(self, baseline: Plan | None) -> Plan | None:
+        """The baseline that must be measured: none where an equal one was, and may be used."""
+        if baseline is None:
+            return None
+        self._baseline_source = "measured in this run"
+        known = None
+        if baseline.baseline in ("once", "auto"):
+            known = self._session.baselines.get(self._baseline_file(baseline))
+        if known is None and baseline.baseline == "auto":
+            with suppress(OSError, ValueError):
+                known = json.loads(self._baseline_file(baseline).read_text())
+        if known is None:
+            return baseline
+        self._baseline_repeats = [float(each) for each in known["examples_per_second"]]
+        self._baseline_source = f"reused from {known['folder']}"
+        return None
+
+    def _baseline_file(self, baseline: Plan) -> Path:
+        versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+        return Path(self._config.output_dir) / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"
+
+    def _result(self, status: str, error: str | None) -> Result:
+        planned, measured = self._plan, self._measured
+        if measured.baseline:
+            self._baseline_repeats = [each.examples_per_second for each in measured.baseline]
+        # What other commands can do without.
+        with suppress(OSError):
+            if measured.size:
+                model_size.keep(measured.size, self._size_file)
+            if measured.baseline:
+                self._keep_baseline()
+        speed = speed_of(planned, measured, self._baseline_repeats, self._baseline_source)
+        middle, finished, waits = speed["examples_per_second"], measured.finished, input_waits(planned, measured)
+        timed_workers = measured.timed_workers or planned.workers
+        faster = (speed["speedup"], speed["speedup_low"], speed["speedup_high"])
+        price = self._config.hardware.price_per_hour
+        seconds = outlook.seconds_to_finish(planned, middle, measured.built.get("train_examples")) if middle else None
+        return {
+            "status": status,
+            **laid_out_as(planned),
+            "timed_workers": timed_workers,
+            **speed,
+            **waits,
+            "profile": measured.profile,
+            "explained": measured.explained,
+            "steps_per_call": measured.steps_per_call,
+            "notes": [
+                *planned.notes,
+                *measured.notes,
+                *timed_with(planned, measured),
+                *bound_by_input(waits),
+                *explained_otherwise(measured.explained, faster, timed_workers),
+                *skipped_notes(measured),
+            ],
+            **{f"{part}_examples_skipped": lost_of(measured, part) for part in manifest.SPLITS},
+            "asynchronous": planned.asynchronous,
+            **self._survived(),
+            **(of_asynchronous(planned, measured) if planned.asynchronous else {}),
+            **{name: finished.get(name) for name in ("epochs", "loss", "val_loss")},
+            **{name: finished.get(name, {}) for name in ("metrics", "val_metrics")},
+            **{name: measured.built.get(name) for name in ("parameters", "state_bytes")},
+            "seconds_startup": measured.seconds_startup,
+            "seconds_training": measured.seconds_training,
+            "energy_joules": measured.energy_joules,
+            "price_per_hour": price,
+            "seconds_to_finish": seconds,
+            "cost_to_finish": outlook.cost(price, planned.hosts, seconds),
+            "predictions": self._scored(middle) if status == "FINISHED" and middle else [],
+            "mlflow_run_id": None,
+            "tracking_note": None,
+            "machine": planned.machine,
+            "versions": measured.versions,
+            "saved": "model.keras" if (self._folder / "model.keras").exists() else None,
+            "log": None if self._blamed is None else str(self._blamed),
+            "error": error,
+        }
+
+    def _scored(self, measured: float) -> list[Result]:
+        """The predictions that were made for this run, and how far off they were."""
+        if self._plan.oversubscribed:
+            # What was predicted is what devices with cores of their own do.
+            return []
+        made = [line for line, _ in events.read(Path(self._config.output_dir) / PREDICTIONS)]
+        return scoring.scored(made, json.loads(self._plan.to_json()), measured)
+
+    def _survived(self) -> Result:
+        """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
+        told = [event for event, _ in events.read(self._folder / "events.jsonl")]
+        measured, (repeated, goodput) = self._measured, measure.goodput(told)
+        return {
+            "workers_at_end": measured.workers or self._plan.workers,
+            "resumed": sum(event.get("event") == "resumed" for event in told),
+            "restarts": measured.restarts,
+            "rollbacks": measured.rollbacks,
+            "steps_repeated": repeated,
+            "goodput": goodput,
+            "checkpoint_step": measured.saved_step,
+        }
+
+    def _keep_baseline(self) -> None:
+        baseline = planning.baseline_of(self._plan, self._session.cluster(self._config).inventory())
+        kept = {"examples_per_second": self._baseline_repeats, "folder": str(self._folder), "time": time.time()}
+        path = self._baseline_file(baseline)
+        self._session.baselines[path] = kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(kept, indent=2))
+
+    def _write(self, values: Result) -> None:
+        try:
+            write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+        except OSError as problem:
+            values |= unwritten(values, problem)

@@ -1,0 +1,101 @@
+"""What the points of a command share, and one point as it was asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import history, step_model
+from pipeline.config.schema import Config
+from pipeline.launch import Cluster, cluster_of
+from pipeline.plan.plan import Plan
+from pipeline.run.group import Preemption
+from pipeline.run.views import Ahead, Screen, Tracking
+
+Result = dict[str, Any]
+
+
+@dataclass
+class Session:
+    """What all points of a command share: the machine, the cluster with its fork server, and the tracker."""
+
+    search: tuple[str, ...]
+    environ: Mapping[str, str]
+    screen: Screen
+    # Starts who tracks runs, whose own words go to the log that it is given.
+    track: Callable[[Mapping[str, str], Path], Tracking]
+    # By the point's place in the command, and which repeat of it this is.
+    results: dict[tuple[int, int], Result] = field(default_factory=dict)
+    baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    # Addresses where a TPU has answered.
+    tpus: set[str] = field(default_factory=set)
+    # Why a model could not be built, by the file that its size would be in.
+    unbuilt: dict[Path, str] = field(default_factory=dict)
+    # A step of one worker that was timed to predict from, by what decides it; None where that failed.
+    timed: dict[str, step_model.Observed | None] = field(default_factory=dict)
+    # What was logged before, by the sweep that is asked for.
+    histories: dict[str | None, list[history.Run]] = field(default_factory=dict)
+    preemption: Preemption = field(default_factory=Preemption)
+    # Is a point under way, which a scheduler's signal lets end by itself?
+    busy: bool = False
+    # How far the sweep is that the point under way belongs to.
+    ahead: Ahead | None = None
+    _clusters: dict[str, Cluster] = field(default_factory=dict)
+    _tracker: Tracking | None = None
+
+    def cluster(self, config: Config) -> Cluster:
+        """The cluster that `config` names, the same one each time."""
+        name = f"{config.cluster}"
+        if name not in self._clusters:
+            self._clusters[name] = cluster_of(config.cluster, self.environ)
+        return self._clusters[name]
+
+    def tracker(self, log: Path) -> Tracking:
+        """The process that writes to MLflow; `log` takes what it says."""
+        if self._tracker is None:
+            self._tracker = self.track(self.environ, log)
+        return self._tracker
+
+    def serve(self, config: Config) -> int | None:
+        """The exit code once this process has done what a conductor elsewhere said; None where it conducts itself."""
+        self.busy = True
+        try:
+            return self.cluster(config).serve(self.screen.say, lambda: self.preemption.asked)
+        finally:
+            self.busy = False
+
+    def close(self, code: int) -> None:
+        """Ends the tracker and the clusters; `code` is what the command ends with."""
+        if self._tracker is not None:
+            self._tracker.close()
+        for cluster in self._clusters.values():
+            cluster.close(code)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A point's plan and that of its baseline, if it has one, made once, and the cluster that they are made for."""
+
+    plan: Plan
+    baseline: Plan | None
+    cluster: Cluster
+
+
+@dataclass(frozen=True)
+class PointRequest:
+    """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to.
+
+    The folder may have an earlier attempt at it where it is the point's `own`: it goes on with that and no other.
+    `laid_out` once it was looked over.
+    """
+
+    config: Config
+    folder: Path
+    overrides: list[str]
+    sweep: str | None
+    own: bool = False
+    laid_out: LaidOut | None = None
+
+    def about(self) -> Result:
+        """What a result says of it."""
+        return {"folder": str(self.folder), "overrides": self.overrides, "sweep": self.sweep}

@@ -1,0 +1,67 @@
+"""What a run is called in MLflow, where it is tracked, and with which parameters and tags."""
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import comparable
+from pipeline.config import targets
+from pipeline.config.parts import Part, fields_of
+from pipeline.config.schema import Config, Store
+from pipeline.plan.plan import Plan
+from pipeline.run.session import PointRequest
+
+
+def parameters(planned: Plan, config: Config) -> dict[str, Any]:
+    """The choices and the resolved numbers, flat and short, as MLflow's parameters."""
+    flat = {name: getattr(planned, name) for name in fields_of(Plan, Part.PARAMETER)} | {
+        "processes": len(planned.processes)
+    }
+    optimizer = config.train.optimizer
+    flat["optimizer"] = optimizer.get(targets.KEY, "") if isinstance(optimizer, dict) else optimizer
+    for group, build in (("model", planned.model_build), ("data", planned.data_build)):
+        flat |= {f"{group}.{name}": value for name, value in build.items() if name != targets.KEY}
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def name_of(planned: Plan) -> str:
+    """What the run is called in MLflow, where charts show nothing else of it."""
+    doubts = comparable.doubts({"rehearsal": planned.rehearsal, "oversubscribed": planned.oversubscribed})
+    marked = f" ({', '.join(doubts)})" if doubts else ""
+    return f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}{marked}"
+
+
+def store_of(config: Config) -> dict[str, Any] | None:
+    """Where a run is tracked, in the tracker's words; None for nowhere."""
+    tracking, output = config.tracking, Path(config.output_dir).resolve()
+    if tracking.store is Store.none:
+        return None
+    local = tracking.store is Store.sqlite
+    return {
+        "store": tracking.store.value,
+        "uri": tracking.uri or f"sqlite:///{output / 'mlflow.db'}",
+        "experiment": tracking.experiment,
+        "artifacts": (output / "mlartifacts").as_uri() if local else None,
+        "log_model": tracking.log_model,
+    }
+
+
+def tags_of(planned: Plan, request: PointRequest) -> dict[str, str]:
+    """A run's tags in MLflow, those that there are."""
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
+        commit = said.stdout.strip()
+    tags = {
+        "git_commit": commit,
+        "host": os.uname().nodename,
+        "device_kind": planned.kind,
+        "machine": planned.machine,
+        "sweep": request.sweep,
+        "overrides": " ".join(request.overrides) or None,
+        "rehearsal": str(planned.rehearsal).lower(),
+        "oversubscribed": str(planned.oversubscribed).lower(),
+    }
+    return {name: value for name, value in tags.items() if value}

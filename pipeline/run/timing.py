@@ -1,0 +1,181 @@
+"""Has processes build what they train and time their steps, in turn with a baseline, and keeps what they measured."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze import measure
+from pipeline.data.manifest import SPLITS
+from pipeline.launch import Cluster
+from pipeline.plan.plan import Plan
+from pipeline.record.events import Event
+from pipeline.run.group import Group, Preempted, Preemption, RunFailed
+from pipeline.run.watch import Failure
+
+# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.
+LIVES, LIVES_SECONDS = 3, 20.0
+
+
+@dataclass
+class Measured:
+    """What a run has measured so far: repeats of the point and of its baseline, and the chief's last words."""
+
+    point: list[measure.Repeat] = field(default_factory=list)
+    baseline: list[measure.Repeat] = field(default_factory=list)
+    built: dict[str, Any] = field(default_factory=dict)
+    finished: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds_startup: float | None = None
+    seconds_training: float | None = None
+    # What this host used in that time, where its counters can be read.
+    energy_joules: float | None = None
+    steps_per_call: int | None = None
+    notes: list[str] = field(default_factory=list)
+    # How often lost processes were started again, and training went back since it had diverged.
+    restarts: int = 0
+    rollbacks: int = 0
+    # The last step that was told, and of the last checkpoint.
+    step: int = 0
+    saved_step: int | None = None
+    # Workers that train, and that were timed.
+    workers: int | None = None
+    timed_workers: int | None = None
+    size: Event | None = None
+    # What the input and the model can do alone, where that was timed.
+    profile: dict[str, Any] | None = None
+    # What the lost efficiency is made of, where that was asked for.
+    explained: dict[str, Any] | None = None
+
+    def note(self, event: Event) -> None:
+        """Takes in what the processes of the point tell."""
+        if event["event"] == "steps":
+            self.step = max(self.step, event["step"])
+        elif event["event"] == "checkpoint":
+            self.saved_step = event["step"]
+
+
+def all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
+    """Has an earlier attempt timed all that is to be timed?"""
+    timed = [measured.point] if baseline is None else [measured.point, measured.baseline]
+    return plan.measure_steps == 0 or min(map(len, timed)) >= plan.repeats
+
+
+def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
+    """The `sized` event of the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
+    with _built(cluster, plan, "size", folder) as (group, _):
+        sized = group.ask("sized", {"do": "size"})[0]
+        if "error" in sized:
+            raise RunFailed(Failure(sized["error"], 0, lost=False), None)
+        return sized
+
+
+def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
+    """Times a plan's steps as runs of it would, in several lives of its processes, and ends.
+
+    How fast a process computes differs from one to the next, which repeats in one of them do not show; there are as
+    many of these as in a run, since they become faster until all is warm. Raises `RunFailed` where the first one fails.
+    """
+    began, lives = time.monotonic(), list[Measured]()
+    while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
+        measured = Measured()
+        try:
+            with _built(cluster, plan, "point", folder) as (group, measured.built):
+                take_measurements(plan, group, None, measured)
+        except RunFailed:
+            if lives:
+                break
+            raise
+        lives.append(measured)
+    return lives
+
+
+@contextmanager
+def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, dict[str, Any]]]:
+    """The processes of a plan that is no run, and what they have built; they end with it. Raises `RunFailed`."""
+    preemption = Preemption()
+    group = Group(cluster, plan, name, folder, lambda event: None, preemption)
+    try:
+        group.ask("joined")
+        yield group, build(group)
+        group.leave()
+    except Preempted:
+        raise RunFailed(Failure(f"It was ended by {preemption.asked}.", None, lost=True), None) from None
+    finally:
+        group.stop()
+
+
+def build(group: Group, resume: str | None = None) -> dict[str, Any]:
+    """Has processes load their data, leave out what any found broken, and build; returns what the first one built."""
+    loaded = group.ask("loaded", {"do": "load", "folder": str(group.folder)})
+    broken = {str(rank): each["broken"] for rank, each in loaded.items() if any(each["broken"].values())}
+    if broken:
+        # Each has looked through a share of the data, and trains on what others have found whole.
+        loaded = group.ask("loaded", {"do": "drop", "broken": broken})
+    counts = {}
+    for part in SPLITS:
+        own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
+        counts[f"{part}_counts"] = [loaded[rank]["examples"][part] for rank in own]
+    built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
+    lost = {
+        part: sorted((each for found in broken.values() for each in found[part]), key=lambda each: each["first"])
+        for part in SPLITS
+    }
+    return built | {"lost": lost}
+
+
+def profile(point: Group) -> dict[str, Any]:
+    """Has the processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
+
+    def ask(what: str, steps: int | None = None) -> dict[int, Event]:
+        return point.ask("profiling", {"do": "profile", "what": what, "steps": steps})
+
+    rates = {}
+    # In this order: what is read ahead at the end of the input would be made beside the model.
+    for what in ("model", "input"):
+        steps = measure.steps_of_piece(max(each["step_seconds"] for each in ask(what).values()))
+        rates[what] = measure.slowest_rates(list(ask(what, steps).values()))
+    return measure.verdict(rates["input"], rates["model"], ask("stages")[0]["stages"])
+
+
+def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
+    """Measures in the first steps of training, in turn with the baseline; returns the steps that a call takes.
+
+    What an earlier attempt has timed is not timed again.
+    """
+    measured.steps_per_call = plan.steps_per_call or measured.steps_per_call
+    missing = max(0, plan.repeats - len(measured.point)) if plan.measure_steps != 0 else 0
+    if one is not None:
+        missing = max(missing, plan.repeats - len(measured.baseline))
+    if not missing and measured.steps_per_call:
+        return measured.steps_per_call
+    groups = [point] if one is None else [point, one]
+    calibrate = {"do": "calibrate", "steps_per_call": plan.steps_per_call}
+    pace = {
+        group.name: max(answer["step_seconds"] for answer in group.ask("calibrated", calibrate).values())
+        for group in groups
+    }
+    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(
+        pace["point"], plan.concurrent_steps
+    )
+    for repeat in range(plan.repeats - missing, plan.repeats):
+        # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
+        for group in groups if repeat % 2 == 0 else groups[::-1]:
+            timed_before = measured.point if group is point else measured.baseline
+            if len(timed_before) > repeat:
+                continue
+            command = {
+                "do": "measure",
+                "repeat": repeat,
+                # Without turns, one repeat warms up the next.
+                "warmup_steps": plan.warmup_steps if repeat == plan.repeats - missing or len(groups) > 1 else 0,
+                "steps": plan.measure_steps
+                or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
+                "steps_per_call": per_call,
+            }
+            timed = measure.slowest(group.ask("measured", command))
+            timed_before.append(timed)
+            measured.timed_workers = plan.workers
+    return per_call

@@ -1,0 +1,45 @@
+"""What trains inside a process, found by name: TensorFlow's is ours, packages offer others."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pipeline.config.offers import check, find
+from pipeline.plan.plan import Plan, Process
+
+
+class Tell(Protocol):
+    """Tells the conductor an event, with its fields."""
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        """`event` is its kind."""
+
+
+class Engine(Protocol):
+    """One process's part of a training. Made with the plan, its process, `tell` and whether it was asked to leave."""
+
+    def join(self) -> dict[str, str]:
+        """Takes the process's devices, and returns, once every process has joined, the versions of what computes."""
+
+    def obey(self, command: str, **fields: Any) -> None:
+        """Does what a command of `pipeline.worker.worker` says, and tells the event that answers it."""
+
+    def failure(self, error: BaseException) -> dict[str, Any]:
+        """`error`, one line for a person; `peer`, whether only others were lost; `diverged`, whether training has."""
+
+
+# Ours; a package offers others as entry points of the group `pipeline.engines`.
+ENGINES = {"tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine"}
+INSTEAD = "backend=tensorflow"
+
+
+def check_engine(name: str) -> None:
+    """Refuses a name that no engine has, without importing any. Raises `OfferError`."""
+    check("engines", name, "backend", ENGINES, INSTEAD)
+
+
+def engine_of(name: str) -> Callable[[Plan, Process, Tell, Callable[[], bool]], Engine]:
+    """What makes an engine. Raises `OfferError`."""
+    made: Callable[[Plan, Process, Tell, Callable[[], bool]], Engine] = find(
+        "engines", name, "backend", ENGINES, INSTEAD
+    )
+    return made

@@ -1,0 +1,115 @@
+"""A process's devices, threads and seeds, its strategy, or the server that it is to others."""
+
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.config import targets
+from pipeline.plan.checks import stays_here
+from pipeline.plan.plan import DATA_SERVER, Plan, Process
+from pipeline.strategies.parameter_server import serve
+from pipeline.worker.engine import Tell
+from pipeline.worker.input import service
+from pipeline.worker.tensorflow import loopback
+from pipeline.worker.tensorflow.loop import TrainingError
+
+
+def prepare_devices(plan: Plan, process: Process) -> None:
+    """Cores, threads, devices, precision and seeds, as planned; before anything lists devices."""
+    if process.cores:
+        os.sched_setaffinity(0, process.cores)
+    tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
+    gpus = tf.config.list_physical_devices("GPU")
+    if plan.kind == "gpu" and process.devices:
+        wanted = [int(name.split(":")[1]) for name in process.devices]
+        if max(wanted) >= len(gpus):
+            raise TrainingError(
+                f"Expected {plan.hardware} to have {', '.join(process.devices)}, received {len(gpus)} GPUs from "
+                f"TensorFlow. Try installing tensorflow[and-cuda], or hardware.rehearse=true."
+            )
+        tf.config.set_visible_devices([gpus[index] for index in wanted], "GPU")
+        for index in wanted:
+            # The baseline has its turn on the same GPU.
+            tf.config.experimental.set_memory_growth(gpus[index], True)
+    elif plan.kind == "tpu":
+        # The TPU is found when the strategy connects to it.
+        tf.config.set_visible_devices([], "GPU")
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
+        )
+    set_policy(plan)
+    if plan.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def set_policy(plan: Plan) -> None:
+    """The seed and the precision, which Keras keeps for the process."""
+    keras.utils.set_random_seed(plan.seed)
+    keras.config.set_dtype_policy(plan.precision)
+
+
+def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
+    """The plan's strategy over this process's devices; returns once every process has joined."""
+    kind = plan.kind.upper()
+    _stay_on_loopback(plan, process, tell)
+    return targets.call(
+        plan.strategy_build,
+        "strategy.build",
+        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
+        addresses=tuple(process.address for process in plan.processes if process.address and process.devices),
+        rank=process.rank,
+        **addresses_by_role(plan),
+    )
+
+
+def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
+    """The server through which the coordinator uses this process's device, or keeps its variables here; or the one that
+    makes batches.
+    """
+    _stay_on_loopback(plan, process, tell)
+    if process.role == DATA_SERVER:
+        return service.serve(str(process.address))
+    on_gpu = plan.kind == "gpu" and process.devices
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=process.intra_op_threads,
+        inter_op_parallelism_threads=process.inter_op_threads,
+        device_count={} if on_gpu else {"GPU": 0},
+    )
+    if on_gpu:
+        config.gpu_options.visible_device_list = ",".join(name.split(":")[1] for name in process.devices)
+        config.gpu_options.allow_growth = True
+    addresses = addresses_by_role(plan)
+    return serve(**addresses, address=str(process.address), config=config)
+
+
+def addresses_by_role(plan: Plan) -> dict[str, Any]:
+    """The addresses of an asynchronous training: `coordinator`, `workers` and `parameter_servers`."""
+    if not plan.asynchronous:
+        return {}
+    address = {process.rank: str(process.address) for process in plan.processes}
+    return {
+        "coordinator": address[0],
+        "workers": tuple(address[rank] for rank in plan.ranks("worker")),
+        "parameter_servers": tuple(address[rank] for rank in plan.ranks("parameter server")),
+    }
+
+
+def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
+    addresses = [process.address for process in plan.processes if process.address]
+    if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
+        tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
+
+
+def versions() -> dict[str, str]:
+    """The versions that a measurement depends on."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")
+    }

@@ -1,0 +1,387 @@
+"""TensorFlow's engine: what one process does of a plan under `tf.distribute`."""
+
+import contextlib
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.config import targets
+from pipeline.plan import size as sizes
+from pipeline.plan.batches import left_out
+from pipeline.plan.plan import Plan, Process
+from pipeline.worker.engine import Tell
+from pipeline.worker.input import batches, integrity
+from pipeline.worker.input.layout import Layout, Position
+from pipeline.worker.input.profile import Profile
+from pipeline.worker.input.reading import Reading
+from pipeline.worker.tensorflow import build, static, tables
+from pipeline.worker.tensorflow import size as of_model
+from pipeline.worker.tensorflow.checkpoint import Checkpointer
+from pipeline.worker.tensorflow.devices import (
+    make_strategy,
+    prepare_devices,
+    set_policy,
+    start_server,
+    versions,
+)
+from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
+from pipeline.worker.tensorflow.loop import Call, Data, Loop, TrainingError, waited
+from pipeline.worker.tensorflow.own_data import OwnData, digest_of
+from pipeline.worker.tensorflow.saving import check_same_data, is_good, replica_digests, save
+from pipeline.worker.tensorflow.scheduled import ScheduledLoop
+from pipeline.worker.tensorflow.state import on_all
+from pipeline.worker.tensorflow.switched import Switched
+from pipeline.worker.tensorflow.training import Preempted, Survival, Training
+
+CALIBRATION_STEPS = 3
+
+
+class TensorFlowEngine:
+    """A process that trains, or the server that it is to others. See `pipeline.worker.engine.Engine`."""
+
+    def __init__(self, plan: Plan, process: Process, tell: Tell, asked_to_leave: Callable[[], bool]) -> None:
+        self._plan, self._process, self._tell, self._asked_to_leave = plan, process, tell, asked_to_leave
+        self._work: Work | None = None
+        # Kept for the process's life.
+        self._server: Any = None
+
+    def join(self) -> dict[str, str]:
+        """Takes its devices; returns the versions that a measurement depends on, once every process has joined."""
+        plan, process = self._plan, self._process
+        prepare_devices(plan, process)
+        if process.rank in plan.leaders:
+            strategy = make_strategy(plan, process, self._tell)
+            self._work = Work(plan, process, strategy, self._tell, self._asked_to_leave)
+        else:
+            self._server = start_server(plan, process, self._tell)
+        return versions()
+
+    def obey(self, command: str, **fields: Any) -> None:
+        """Does what a command says; one that serves others, or has left, does nothing more."""
+        work = self._work
+        if work is None:
+            return
+        try:
+            getattr(work, command)(**fields)
+        except Preempted:
+            # It waits for the others, some of whom may still need it, to be told to end.
+            self._work = None
+        except Exception as error:
+            work.finish_writing()
+            if isinstance(error, integrity.UNREADABLE):
+                work.data.name_broken(error)
+            raise
+
+    def failure(self, error: BaseException) -> dict[str, Any]:
+        """What the event `failed` says of an error."""
+        return {"error": explain(error), "peer": lost_a_peer(error), "diverged": diverged(error)}
+
+
+class Work:
+    """What a process has made so far, and the commands that go on from it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        process: Process,
+        strategy: tf.distribute.Strategy,
+        tell: Tell,
+        asked_to_leave: Callable[[], bool],
+    ) -> None:
+        self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
+        self._asked_to_leave = asked_to_leave
+        self.data = OwnData(plan, process, tell)
+        self._loop: Loop | None = None
+        # Kept for the process's life, as a loop's iterators are.
+        self._profile: Profile | None = None
+        self._training: Training | None = None
+        self._survival: Survival | None = None
+        self._switched: Switched | None = None
+        # Makes the same model again, under another strategy.
+        self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
+        self._put_back = contextlib.ExitStack()
+        self._spare = False
+        # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
+        self._held: list[tuple[str, dict[str, Any]]] | None = None
+
+    def load(self, folder: str) -> None:
+        """Makes the data, and tells how many examples there are and what is broken."""
+        self.data.load(folder)
+
+    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+        """Leaves out what any process has found broken."""
+        self.data.drop(broken)
+
+    def build(self, train_counts: list[int], validation_counts: list[int], resume: str | None = None) -> None:
+        """Makes the model, on data of which each shard has the given number of examples."""
+        plan, train = self._plan, self.data.parts["train"]
+        integrity.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
+        if plan.static_batches:
+            left_out(sum(train_counts), plan.workers, plan.global_batch)
+        sample = batches.spec(train)
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
+        classes = plan.num_classes or integrity.num_classes(train, y)
+        if classes is None and targets.asks_for(plan.model_build, "model.build", "num_classes"):
+            raise TrainingError(
+                "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
+                "Try data.num_classes=10, or whatever it is."
+            )
+        reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes, plan.data_servers)
+        data = Data(train, self.data.layout(train_counts), plan.shuffle, plan.seed, reading)
+        held_out = [
+            Data(part, layout, False, plan.seed, reading)
+            for part, layout in self.data.validation_parts(validation_counts)
+        ]
+        shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
+        model, outputs = self._build_under_strategy(sample, shape, classes)
+        self._loop = self._loop_over(model, outputs, data, held_out, resume)
+        self._tell(
+            "built",
+            parameters=model.count_params(),
+            state_bytes=of_model.state_bytes(model),
+            normalizations=len(build.normalizations(model)),
+            input_shape=shape,
+            input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
+            num_classes=classes,
+            train_examples=data.layout.examples,
+            validation_examples=sum(part.layout.examples for part in held_out),
+            validation_steps=sum(part.layout.steps for part in held_out),
+            steps_per_epoch=data.layout.steps,
+            epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
+            data_digest=digest_of(train),
+        )
+
+    def _build_under_strategy(self, sample: Any, shape: Any, classes: int | None) -> tuple[keras.Model, list[str]]:
+        """The model, where its variables are to be, and the names of its outputs."""
+        plan = self._plan
+
+        def make(under: tf.distribute.Strategy) -> tuple[keras.Model, list[str]]:
+            return self._model(under, sample, shape, classes)
+
+        self._make = lambda under: make(under)[0]
+        if plan.static_batches and plan.rehearsal:
+            static.check_model(make(tf.distribute.get_strategy())[0], sample, plan.replica_batch, plan.gradient_bits)
+            # The model that trains has the names and the initial weights that it has without the check.
+            keras.utils.clear_session()
+            set_policy(plan)
+        if not plan.asynchronous:
+            return make(self._strategy)
+        with tables.on_servers(len(plan.ranks("parameter server")), plan.min_shard_bytes):
+            made = make(self._strategy)
+        for text in tables.check(made[0], plan.min_shard_bytes):
+            self._tell("warning", text=text)
+        return made
+
+    def _loop_over(
+        self, model: keras.Model, outputs: list[str], data: Data, held_out: list[Data], resume: str | None
+    ) -> Loop:
+        """The loop that trains the model, from where an earlier one was where there is something to go on with."""
+        plan, strategy, bits = self._plan, self._strategy, self._plan.gradient_bits
+        first, rest = (*held_out, None, None)[:2]
+        position = self._prepare_survival(resume, data.layout, digest_of(data.part))
+        if plan.asynchronous:
+            shares = self.data.read_by_workers(data.part)
+            return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
+        chief, alone = self._process.rank == 0, len(plan.leaders) == 1
+        return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position)
+
+    def _model(
+        self, under: tf.distribute.Strategy, sample: Any, shape: Any, classes: int | None
+    ) -> tuple[keras.Model, list[str]]:
+        """The plan's model, compiled under a strategy, and the names of its outputs."""
+        plan = self._plan
+        return build.model(
+            lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
+            under,
+            sample,
+            targets.value(plan.optimizer, "train.optimizer"),
+            plan.learning_rate,
+            targets.value(plan.loss, "train.loss"),
+            targets.value(plan.metrics, "train.metrics"),
+            plan.rate_scale,
+        )
+
+    def size(self) -> None:
+        """Tells how large the model is; for that the step is compiled, if it was not yet."""
+        loop = self._ready()
+        try:
+            made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
+        except Exception as error:
+            # An estimate is no reason to end a training.
+            traceback.print_exc()
+            self._tell("sized", error=explain(error))
+        else:
+            self._tell("sized", **sizes.to_plain(made))
+
+    def profile(self, what: str, steps: int | None = None) -> None:
+        """Times the input or the model alone, on data that training does not read."""
+        if self._profile is None:
+            self._profile = Profile(self._ready(), *self.data.anew())
+        profile = self._profile
+        told: dict[str, Any] = {}
+        if what == "stages":
+            told = {"stages": profile.costs() if self._process.rank == 0 else []}
+        elif steps is None:
+            told = {"step_seconds": profile.input_pace() if what == "input" else profile.model_pace()}
+        else:
+            examples, seconds = profile.input(steps) if what == "input" else profile.model(steps)
+            told = {"examples": examples, "seconds": seconds}
+        self._tell("profiling", what=what, **told)
+
+    def begin(self) -> None:
+        """Begins training."""
+        plan = self._plan
+        keras.utils.set_random_seed(plan.seed)
+        callbacks = [
+            targets.value(callback, f"train.callbacks[{index}]") for index, callback in enumerate(plan.callbacks)
+        ]
+        wrong = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.Callback)]
+        if wrong:
+            raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
+        if self._survival is not None and self._process.rank == 0:
+            self._survival.checkpointer.check()
+        self._training = Training(
+            self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training, survival=self._survival
+        )
+
+    def calibrate(self, steps_per_call: int | None) -> None:
+        """Traces the step, and times a few: one call, or so many steps that a call's length can be chosen."""
+        loop, count = self._ready(), steps_per_call or CALIBRATION_STEPS
+        self._advance(1, steps_per_call or 1)
+        while not loop.warm:
+            self._advance(loop.concurrent_steps, 1)
+        timed = self._advance(count * loop.concurrent_steps, count)
+        seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
+        self._tell("calibrated", step_seconds=seconds / sum(call.steps for call in timed))
+
+    def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
+        """Times at least `steps` steps after `warmup_steps`, in whole calls."""
+        loop = self._ready()
+        with self._told_afterwards():
+            self._advance(warmup_steps, steps_per_call)
+            timed = self._advance(steps, steps_per_call)
+        waits = [
+            sum(waited(call.waits) for call in timed if call.worker == worker)
+            for worker in range(loop.concurrent_steps)
+        ]
+        self._tell(
+            "measured",
+            repeat=repeat,
+            steps=sum(call.steps for call in timed),
+            examples=float(sum(call.sizes.sum() for call in timed)),
+            seconds=sum(call.seconds for call in timed),
+            calls=[[call.steps, call.seconds] for call in timed],
+            input_seconds=[] if self._plan.deterministic else waits,
+        )
+
+    def train(self, steps_per_call: int, folder: str) -> None:
+        """Trains to the end; the chief saves the model into `folder`."""
+        loop, training = self._ready(), self._training
+        assert training is not None, "begin comes first"
+        for _ in training.advance(None, steps_per_call):
+            pass
+        self._put_back.close()
+        if loop.chief and self._plan.save:
+            build.unscaled(loop.model.optimizer)
+            plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
+            model = loop.model if plain is None else tables.whole(loop.model, plain)
+            save(model, Path(folder) / "model.keras")
+            self._tell("saved", path="model.keras")
+        self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
+
+    def explain(self, what: str, **how: Any) -> None:
+        """Times steps, or what is left of them when a part is switched off."""
+        process = self._process
+        if self._switched is None:
+            beat = partial(self._tell, "beat")
+            self._switched = Switched(self._ready(), self._make, process.replicas, process.cores, beat)
+        told: dict[str, Any] = {}
+        if what == "no step":
+            told["seconds"] = self._switched.no_step()
+        elif what == "no communication":
+            told["replicas"] = self._switched.no_communication(**how)
+        else:
+            timed = getattr(self._switched, what.replace(" ", "_"))
+            told["examples"], told["seconds"] = timed(**how)
+        self._tell("explaining", what=what, **told)
+
+    def leave(self) -> None:
+        """Writes a checkpoint where training has begun and is not over, and raises `Preempted`."""
+        if self._training is not None:
+            self._training.leave()
+        self._tell("left", step=None)
+        raise Preempted
+
+    def finish_writing(self) -> None:
+        """Returns once no checkpoint is being written: what comes after a failure goes on from it."""
+        if self._survival is not None:
+            self._survival.checkpointer.wait()
+
+    def _prepare_survival(self, resume: str | None, layout: Layout, digest: str) -> Position:
+        """Finds the checkpoint to go on from, on all processes; returns its position in the data."""
+        plan = self._plan
+        if plan.checkpoint.folder is None:
+            return Position()
+        chief, checkpointer = self._process.rank == 0, Checkpointer(plan.checkpoint, self._tell)
+        state = None
+        if resume is not None and chief:
+            state = checkpointer.last(is_good(plan))
+            if state is None and plan.checkpoint.before is not None:
+                there = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
+                state = Checkpointer(there, self._tell).last(is_good(plan))
+        if resume is not None and len(plan.leaders) > 1:
+            state = on_all(state, self._strategy)
+        data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data_build}
+        about = {"data": data, "learning_rate": plan.learning_rate}
+        self._survival = Survival(
+            checkpointer, state, self._asked_to_leave, plan.divergence_factor, plan.rate_scale, about
+        )
+        if resume is not None and chief:
+            if resume == "back":
+                checkpointer.drop_after(-1 if state is None else state.values["step"])
+            self._tell("restored", step=0 if state is None else state.values["step"], found=state is not None)
+        if state is None:
+            return Position()
+        check_same_data(state.values["data"], data)
+        return Position(state.values["epoch"], state.values["examples"])
+
+    def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
+        """At least `steps` steps: of the training while it lasts, then for the sake of timing alone."""
+        loop, training = self._ready(), self._training
+        calls = [] if training is None else list(training.advance(steps, steps_per_call))
+        done = sum(call.steps for call in calls)
+        if done < steps and training is not None and not self._spare:
+            self._spare = True
+            self._put_back.enter_context(loop.put_back())
+        while done < steps:
+            calls.append(loop.call(steps_per_call, steps - done))
+            done += calls[-1].steps
+        return calls
+
+    @contextlib.contextmanager
+    def _told_afterwards(self) -> Iterator[None]:
+        """Inside, what training tells is held back; afterwards it is told, also where training failed."""
+        held = self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+            for event, fields in held:
+                self._tell(event, **fields)
+
+    def _tell_of_training(self, event: str, **fields: Any) -> None:
+        if self._held is None or event == "beat":
+            self._tell(event, **fields)
+        else:
+            self._held.append((event, {"time": time.time(), **fields}))
+
+    def _ready(self) -> Loop:
+        assert self._loop is not None, "build comes first"
+        return self._loop

@@ -1,0 +1,42 @@
+"""What a process failed of, for a person and for the conductor."""
+
+import re
+
+import tensorflow as tf
+
+from pipeline.config import targets
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.tensorflow.training import Diverged
+
+_ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
+
+
+def explain(error: BaseException) -> str:
+    """An error in one line for a person: our own messages as they stand, others with their type."""
+    # What TensorFlow wraps around the error of a step that a coordinator handed out.
+    error = getattr(error, "original_exception", error)
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    lines = [re.sub(r"^\(\d+\) [A-Z_]+: *", "", line.strip()) for line in text.splitlines() if line.strip()]
+    # What TensorFlow writes above the reason: where in the graph, and that there is a reason.
+    first = next((line for line in lines if not _ABOVE_THE_REASON.match(line)), next(iter(lines), ""))
+    own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")
+    if "Could not start gRPC server" in first:
+        return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
+    return first if own else f"{type(error).__name__}: {first}"
+
+
+def diverged(error: BaseException) -> bool:
+    """Has the training diverged, so that another learning rate may help?"""
+    return isinstance(error, Diverged)
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Is this what TensorFlow raises in a process whose peers have gone?"""
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+    )
+    return isinstance(error, kinds)

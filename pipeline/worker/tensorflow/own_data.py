@@ -1,0 +1,196 @@
+"""What one process has of the data: made, divided among the processes, and rid of what is broken."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.config import targets
+from pipeline.data.examples import Broken, Examples
+from pipeline.data.manifest import SPLITS
+from pipeline.plan.batches import dealt, shared
+from pipeline.plan.plan import Plan, Process
+from pipeline.worker.engine import Tell
+from pipeline.worker.input import batches, cache, integrity
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.tensorflow import static
+from pipeline.worker.tensorflow.errors import lost_a_peer
+from pipeline.worker.tensorflow.loop import TrainingError
+
+
+class OwnData:
+    """What a process has of the data: all of it, or the share that it reads, without what was found broken."""
+
+    def __init__(self, plan: Plan, process: Process, tell: Tell) -> None:
+        self._plan, self._process, self._tell = plan, process, tell
+        # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
+        self.whole: dict[str, Any] = {}
+        self.parts: dict[str, Any] = {}
+        # Of the run.
+        self._folder = Path()
+
+    def load(self, folder: str) -> None:
+        """Makes the data, looks through its share of them for what is broken, and tells how many examples there are."""
+        plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
+        self._folder = Path(folder)
+        self.whole = dict(zip(SPLITS, self.shard(number, processes), strict=True))
+        if plan.static_batches:
+            for name, part in zip(("training", "validation"), self.whole.values(), strict=True):
+                static.check_data(part, name)
+        # Of what was made for this process alone, no other sees anything.
+        share = (0, 1) if self.has_shards() else (plan.leaders.index(number), processes)
+        broken = {name: integrity.broken(part, plan.num_classes, *share, plan.on_error == "skip")
+                  for name, part in self.whole.items()}  # fmt: skip
+        flaws = () if self.has_shards() else integrity.flaws(self.whole["train"], plan.num_classes)
+        if plan.on_error == "stop":
+            integrity.refuse([each for found in broken.values() for each in found], flaws)
+        else:
+            self._sift(broken, reports=self.has_shards() or number == plan.leaders[0])
+        for flaw in flaws if number == plan.leaders[0] else ():
+            self._tell("warning", text=f"There are {flaw}.")
+        self._tell_loaded(broken)
+
+    def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:
+        """Leaves out what is broken of data sets, which every process reads whole; one of them `reports` it."""
+        for name, part in self.whole.items():
+            if isinstance(part, tf.data.Dataset):
+                self.whole[name], lost = integrity.sifted(part, self._plan.num_classes)
+                if lost and reports:
+                    which, why = (
+                        f"of the {name} data set",
+                        "that cannot be made, or have NaN, infinity or a wrong label",
+                    )
+                    broken[name].append(Broken(None, 0, lost, which, why))
+
+    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+        """Leaves out what any process has found broken, or this one alone in what was made for it."""
+        own = [broken.get(str(self._process.rank), {})] if self.has_shards() else broken.values()
+        for name, part in self.whole.items():
+            lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
+            if not isinstance(part, tf.data.Dataset):
+                self.whole[name] = integrity.without(part, lost)
+        self._tell_loaded({})
+
+    def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
+        """Tells how many examples this process has, once files are divided, and what it found broken."""
+        sharded = {}
+        for name, part in self.whole.items():
+            mine, sharded[name] = self._divided(part)
+            # What is broken is left out first.
+            self.parts[name] = mine if any(broken.values()) else self._cached(name, mine)
+        self._tell(
+            "loaded",
+            sharded=sharded,
+            examples={name: 0 if part is None else batches.count(part) for name, part in self.parts.items()},
+            broken={name: [dataclasses.asdict(each) for each in found] for name, found in broken.items()},
+        )
+
+    def _cached(self, name: str, part: Any) -> Any:
+        """The part, made once and kept, where that was asked for."""
+        plan = self._plan
+        if part is None or plan.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
+            return part
+        if plan.cache == "memory":
+            return cache.in_memory(part)
+        build = json.dumps(plan.data_build, sort_keys=True, default=str)
+        if isinstance(part, Examples) and part.digest is not None:
+            # Other runs on the same data can use it.
+            files = [dataclasses.astuple(each) for each in part.raw] if part.in_files else part.count
+            return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
+        mine = self._process.rank if self.has_shards() else 0
+        return cache.in_file(part, self._folder / "cache", f"{build} {name} {mine}")
+
+    def _divided(self, part: Any) -> tuple[Any, bool]:
+        """(what this process reads of a part, whether others read something else)."""
+        leaders = self._plan.leaders
+        if len(leaders) == 1 or part is None or self.has_shards():
+            return part, len(leaders) > 1 and self.has_shards()
+        if not (isinstance(part, Examples) and part.in_files):
+            return part, False
+        files = [each.records for each in part.raw]
+        # Files that were lost may leave too few for what was asked.
+        asked = self._plan.shard if len(files) >= len(leaders) else "auto"
+        if shared(asked, files, len(leaders)) == "element":
+            return part, False
+        mine = dealt(files, len(leaders))[leaders.index(self._process.rank)]
+        return dataclasses.replace(part, raw=tuple(part.raw[place] for place in mine)), True
+
+    def anew(self) -> tuple[Any, list[Any]]:
+        """The training data, and what asynchronous workers read of it: what may be read without a trace, or made again.
+
+        A data set draws the orders of its shuffles from a state that each iterator changes.
+        """
+        train = self.parts["train"]
+        if isinstance(train, tf.data.Dataset):
+            train = self.shard(self._process.rank, len(self._plan.leaders))[0]
+        return train, self.read_by_workers(train)
+
+    def read_by_workers(self, train: Any) -> list[Any]:
+        """What asynchronous workers read of the training data: each a part of its own, where it can be had in parts."""
+        shares = self._plan.workers if self._plan.asynchronous and self.has_shards() else 1
+        return [self.shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
+
+    def name_broken(self, error: Exception) -> None:
+        """Raises what is broken in the data, if that is what an operation has failed for."""
+        if not lost_a_peer(error):
+            for part in self.parts.values():
+                found = integrity.broken(part, self._plan.num_classes, 0, 1, thorough=True)
+                integrity.refuse([*found, *integrity.first_broken(part, self._plan.num_classes)], [])
+
+    def has_shards(self) -> bool:
+        """Is the data made in shards, one for each process?"""
+        return targets.asks_for(self._plan.data_build, "data.build", "shard")
+
+    def shard(self, shard: int, shards: int) -> tuple[Any, Any]:
+        """(training, validation) data, or a shard of them where the data can be had in shards."""
+        with tf.device("CPU:0"):
+            made = targets.call(self._plan.data_build, "data.build", shard=shard, shards=shards)
+        try:
+            train, validation = made
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"Expected data.build to return (train, validation), received {type(made).__name__}."
+            ) from error
+        return train, validation
+
+    def layout(self, counts: list[int]) -> Layout:
+        """How steps take their examples from shards of which each has so many."""
+        plan, process = self._plan, self._process
+        if plan.asynchronous:
+            return Layout(plan.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
+        return Layout(
+            plan.global_batch,
+            plan.workers,
+            process.replicas[0],
+            len(process.replicas),
+            tuple(counts),
+            process.rank,
+            "left out" if self._plan.static_batches else "short",
+        )
+
+    def validation_parts(self, counts: list[int]) -> list[tuple[Any, Layout]]:
+        """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
+        part = self.parts["validation"]
+        if part is None:
+            return []
+        layout = self.layout(counts)
+        return batches.static_parts(part, layout) if self._plan.static_batches else [(part, layout)]
+
+
+def digest_of(part: Any) -> str:
+    """Names the data: a hash of the arrays, or of a data set's structure and size."""
+    if isinstance(part, Examples) and part.digest is not None:
+        return part.digest
+    digest = hashlib.sha256()
+    part = part.raw if isinstance(part, Examples) else part
+    if isinstance(part, tf.data.Dataset):
+        digest.update(repr((part.element_spec, int(part.cardinality()))).encode())
+    else:
+        for leaf in tf.nest.flatten(part):
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+    return digest.hexdigest()[:16]

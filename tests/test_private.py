@@ -1,0 +1,52 @@
+"""What is taken from TensorFlow and Keras without their promise is there, by name, and stands in one file."""
+
+import ast
+import re
+
+import keras
+import pytest
+import tensorflow as tf
+from conftest import ROOT
+
+from pipeline import private
+
+FILE = ROOT / "pipeline" / "private.py"
+PRIVATE = re.compile(r"^(keras\.src|tensorflow\.python|tensorflow\.core)\b")
+IMPORTS = [
+    (node.module, alias.name)
+    for node in ast.parse(FILE.read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+]
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORTS)
+def test_what_is_imported_is_still_there(module, name):
+    found = __import__(module, fromlist=[name])
+    assert hasattr(found, name), f"{module}.{name} is gone from this version: see pipeline/private.py for its use"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(owner, name) for owner, names in private.ATTRIBUTES.items() for name in names]
+)
+def test_what_is_used_of_it_is_still_there(owner, name):
+    root, *rest = owner.split(".")
+    found = {"keras": keras, "tf": tf}.get(root) or getattr(private, root)
+    for part in rest:
+        found = getattr(found, part)
+    assert hasattr(found, name), f"{owner}.{name} is gone from this version: see pipeline/private.py for its use"
+
+
+def test_no_other_file_reaches_into_tensorflow_or_keras():
+    reaching = []
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names] if isinstance(node, ast.Import)
+                else []
+            )  # fmt: skip
+            reaching += [f"{path.relative_to(ROOT)}: {module}" for module in modules if PRIVATE.match(module)]
+    kept = [found for found in reaching if not found.startswith("pipeline/private.py")]
+    # Keras's folder for downloads has no other name, and the data sets of a process without TensorFlow ask for it.
+    assert kept == ["pipeline/data/keras_datasets.py: keras.src.backend.config"]
