@@ -26,6 +26,8 @@ VERBS = (*COMMANDS, *SETTINGS)
 def main() -> int:
     """The command line; returns the exit code."""
     verb, *arguments = sys.argv[1:] or [""]
+    if verb == "--completion":
+        return int(import_module("pipeline.commands.completion").main(arguments))
     if verb in COMMANDS:
         return int(import_module(COMMANDS[verb]).main(arguments))
     if verb == "explain" and arguments and _is_word(arguments[0]):
