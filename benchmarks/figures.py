@@ -27,8 +27,8 @@ WORDS = {
     "bare-one-same": "a bare loop, the same threads and steps per call",
     "bare-mirrored": "bare MirroredStrategy, TensorFlow's threads",
     "bare-multi_worker": "bare MultiWorkerMirroredStrategy, TensorFlow's threads",
-    "bare-mirrored-same": "the same, our threads and steps per call",
-    "bare-multi_worker-same": "the same, our threads and steps per call",
+    "bare-mirrored-same": "a bare MirroredStrategy loop, our threads and steps per call",
+    "bare-multi_worker-same": "a bare MultiWorkerMirroredStrategy loop, our threads and steps per call",
     "fit-mirrored-arrays": "Keras `model.fit` under MirroredStrategy, the best of three ways to call it",
     "fit-global-arrays": "Keras `model.fit` without a strategy on both cores, the best of four ways to call it",
 }

@@ -1,7 +1,9 @@
 """Every benchmark runs: at its smallest size, as a person types it, and it writes down what it measured on what."""
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -15,6 +17,38 @@ PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "record.parse(" i
 
 def test_there_are_programs_to_run():
     assert {"side_by_side", "predict", "sweep"} <= set(PROGRAMS)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The program that writes tables."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("figures")
+
+
+def test_every_table_of_readme_and_docs_says_what_its_benchmark_measured(figures):
+    shown = [found["name"] for page in figures.pages() for found in figures.BLOCK.finditer(page.read_text())]
+    assert {"side_by_side:cnn", "side_by_side:mlp", "sweep"} <= set(shown)
+    for page in figures.pages():
+        text = page.read_text()
+        assert figures.filled(text, figures.RESULTS) == text, f"{page.name} is not what benchmarks say: make figures"
+
+
+def test_a_table_that_says_what_was_not_measured_is_found(figures):
+    (text,) = [page.read_text() for page in figures.pages() if page.name == "README.md"]
+    wrong = re.sub(r"\| 0\.\d\d \|", "| 0.99 |", text, count=1)
+    assert wrong != text
+    assert figures.filled(wrong, figures.RESULTS) == text
+
+
+def test_full_runs_are_kept_with_what_they_were_run_on():
+    kept = sorted((FOLDER / "results").glob("*.json"))
+    assert kept
+    for path in kept:
+        written = json.loads(path.read_text())
+        assert written["benchmark"] == path.stem
+        assert "--smoke" not in written["arguments"]
+        assert re.fullmatch(r"[0-9a-f]{40}", written["commit"]), "a commit without changes"
 
 
 @pytest.mark.slow
