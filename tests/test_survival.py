@@ -160,6 +160,27 @@ def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_ever
     assert ran.result["resumed"] == 1
 
 
+def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_path):
+    command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "train.epochs=8", "train.steps_per_call=2")
+    process = start(tmp_path, *command)
+    try:
+        wait_for_step(tmp_path, 28, "checkpoint")
+    finally:
+        process.kill()
+        process.communicate()
+    (log,) = tmp_path.glob("outputs/runs/*/events.jsonl")
+    # As if it had not read its pipe for a while: an epoch of 12 steps and more.
+    lines = log.read_text().splitlines(keepends=True)
+    heard = [line for line in lines if (json.loads(line).get("step") or 0) <= 10]
+    log.write_text("".join(heard))
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
+    assert ran.code == 0, ran.err
+    told = [event["step"] - place for event in ran.events("steps") for place in range(len(event["losses"]))]
+    assert sorted(told) == list(range(1, 97))
+    assert [event["epoch"] for event in ran.events("epoch")] == list(range(1, 9))
+    assert "told" not in ran.events("restored")[0]
+
+
 def test_a_killed_process_is_started_again_from_the_last_checkpoint(pipeline):
     sane = unharmed(pipeline, *MIRRORED)
     ran = pipeline(

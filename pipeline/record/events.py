@@ -18,7 +18,8 @@ run's own processes, "baseline" for the one-device comparison) and `rank`. The k
                 `calls` [[steps, seconds], ...], `input_seconds` [] (of them spent waiting for batches, of each worker
                 of an asynchronous training, else one)
     resumed     conductor: another command goes on with the run; `params` {}, `tags` {}, `pid`
-    restored    chief: training goes on; `step` it goes on from, `found` (was there a checkpoint?)
+    restored    chief: training goes on; `step` it goes on from, `found` (was there a checkpoint?); before it is
+                logged, `told`, of whose `steps` and `epoch` those are logged that no conductor had heard
     checkpoint  chief: one was written; `step`, `path`, `seconds`
     restarted   conductor: all processes are started again; `text` why, `workers`, `processes`, `leaders`
     left        process: has left for a scheduler, after a checkpoint; `step`, chief adds `written` (did that work?)

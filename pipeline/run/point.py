@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
@@ -44,6 +45,9 @@ from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
 from pipeline.run.views import Tracking
 
+# What of a training is told once and counts on from the one before, and by what.
+HEARD = {"steps": "step", "epoch": "epoch"}
+
 
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
@@ -64,6 +68,13 @@ class Point:
             with suppress(OSError):
                 (folder / "result.json").unlink()
         write_whole(folder / "plan.json", planned.to_json())
+        # The last step and epoch that are in the log.
+        self._heard = {
+            kind: max(
+                (event[key] for event in (earlier.events if earlier else ()) if event["event"] == kind), default=0
+            )
+            for kind, key in HEARD.items()
+        }
         self._log = EventLog(folder / "events.jsonl")
         self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
         self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
@@ -177,6 +188,11 @@ class Point:
         return values
 
     def _tell(self, event: Event) -> None:
+        if event["event"] == "restored":
+            for missed in unheard(event.pop("told", ()), self._heard):
+                self._tell(missed)
+        if event["event"] in self._heard and event.get("group") == "point":
+            self._heard[event["event"]] = max(self._heard[event["event"]], event[HEARD[event["event"]]])
         now = time.monotonic()
         self._progress.update(event, now)
         if event["event"] not in PASSING:
@@ -295,3 +311,13 @@ class Point:
             write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
         except OSError as problem:
             values |= unwritten(values, problem)
+
+
+def unheard(told: Sequence[Event], heard: Mapping[str, int]) -> list[Event]:
+    """Of what a training had told before its checkpoint, what no conductor has heard: one was killed meanwhile.
+
+    >>> unheard([{"event": "steps", "step": 4}, {"event": "steps", "step": 8}], {"steps": 4, "epoch": 0})
+    [{'event': 'steps', 'step': 8, 'group': 'point', 'rank': 0}]
+    """
+    missed = [event for event in told if event[HEARD[event["event"]]] > heard[event["event"]]]
+    return [event | {"group": "point", "rank": 0} for event in missed]

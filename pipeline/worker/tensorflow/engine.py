@@ -346,7 +346,9 @@ class Work:
         if resume is not None and chief:
             if resume == "back":
                 checkpointer.drop_after(-1 if state is None else state.values["step"])
-            self._tell("restored", step=0 if state is None else state.values["step"], found=state is not None)
+            values = {} if state is None else state.values
+            told = values.get("told", [])
+            self._tell("restored", step=values.get("step", 0), found=state is not None, told=told)
         if state is None:
             return Position()
         check_same_data(state.values["data"], data)

@@ -1,8 +1,10 @@
 """A training under way: epochs of compiled calls, validation, callbacks, and what to tell of them."""
 
+import json
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.record.events import to_line
 from pipeline.worker.engine import Tell
 from pipeline.worker.keras_fit.agree import over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
@@ -25,6 +28,9 @@ from pipeline.worker.tensorflow.state import (
     put_back_random_state,
 )
 from pipeline.worker.tensorflow.step import innermost
+
+# So many events of steps and epochs go with a checkpoint.
+RECENT = 64
 
 
 class Preempted(Exception):
@@ -89,6 +95,8 @@ class Training:
         self._totals = loop.totals()
         self._loss: float | None = None
         self._first_loss: float | None = None
+        # The last that was told, which a conductor that was killed may not have heard.
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
         self._saving = self._leaving = False
         self._saved_at, self._saved_when = 0, clock()
@@ -135,7 +143,9 @@ class Training:
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
             self.result = {"epochs": self._epoch, **_split(logs), **loop.facts()}
             if loop.chief:
-                self._tell("epoch", epoch=self._epoch, step=self._done, seconds=self._active() - began, **_split(logs))
+                self._tell_and_keep(
+                    "epoch", epoch=self._epoch, step=self._done, seconds=self._active() - began, **_split(logs)
+                )
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         inner = innermost(loop.model.optimizer)
@@ -183,7 +193,7 @@ class Training:
             metrics = loop.metrics()
             logs = self._totals.means() | metrics
             if loop.chief:
-                self._tell(
+                self._tell_and_keep(
                     "steps",
                     epoch=self._epoch + 1,
                     step=self._done,
@@ -290,11 +300,17 @@ class Training:
             "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
             "chance": of_random_state(),
             "counts": loop.counts(),
+            "told": list(self._recent),
         }
         arrays = of_model(loop.model) | dict(metrics)
         for _, found in callbacks:
             arrays |= found
         return State(values, arrays)
+
+    def _tell_and_keep(self, event: str, **fields: Any) -> None:
+        """Tells an event, and keeps it for the next checkpoints."""
+        self._recent.append(json.loads(to_line({"event": event, "time": time.time(), **fields})))
+        self._tell(event, **fields)
 
     def _of_metrics(self) -> dict[str, Any]:
         """The metrics of the epoch under way; all processes take part."""
@@ -317,6 +333,7 @@ class Training:
         self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]
         self._loss, self._first_loss = values["loss"], values["first_loss"]
         self.result = values["result"]
+        self._recent.extend(values.get("told", ()))
         loop.set_counts(values["counts"])
         if self._in_epoch:
             loop.reset_metrics()
