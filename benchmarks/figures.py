@@ -42,6 +42,16 @@ for _name, _like in (
     WORDS[_name] = WORDS[_like]
 
 
+# The pairs of `reading.py`.
+READ = {
+    "shards": "read from shards / from memory",
+    "kept": "read from shards and kept in memory / from memory",
+    "services": "costly examples, made by two data servers / by the process that trains",
+}
+# Makes a table's lines of a file's rows, and of which of its tables is asked for.
+Table = Callable[[Mapping[str, Any], str], list[str]]
+
+
 def main() -> None:
     """Writes every table, or with `--check` exits with 1 where one is not what its file says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,11 +158,81 @@ def checkpoints(rows: Mapping[str, Any], part: str) -> list[str]:
     ]
 
 
+def predict(rows: Mapping[str, Any], part: str) -> list[str]:
+    """How far predictions are off, by the number of workers, beside how far another run of the same point is."""
+    lines = ["| | within 10% | median error | intervals that held the run that followed |", "|---|---|---|---|"]
+    for workers in sorted({point["workers"] for point in rows["points"]}):
+        points = [point for point in rows["points"] if point["workers"] == workers]
+        errors, held = (
+            [abs(point["ratio"] - 1) for point in points],
+            [held for point in points for held in point["held"]],
+        )
+        lines.append(f"| predicted, workers={workers} | {_near(errors)} | {sum(held)} of {len(held)} |")
+    return [*lines, f"| another run of the same point | {_near(rows['another_run'])} | |"]
+
+
+def _near(errors: Sequence[float]) -> str:
+    return f"{sum(error <= 0.1 for error in errors)} of {len(errors)} | {statistics.median(errors):.1%}"
+
+
+def ties(rows: Mapping[str, Any], part: str) -> list[str]:
+    """How often two equal points are called a tie."""
+    return [
+        "| pairs of equal points | called a tie | equal runs lie apart by, a standard deviation |",
+        "|---|---|---|",
+        f"| {len(rows['apart'])} | {rows['ties']} | {rows['deviation']:.1%} |",
+    ]
+
+
+def ratios_of(title: str, kinds: Callable[[Mapping[str, Any]], Mapping[str, Sequence[float]]]) -> Table:
+    """A table of ratios, a line a kind: their median and range."""
+
+    def table(rows: Mapping[str, Any], part: str) -> list[str]:
+        return [
+            f"| {title} | ratio | range | rounds |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |"
+                for name, ratios in kinds(rows).items()
+            ),
+        ]
+
+    return table
+
+
+def _prepared(rows: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """Ratios by data and what of the command they are of."""
+    words = {"shards": "the shards alone", "whole": "the whole command"}
+    return {f"{label}, {words[kind]}": row[kind] for label, row in rows.items() for kind in words}
+
+
+def estimates(rows: Mapping[str, Any], part: str) -> list[str]:
+    """What `mode=plan` estimates beside what runs do."""
+    lines = ["| `cnn` on `mnist5k` unless named | estimated | measured |", "|---|---|---|"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {_bytes(row['estimated'], row['unit'])} | {_bytes(row['measured'], row['unit'])} |")
+    return lines
+
+
+def _bytes(count: float, unit: str) -> str:
+    if unit == "bytes more":
+        return f"{count / 2**20:.0f} MiB more"
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
 TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
     "sweep": sweep,
     "every_strategy": every_strategy,
     "checkpoints": checkpoints,
+    "predict": predict,
+    "ties": ties,
+    "input": ratios_of(
+        "throughput of / of", lambda rows: {"training without the slow map / as predicted with it": rows["ratios"]}
+    ),
+    "reading": ratios_of("throughput of / of", lambda rows: {READ[kind]: ratios for kind, ratios in rows.items()}),
+    "prepare": ratios_of("seconds with one process / with two", _prepared),
+    "estimates": estimates,
 }
 
 

@@ -71,7 +71,11 @@ def main() -> int:
     if again:
         print(f"another run of the same point: median error {statistics.median(again):.1%}, within 10%: "
               f"{sum(error <= 0.1 for error in again)} of {len(again)}")  # fmt: skip
-    record.write(arguments, arguments.rounds, [dict(zip(("width", "ratio", "held"), row, strict=True)) for row in rows])
+    points = [
+        {"width": width, "workers": place[1], "ratio": ratio, "held": held}
+        for (width, ratio, held), place in zip(rows, sorted(predicted), strict=True)
+    ]
+    record.write(arguments, arguments.rounds, {"points": points, "another_run": again})
     return 0
 
 
