@@ -23,6 +23,7 @@ from pipeline.launch import machine as machines
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import Plan
+from pipeline.record import commands
 from pipeline.record.events import Event
 from pipeline.run import timing
 from pipeline.run.group import Group, Preemption, RunFailed
@@ -55,12 +56,12 @@ class Ours:
             for index, plan in enumerate(plans):
                 self._groups.append(Group(cluster, plan, f"{name}-{index}", folder, self._note, Preemption()))
             for group in self._groups:
-                group.ask("joined")
+                group.joined()
                 timing.build(group)
             self._pace = max(
                 answer["step_seconds"]
                 for group in self._groups
-                for answer in group.ask("calibrated", {"do": "calibrate", "steps_per_call": None}).values()
+                for answer in group.ask(commands.Calibrate(None)).values()
             )
         except BaseException as failure:
             self.stop()
@@ -73,19 +74,13 @@ class Ours:
         """Trains for about so many seconds. Groups start at the same moment, and their throughputs are added."""
         warmup = _whole(WARMUP_SECONDS, self._pace, self.steps_per_call, least=1)
         steps = _whole(seconds, self._pace, self.steps_per_call, least=2)
-        command = {
-            "do": "measure",
-            "repeat": 0,
-            "warmup_steps": warmup,
-            "steps": steps,
-            "steps_per_call": self.steps_per_call,
-        }
+        command = commands.Measure(0, warmup, steps, self.steps_per_call)
         try:
             first, *rest = self._groups
             for group in rest:
-                group.job.send(command)
-            repeats = [measure.slowest(first.ask("measured", command))]
-            repeats += [measure.slowest(group.ask("measured")) for group in rest]
+                group.tell(command)
+            repeats = [measure.slowest(first.ask(command))]
+            repeats += [measure.slowest(group.answers(command)) for group in rest]
         except RunFailed as failure:
             raise ContestantFailed(f"{failure} ({failure.log})") from failure
         self._pace = max(repeat.seconds for repeat in repeats) / steps

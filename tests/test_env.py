@@ -136,15 +136,21 @@ def test_a_sweep_is_conducted_by_one_and_leaves_tasks_out_where_it_needs_fewer(s
     assert not list(other.folder.glob("outputs/*/*"))
 
 
-@pytest.mark.slow
-def test_a_task_that_is_killed_and_typed_again_goes_on_from_the_last_checkpoint(pipeline, started):
-    alone = pipeline(*LONG, "workers=2")
+def typed_again_in_mid_training(started, role):
+    """A chief and a worker, one of which is killed and typed again while they train."""
     tasks = started(chief=1, worker=1)
     tasks.type_all(*LONG)
     tasks.wait(lambda: tasks.steps() >= 100)
-    tasks.commands["worker", 0].kill()
-    tasks.commands["worker", 0].communicate()
-    tasks.type("worker", 0, *LONG)
+    tasks.commands[role, 0].kill()
+    tasks.commands[role, 0].communicate()
+    tasks.type(role, 0, *LONG)
+    return tasks
+
+
+@pytest.mark.slow
+def test_a_task_that_is_killed_and_typed_again_goes_on_from_the_last_checkpoint(pipeline, started):
+    alone = pipeline(*LONG, "workers=2")
+    tasks = typed_again_in_mid_training(started, "worker")
     ran = tasks.ended("chief", 0)
     assert ran.code == 0, ran.err
     assert ran.result["restarts"] == 1
@@ -155,12 +161,7 @@ def test_a_task_that_is_killed_and_typed_again_goes_on_from_the_last_checkpoint(
 @pytest.mark.slow
 def test_a_conductor_that_is_killed_and_typed_again_finds_its_agents_and_goes_on(pipeline, started):
     alone = pipeline(*LONG, "workers=2")
-    tasks = started(chief=1, worker=1)
-    tasks.type_all(*LONG)
-    tasks.wait(lambda: tasks.steps() >= 100)
-    tasks.commands["chief", 0].kill()
-    tasks.commands["chief", 0].communicate()
-    tasks.type("chief", 0, *LONG)
+    tasks = typed_again_in_mid_training(started, "chief")
     ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
     assert (ran.code, other.code) == (0, 0), ran.err
     assert losses(ran.result) == losses(alone.result)

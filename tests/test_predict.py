@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from shipped_sizes import configured, planned
 
-from pipeline.analyze import comparable, history, outlook, predict, scoring, step_model
+from pipeline.analyze import comparable, energy, history, outlook, predict, scoring, step_model
 from pipeline.analyze.energy import Meter, counters
 from pipeline.analyze.history import HistoryError
 from pipeline.analyze.step_model import Observed, PredictError
@@ -475,7 +475,7 @@ def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path
         (zone / "name").write_text(f"{named}\n")
         (zone / "energy_uj").write_text("900000\n")
         (zone / "max_energy_range_uj").write_text("1000000\n")
-    meter = Meter(counters(tmp_path, "no such library"))
+    meter = Meter(counters(tmp_path))
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("400000\n")
     (tmp_path / "intel-rapl:0:1" / "energy_uj").write_text("1000000\n")
     assert meter.joules() == pytest.approx(0.5 + 0.1)
@@ -490,8 +490,33 @@ def test_a_counter_that_cannot_be_read_any_more_ends_nothing():
     assert Meter({"gpu:0": gone}).joules() is None
 
 
+def test_counters_of_gpus_are_added_up_but_for_those_that_do_not_count(tmp_path, monkeypatch):
+    import pynvml
+
+    millijoules = {"volta": 5_000, "pascal": None}
+
+    def read(device):
+        if millijoules[device] is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return millijoules[device]
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", ["pascal", "volta"].__getitem__)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", read)
+    energy._gpus.cache_clear()
+    found = counters(tmp_path)
+    energy._gpus.cache_clear()
+    assert list(found) == ["gpu:1"]
+    meter = Meter(found)
+    millijoules["volta"] = 7_500
+    assert meter.joules() == pytest.approx(2.5)
+    millijoules["volta"] = None
+    assert meter.joules() is None
+
+
 def test_where_nothing_counts_energy_it_is_not_known(tmp_path):
-    assert Meter(counters(tmp_path, "no such library")).joules() is None
+    assert Meter(counters(tmp_path)).joules() is None
 
 
 @pytest.mark.slow

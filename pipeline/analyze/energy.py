@@ -4,19 +4,18 @@ Processors count under /sys/class/powercap (RAPL; since Linux 5.10 only root may
 library. Both are of the whole machine, whoever computes on it, and of this host alone.
 """
 
-import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
 # Parts of a package that are beside its cores; other parts are in its own count.
 BESIDE = ("dram",)
-NVML = "libnvidia-ml.so.1"
 
 
-def counters(powercap: Path = POWERCAP, library: str = NVML) -> dict[str, Callable[[], tuple[int, int]]]:
+def counters(powercap: Path = POWERCAP) -> dict[str, Callable[[], tuple[int, int]]]:
     """By name, what reads (count, count at which it begins anew), in millionths of a joule."""
     found: dict[str, Callable[[], tuple[int, int]]] = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
@@ -25,7 +24,7 @@ def counters(powercap: Path = POWERCAP, library: str = NVML) -> dict[str, Callab
             _zone(zone)
             if named.startswith("package") or named in BESIDE:
                 found[zone.name] = lambda zone=zone: _zone(zone)  # type: ignore[misc]
-    return found | _gpus(library)
+    return found | _gpus()
 
 
 class Meter:
@@ -36,15 +35,15 @@ class Meter:
         self._last: dict[str, int] = {}
         self._sum = 0
         try:
-            self._last = {name: each()[0] for name, each in self._read.items()}
+            self._last = {name: read()[0] for name, read in self._read.items()}
         except OSError:
             self._read = {}
 
     def joules(self) -> float | None:
         """Since it was made; None where nothing can be read."""
-        for name, each in list(self._read.items()):
+        for name, read in list(self._read.items()):
             try:
-                count, most = each()
+                count, most = read()
             except OSError:
                 # What cannot be read any more makes all of it unknown.
                 self._read = {}
@@ -60,28 +59,23 @@ def _zone(zone: Path) -> tuple[int, int]:
 
 
 @cache
-def _gpus(library: str) -> dict[str, Callable[[], tuple[int, int]]]:
+def _gpus() -> dict[str, Callable[[], tuple[int, int]]]:
     """Counters of GPUs; none where there is no driver, or where GPUs are older than Volta, which do not count."""
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError:
-        return {}
-    count = ctypes.c_uint()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return {}
+    import pynvml
+
     found: dict[str, Callable[[], tuple[int, int]]] = {}
-    for index in range(count.value):
-        device = ctypes.c_void_p()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
-            continue
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
 
-        def read(device: ctypes.c_void_p = device) -> tuple[int, int]:
-            millijoules = ctypes.c_ulonglong()
-            if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-                raise OSError("The GPU's energy counter cannot be read.")
-            return millijoules.value * 1_000, 2**64
+            def read(device: Any = device) -> tuple[int, int]:
+                try:
+                    return 1_000 * pynvml.nvmlDeviceGetTotalEnergyConsumption(device), 2**64
+                except pynvml.NVMLError as error:
+                    raise OSError("The GPU's energy counter cannot be read.") from error
 
-        with suppress(OSError):
-            read()
-            found[f"gpu:{index}"] = read
+            with suppress(OSError):
+                read()
+                found[f"gpu:{index}"] = read
     return found

@@ -14,6 +14,7 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch.errors import LaunchError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
+from pipeline.record.commands import Command
 from pipeline.record.events import Event
 
 __all__ = ["CLUSTERS", "Cluster", "Job", "LaunchError", "cluster_of"]
@@ -25,8 +26,8 @@ class Job(Protocol):
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something."""
 
-    def send(self, command: dict[str, Any]) -> None:
-        """Gives every process a command; see `pipeline.worker.worker`."""
+    def send(self, command: Command) -> None:
+        """Gives every process a command, as `Command.to_json` writes it."""
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address."""

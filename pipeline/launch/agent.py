@@ -20,6 +20,7 @@ from pipeline.launch.errors import LaunchError
 from pipeline.launch.link import Link, LinkError
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
+from pipeline.record import commands
 
 POLL_SECONDS = 0.2
 # What a conductor and its agents must have alike.
@@ -87,7 +88,7 @@ class _Agent:
         if job is None:
             return
         if message["do"] == "send":
-            job.send(message["command"])
+            job.send(commands.from_json(message["command"]))
         elif message["do"] == "restart":
             try:
                 job.restart(message["rank"])

@@ -6,7 +6,6 @@ Imports nothing slow, because the conductor imports it too, to name `main` to th
 import contextlib
 import faulthandler
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from pipeline.record.commands import Command, Leave, from_json
 from pipeline.record.events import PREEMPTING, to_line
 
 BEAT_SECONDS = 0.5
@@ -100,13 +100,13 @@ class Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._commands: list[dict[str, Any]] = []
+        self._commands: list[Command] = []
         self._arrived = threading.Condition()
         # Set as soon as `leave` has come, before it is taken.
         self.leave = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> Command:
         """The next command, waiting for it."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._commands)
@@ -115,8 +115,8 @@ class Inbox:
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                command = json.loads(self._connection.recv_bytes())
-                if command["do"] == "leave":
+                command = from_json(self._connection.recv_bytes())
+                if isinstance(command, Leave):
                     self.leave.set()
                 with self._arrived:
                     self._commands.append(command)

@@ -24,6 +24,7 @@ from pipeline.launch.errors import LaunchError
 from pipeline.launch.signals import CONDUCTOR
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
+from pipeline.record.commands import Command
 from pipeline.record.events import Event
 
 # How often to ask the system whether a process is stopped.
@@ -132,11 +133,11 @@ class LocalJob:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def send(self, command: dict[str, Any]) -> None:
+    def send(self, command: Command) -> None:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         for connection in self._commands.values():
             with contextlib.suppress(OSError):
-                connection.send_bytes(json.dumps(command).encode())
+                connection.send_bytes(command.to_json().encode())
 
     def restart(self, rank: int) -> None:
         """Kills a process, if it still is one, and starts it anew, at the same address."""

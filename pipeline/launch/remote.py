@@ -11,6 +11,7 @@ from pipeline.launch.errors import LaunchError
 from pipeline.launch.link import Link, LinkError
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
+from pipeline.record.commands import Command
 from pipeline.record.events import Event
 
 # Before it is said that others are waited for, and for how long an agent that was told to stop is waited for.
@@ -109,11 +110,11 @@ class RemoteJob:
         waiting, self._waiting = self._waiting, []
         return waiting + (self._here.events(0.0) if self._here is not None else [])
 
-    def send(self, command: dict[str, Any]) -> None:
+    def send(self, command: Command) -> None:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         if self._here is not None:
             self._here.send(command)
-        self._say({"do": "send", "command": command})
+        self._say({"do": "send", "command": command.to_json()})
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address, once its host answers."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan
+from pipeline.record import commands
+from pipeline.record.commands import Resume
 from pipeline.record.events import Event
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
@@ -71,7 +73,7 @@ class _Recovery:
     baseline: Plan | None
     measured: Measured
     fewer: Callable[[Plan], Plan | None]
-    resume: str | None
+    resume: Resume | None
     restarts: int = 0
     # The log of the process that failed last.
     failed: Path | None = None
@@ -121,7 +123,7 @@ def _attempt(
     tell: Callable[[Event], None],
     measured: Measured,
     ask_size: bool,
-    resume: str | None,
+    resume: Resume | None,
     preemption: Preemption,
     one_device: Plan | None,
 ) -> None:
@@ -141,7 +143,7 @@ def _attempt(
         if baseline is not None and not all_measured(plan, measured, baseline):
             one = begin(baseline, "baseline")
         for group in groups:
-            measured.versions = group.ask("joined")[0]["versions"]
+            measured.versions = group.joined()[0]["versions"]
         for group in groups:
             built = build(group, resume if group is point else None)
             measured.built = built if group is point else measured.built
@@ -156,7 +158,7 @@ def _attempt(
                 _ask_size(plan, point, one, measured)
             if one is not None:
                 one.leave()
-            finished = point.ask("finished", {"do": "train", "steps_per_call": per_call, "folder": str(folder)})
+            finished = point.ask(commands.Train(per_call, str(folder)))
         except Preempted:
             over = point.save_and_leave()
             if over is None:
@@ -215,5 +217,5 @@ def _ask_size(plan: Plan, point: Group, one: Group | None, measured: Measured) -
     """
     compiled = plan.measure_steps != 0 or plan.steps_per_call is None
     if measured.size is None and compiled and not plan.static_batches and not (plan.asynchronous and one is None):
-        sized = (one or point).ask("sized", {"do": "size"})[0]
+        sized = (one or point).ask(commands.Size())[0]
         measured.size = None if "error" in sized else sized

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.analyze import explain, measure
 from pipeline.plan.plan import Plan
+from pipeline.record.commands import Explain, Explained
 from pipeline.record.events import Event
 from pipeline.run.group import Group, Preempted, RunFailed
 from pipeline.run.timing import Measured, build
@@ -32,7 +33,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measured, te
     """
     plan = point.plan
     try:
-        one.ask("joined")
+        one.joined()
         build(one)
         rounds = _rounds(point, one, per_call, measured.built.get("normalizations", 0))
     except RunFailed as failed:
@@ -67,18 +68,18 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
     """What is timed in a round, by name, compiled by now: seconds of a step, or those of each replica by its number."""
     plan = point.plan
 
-    def ask(group: Group, what: str, **how: Any) -> list[Event]:
-        return list(group.ask("explaining", {"do": "explain", "what": what} | how).values())
+    def ask(group: Group, command: Explain) -> list[Event]:
+        return list(group.ask(command).values())
 
-    def seconds(group: Group, what: str, warmup_steps: int, steps: int) -> float:
+    def seconds(group: Group, what: Explained, warmup_steps: int, steps: int) -> float:
         """Of a step, by the slowest process, and of so many examples as a step of all workers trains."""
-        told = ask(group, what, warmup_steps=warmup_steps, steps=steps, steps_per_call=per_call)
+        told = ask(group, Explain(what, per_call, warmup_steps, steps))
         rate = measure.throughput(told[0]["examples"], max(float(event["seconds"]) for event in told))
         return plan.global_batch / rate
 
     turns: dict[str, Callable[[], Any]] = {}
 
-    def prepare(group: Group, name: str, what: str) -> None:
+    def prepare(group: Group, name: str, what: Explained) -> None:
         """Compiles what is timed, and finds out how many steps fill a piece."""
         if group is one and what == "everything":
             seconds(group, what, 0, 1)
@@ -90,17 +91,19 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
 
     for group, prefix in ((one, "one_"), (point, "")):
         # Those of one replica are not exchanged.
-        exchanged = ("no statistics",) if normalizations and plan.workers > 1 and group is point else ()
-        for what in ("everything", "no input", *exchanged):
+        exchanged: tuple[Explained, ...] = (
+            ("no statistics",) if normalizations and plan.workers > 1 and group is point else ()
+        )
+        timed: tuple[Explained, ...] = ("everything", "no input", *exchanged)
+        for what in timed:
             prepare(group, prefix + what.replace(" ", "_"), what)
         turns[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
-            [each["seconds"] / per_call for each in ask(group, "no step")]
+            [told["seconds"] / per_call for told in ask(group, Explain("no step", per_call))]
         )
     if plan.workers > 1:
 
         def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
-            how = {"replicas": replicas, "seconds": least, "steps_per_call": per_call}
-            told = ask(point, "no communication", **how)
+            told = ask(point, Explain("no communication", per_call, replicas=replicas, seconds=least))
             taken = [dict(event["replicas"]) for event in told]
             if plan.kind == "cpu":
                 # Those of one process share a pool of threads: which of them it serves first says nothing of any.

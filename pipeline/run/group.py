@@ -2,14 +2,15 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import energy
 from pipeline.launch import Cluster, Job
 from pipeline.plan.plan import Plan
+from pipeline.record import commands
+from pipeline.record.commands import Command
 from pipeline.record.events import PREEMPTING, Event
 from pipeline.run.watch import Failure, Watch
 
@@ -74,15 +75,27 @@ class Group:
         self.joules: float | None = 0.0
         self.job: Job = cluster.start(plan, name, folder)
 
-    def ask(self, answer: str, command: Mapping[str, Any] | None = None) -> dict[int, Event]:
-        """Gives a command, and returns each process's `answer` once all have given theirs. Raises `RunFailed`."""
+    def joined(self) -> dict[int, Event]:
+        """What each process tells once all have joined. Raises `RunFailed`."""
+        return self._answers("joined", range(len(self.plan.processes)))
+
+    def ask(self, command: Command) -> dict[int, Event]:
+        """Gives a command, and returns the answers once all have given theirs. Raises `RunFailed`."""
+        self.tell(command)
+        return self.answers(command)
+
+    def tell(self, command: Command) -> None:
+        """Gives a command whose answers are to be waited for later."""
+        self._watch.asked(time.monotonic())
+        self.job.send(command)
+
+    def answers(self, command: Command) -> dict[int, Event]:
+        """Each process's answer to a command that was told. Raises `RunFailed`."""
+        return self._answers(command.answer, self.plan.leaders)
+
+    def _answers(self, answer: str, ranks: Sequence[int]) -> dict[int, Event]:
         began, meter = time.monotonic(), energy.Meter()
-        if command is not None:
-            self._watch.asked(began)
-            self.job.send(dict(command))
         answers: dict[int, Event] = {}
-        # All join; from then on those answer who are told what to do.
-        ranks = range(len(self.plan.processes)) if command is None else self.plan.leaders
         while not answers.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
             meter.joules()
@@ -104,14 +117,14 @@ class Group:
     def begin(self) -> None:
         """Has the processes begin training; from now on, asynchronous workers can be replaced."""
         self._watch.replacing = True
-        self.job.send({"do": "begin"})
+        self.job.send(commands.Begin())
 
     def save_and_leave(self) -> dict[int, Event] | None:
         """Has the processes write a checkpoint and leave, within `preempt_timeout`.
 
         Returns what they told where training turned out to be over.
         """
-        self.job.send({"do": "leave"})
+        self.job.send(commands.Leave())
         until = time.monotonic() + self.plan.preempt_timeout
         left, leaders = set[int](), set(self.plan.leaders)
         while time.monotonic() < until and not left | self._finished.keys() >= leaders:
@@ -123,7 +136,7 @@ class Group:
         if self._stopped:
             return
         self._watch.leaving, self._watch.replacing = True, False
-        self.job.send({"do": "exit"})
+        self.job.send(commands.Exit())
         self.stop(self.plan.stop_timeout)
 
     def stop(self, grace: float = 0.0) -> None:

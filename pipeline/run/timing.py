@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.analyze import measure
 from pipeline.data.manifest import SPLITS
 from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan
+from pipeline.record import commands
+from pipeline.record.commands import Resume
 from pipeline.record.events import Event
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
 from pipeline.run.watch import Failure
@@ -66,7 +68,7 @@ def all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
 def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
     """The `sized` event of the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
     with _built(cluster, plan, "size", folder) as (group, _):
-        sized = group.ask("sized", {"do": "size"})[0]
+        sized = group.ask(commands.Size())[0]
         if "error" in sized:
             raise RunFailed(Failure(sized["error"], 0, lost=False), None)
         return sized
@@ -98,7 +100,7 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
     preemption = Preemption()
     group = Group(cluster, plan, name, folder, lambda event: None, preemption)
     try:
-        group.ask("joined")
+        group.joined()
         yield group, build(group)
         group.leave()
     except Preempted:
@@ -107,18 +109,18 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
         group.stop()
 
 
-def build(group: Group, resume: str | None = None) -> dict[str, Any]:
+def build(group: Group, resume: Resume | None = None) -> dict[str, Any]:
     """Has processes load their data, leave out what any found broken, and build; returns what the first one built."""
-    loaded = group.ask("loaded", {"do": "load", "folder": str(group.folder)})
+    loaded = group.ask(commands.Load(str(group.folder)))
     broken = {str(rank): each["broken"] for rank, each in loaded.items() if any(each["broken"].values())}
     if broken:
         # Each has looked through a share of the data, and trains on what others have found whole.
-        loaded = group.ask("loaded", {"do": "drop", "broken": broken})
+        loaded = group.ask(commands.Drop(broken))
     counts = {}
     for part in SPLITS:
         own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
-        counts[f"{part}_counts"] = [loaded[rank]["examples"][part] for rank in own]
-    built = group.ask("built", {"do": "build", "resume": resume, **counts})[0]
+        counts[part] = [loaded[rank]["examples"][part] for rank in own]
+    built = group.ask(commands.Build(counts["train"], counts["validation"], resume))[0]
     lost = {
         part: sorted((each for found in broken.values() for each in found[part]), key=lambda each: each["first"])
         for part in SPLITS
@@ -129,15 +131,13 @@ def build(group: Group, resume: str | None = None) -> dict[str, Any]:
 def profile(point: Group) -> dict[str, Any]:
     """Has the processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
 
-    def ask(what: str, steps: int | None = None) -> dict[int, Event]:
-        return point.ask("profiling", {"do": "profile", "what": what, "steps": steps})
-
     rates = {}
+    timed: tuple[Literal["model", "input"], ...] = ("model", "input")
     # In this order: what is read ahead at the end of the input would be made beside the model.
-    for what in ("model", "input"):
-        steps = measure.steps_of_piece(max(each["step_seconds"] for each in ask(what).values()))
-        rates[what] = measure.slowest_rates(list(ask(what, steps).values()))
-    return measure.verdict(rates["input"], rates["model"], ask("stages")[0]["stages"])
+    for what in timed:
+        steps = measure.steps_of_piece(max(told["step_seconds"] for told in point.ask(commands.Profile(what)).values()))
+        rates[what] = measure.slowest_rates(list(point.ask(commands.Profile(what, steps)).values()))
+    return measure.verdict(rates["input"], rates["model"], point.ask(commands.Profile("stages"))[0]["stages"])
 
 
 def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
@@ -152,11 +152,8 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
     if not missing and measured.steps_per_call:
         return measured.steps_per_call
     groups = [point] if one is None else [point, one]
-    calibrate = {"do": "calibrate", "steps_per_call": plan.steps_per_call}
-    pace = {
-        group.name: max(answer["step_seconds"] for answer in group.ask("calibrated", calibrate).values())
-        for group in groups
-    }
+    calibrate = commands.Calibrate(plan.steps_per_call)
+    pace = {group.name: max(answer["step_seconds"] for answer in group.ask(calibrate).values()) for group in groups}
     per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(
         pace["point"], plan.concurrent_steps
     )
@@ -166,16 +163,15 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
             timed_before = measured.point if group is point else measured.baseline
             if len(timed_before) > repeat:
                 continue
-            command = {
-                "do": "measure",
-                "repeat": repeat,
+            command = commands.Measure(
+                repeat=repeat,
                 # Without turns, one repeat warms up the next.
-                "warmup_steps": plan.warmup_steps if repeat == plan.repeats - missing or len(groups) > 1 else 0,
-                "steps": plan.measure_steps
+                warmup_steps=plan.warmup_steps if repeat == plan.repeats - missing or len(groups) > 1 else 0,
+                steps=plan.measure_steps
                 or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
-                "steps_per_call": per_call,
-            }
-            timed = measure.slowest(group.ask("measured", command))
+                steps_per_call=per_call,
+            )
+            timed = measure.slowest(group.ask(command))
             timed_before.append(timed)
             measured.timed_workers = plan.workers
     return per_call

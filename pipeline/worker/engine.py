@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from pipeline.config.offers import check, find
 from pipeline.plan.plan import Plan, Process
+from pipeline.record.commands import Command
 
 
 class Tell(Protocol):
@@ -20,8 +21,8 @@ class Engine(Protocol):
     def join(self) -> dict[str, str]:
         """Takes the process's devices, and returns, once every process has joined, the versions of what computes."""
 
-    def obey(self, command: str, **fields: Any) -> None:
-        """Does what a command of `pipeline.worker.worker` says, and tells the event that answers it."""
+    def obey(self, command: Command) -> None:
+        """Does what a command says, and tells the event that answers it."""
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """`error`, one line for a person; `peer`, whether only others were lost; `diverged`, whether training has."""

@@ -1,28 +1,8 @@
-"""One process's life: its devices, strategy, data and model, then what the conductor asks of it, told as events.
+"""One process's life: its devices, then one command of `pipeline.record.commands` after another, answered by events.
 
-A worker or parameter server of an asynchronous training serves its coordinator, and takes `exit` alone.
+A worker or parameter server of an asynchronous training serves its coordinator, and takes `Exit` alone.
 
-Commands, each a dictionary with `do`:
-
-    load       {"folder"}             make the data, and look for what is broken; answered by `loaded`
-    drop       {"broken"}             leave out what any process found broken; answered by `loaded`
-    build      {"train_counts", "validation_counts", "resume"}   make the model; `built`. Training will go on from the
-               last good checkpoint with `resume` "last" or "back"; with "back" later ones are removed; `restored`
-    size       {}                     tell how large the model is; `sized`
-    profile    {"what", "steps"}      before `begin`, time the "model" alone, then the "input", each a few and then
-               so many steps, then the "stages" of the input in the first process; each answered by `profiling`
-    begin      {}                     begin training: from here on, steps are those of the training while it lasts
-    calibrate  {"steps_per_call"}     trace, time a few steps; `calibrated`
-    measure    {"repeat", "warmup_steps", "steps", "steps_per_call"}   time steps; `measured`
-    train      {"steps_per_call", "folder"}   train to the end, save; `saved`, `finished`
-    explain    {"what", ...}          once training is over, or in a baseline: time steps with "everything" or
-               "no input" or "no statistics" ("warmup_steps", "steps", "steps_per_call"), a call with "no step", or
-               some "replicas" with "no communication" ("seconds", "steps_per_call"); each answered by `explaining`
-    leave      {}                     write a checkpoint as soon as all agree to, and do nothing more; `left`. It is
-               heard at once, whatever a process is at
-    exit       {}                     end with 0
-
-Training tells `steps`, `epoch` and `checkpoint`. Without `begin`, as in the baseline, steps train the model for nothing
+Training tells `steps`, `epoch` and `checkpoint`. Without `Begin`, as in the baseline, steps train the model for nothing
 but time.
 """
 
@@ -33,9 +13,10 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pipeline.plan.plan import from_json
+from pipeline.record.commands import Command, Exit
 from pipeline.worker.engine import Tell, engine_of
 
 
@@ -43,11 +24,11 @@ def main(
     plan_text: str,
     rank: int,
     tell: Tell,
-    take: Callable[[], dict[str, Any]],
+    take: Callable[[], Command],
     asked_to_leave: Callable[[], bool],
     leave: Callable[[int], NoReturn],
 ) -> NoReturn:
-    """Lives process `rank` of a plan: tells events, takes commands, and on `exit` leaves at once with 0.
+    """Lives process `rank` of a plan: tells events, takes commands, and on `Exit` leaves at once with 0.
 
     It does not return, because letting go of an engine's iterators and servers can take a minute.
     """
@@ -61,8 +42,8 @@ def main(
         tell("joined", devices=list(process.devices), versions=versions)
         if rank == min(other.rank for other in plan.processes if other.host == process.host):
             _sample_system(plan.system_metrics_seconds, process.host, tell)
-        while (command := take())["do"] != "exit":
-            engine.obey(command.pop("do"), **command)
+        while not isinstance(command := take(), Exit):
+            engine.obey(command)
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()

@@ -106,7 +106,7 @@ class Job:
         for rank, (_, commands, _) in self.ends.items():
             if rank not in self.exited:
                 with contextlib.suppress(OSError):
-                    commands.send_bytes(json.dumps(command).encode())
+                    commands.send_bytes(command.to_json().encode())
 
     def restart(self, rank):
         self.processes[rank].kill()
@@ -180,9 +180,9 @@ class Mean:
     def failure(self, error):
         return {"error": f"{type(error).__name__}: {error}", "peer": False, "diverged": False}
 
-    def obey(self, command, **fields):
+    def obey(self, command):
         if not self.left:
-            getattr(self, command)(**fields)
+            getattr(self, type(command).__name__.lower())(**vars(command))
 
     def load(self, folder):
         self.data = np.arange(96.0)

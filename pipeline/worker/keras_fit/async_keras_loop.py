@@ -1,7 +1,7 @@
 """What Keras's `fit` does around steps that the workers of a `ParameterServerStrategy` make asynchronously."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pipeline.worker.input.passes import Passes
 from pipeline.worker.keras_fit.keras_loop import KerasLoop
@@ -20,27 +20,19 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
         return int(self.strategy._num_workers)
 
     @contextlib.contextmanager
-    def over(
-        self,
-        train: Passes,
-        validation: Passes | None,
-        steps: int | None,
-        validation_steps: int | None,
-        due: Callable[[int], bool],
-    ) -> Iterator[None]:
-        """Inside, workers train on `train` asynchronously; see `KerasLoop.over`."""
-        with super().over(train, validation, steps, validation_steps, due):
-            self._async_steps = AsyncSteps(
-                self.model,
-                self.strategy,
-                train.source(self.concurrent_steps),
-                self.concurrent_steps,
-                1 + len(self.outputs),
-            )
-            try:
-                yield
-            finally:
-                self._async_steps = None
+    def ready(self, train: Passes) -> Iterator[None]:
+        """Inside, workers train on `train` asynchronously."""
+        self._async_steps = AsyncSteps(
+            self.model,
+            self.strategy,
+            train.source(self.concurrent_steps),
+            self.concurrent_steps,
+            1 + len(self.outputs),
+        )
+        try:
+            yield
+        finally:
+            self._async_steps = None
 
     @property
     def async_steps(self) -> AsyncSteps:

@@ -63,12 +63,17 @@ class KerasLoop(Loop):
         self._steps, self._validation_steps, self._due = steps, validation_steps, due
         self._training, self._seen = None, 0
         try:
-            yield
+            with self.ready(train):
+                yield
         finally:
             if self._training is not None:
                 self._end_pass()
             # Not to hold the data for as long as the model lives.
             self.train_data = self._passes = self._validated = None  # type: ignore[assignment]
+
+    def ready(self, train: Passes) -> contextlib.AbstractContextManager[None]:
+        """What is there while it trains on `train`, and let go of before the passes end."""
+        return contextlib.nullcontext()
 
     @property
     def steps_per_epoch(self) -> int:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from pipeline.config import targets
 from pipeline.plan import size as sizes
 from pipeline.plan.batches import left_out
 from pipeline.plan.plan import Plan, Process
+from pipeline.record import commands
+from pipeline.record.commands import Command
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, integrity
 from pipeline.worker.input.layout import Layout, Position
@@ -63,13 +65,13 @@ class TensorFlowEngine:
             self._server = start_server(plan, process, self._tell)
         return versions()
 
-    def obey(self, command: str, **fields: Any) -> None:
+    def obey(self, command: Command) -> None:
         """Does what a command says; one that serves others, or has left, does nothing more."""
         work = self._work
         if work is None:
             return
         try:
-            getattr(work, command)(**fields)
+            work.obey(command)
         except Preempted:
             # It waits for the others, some of whom may still need it, to be told to end.
             self._work = None
@@ -111,16 +113,33 @@ class Work:
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
         self._held: list[tuple[str, dict[str, Any]]] | None = None
 
-    def load(self, folder: str) -> None:
-        """Makes the data, and tells how many examples there are and what is broken."""
-        self.data.load(folder)
+    def obey(self, command: Command) -> None:
+        """Does what a command says, and tells the event that answers it."""
+        match command:
+            case commands.Load():
+                self.data.load(command.folder)
+            case commands.Drop():
+                self.data.drop(command.broken)
+            case commands.Build():
+                self._build(command.train_counts, command.validation_counts, command.resume)
+            case commands.Size():
+                self._size()
+            case commands.Profile():
+                self._time_alone(command.what, command.steps)
+            case commands.Begin():
+                self._begin()
+            case commands.Calibrate():
+                self._calibrate(command.steps_per_call)
+            case commands.Measure():
+                self._measure(command)
+            case commands.Train():
+                self._train(command.steps_per_call, command.folder)
+            case commands.Explain():
+                self._explain(command)
+            case commands.Leave():
+                self._leave()
 
-    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
-        """Leaves out what any process has found broken."""
-        self.data.drop(broken)
-
-    def build(self, train_counts: list[int], validation_counts: list[int], resume: str | None = None) -> None:
-        """Makes the model, on data of which each shard has the given number of examples."""
+    def _build(self, train_counts: list[int], validation_counts: list[int], resume: str | None) -> None:
         plan, train = self._plan, self.data.parts["train"]
         integrity.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
         if plan.static_batches:
@@ -208,8 +227,7 @@ class Work:
             plan.rate_scale,
         )
 
-    def size(self) -> None:
-        """Tells how large the model is; for that the step is compiled, if it was not yet."""
+    def _size(self) -> None:
         loop = self._ready()
         try:
             made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
@@ -220,8 +238,8 @@ class Work:
         else:
             self._tell("sized", **sizes.to_plain(made))
 
-    def profile(self, what: str, steps: int | None = None) -> None:
-        """Times the input or the model alone, on data that training does not read."""
+    def _time_alone(self, what: str, steps: int | None) -> None:
+        """Times the input or the model, on data that training does not read."""
         if self._profile is None:
             self._profile = Profile(self._ready(), *self.data.anew())
         profile = self._profile
@@ -235,8 +253,7 @@ class Work:
             told = {"examples": examples, "seconds": seconds}
         self._tell("profiling", what=what, **told)
 
-    def begin(self) -> None:
-        """Begins training."""
+    def _begin(self) -> None:
         plan = self._plan
         keras.utils.set_random_seed(plan.seed)
         callbacks = [
@@ -251,8 +268,7 @@ class Work:
             self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training, survival=self._survival
         )
 
-    def calibrate(self, steps_per_call: int | None) -> None:
-        """Traces the step, and times a few: one call, or so many steps that a call's length can be chosen."""
+    def _calibrate(self, steps_per_call: int | None) -> None:
         loop, count = self._ready(), steps_per_call or CALIBRATION_STEPS
         self._advance(1, steps_per_call or 1)
         while not loop.warm:
@@ -261,19 +277,18 @@ class Work:
         seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
         self._tell("calibrated", step_seconds=seconds / sum(call.steps for call in timed))
 
-    def measure(self, repeat: int, warmup_steps: int, steps: int, steps_per_call: int) -> None:
-        """Times at least `steps` steps after `warmup_steps`, in whole calls."""
+    def _measure(self, command: commands.Measure) -> None:
         loop = self._ready()
         with self._told_afterwards():
-            self._advance(warmup_steps, steps_per_call)
-            timed = self._advance(steps, steps_per_call)
+            self._advance(command.warmup_steps, command.steps_per_call)
+            timed = self._advance(command.steps, command.steps_per_call)
         waits = [
             sum(waited(call.waits) for call in timed if call.worker == worker)
             for worker in range(loop.concurrent_steps)
         ]
         self._tell(
             "measured",
-            repeat=repeat,
+            repeat=command.repeat,
             steps=sum(call.steps for call in timed),
             examples=float(sum(call.sizes.sum() for call in timed)),
             seconds=sum(call.seconds for call in timed),
@@ -281,8 +296,7 @@ class Work:
             input_seconds=[] if self._plan.deterministic else waits,
         )
 
-    def train(self, steps_per_call: int, folder: str) -> None:
-        """Trains to the end; the chief saves the model into `folder`."""
+    def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._training
         assert training is not None, "begin comes first"
         for _ in training.advance(None, steps_per_call):
@@ -296,23 +310,14 @@ class Work:
             self._tell("saved", path="model.keras")
         self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
 
-    def explain(self, what: str, **how: Any) -> None:
-        """Times steps, or what is left of them when a part is switched off."""
+    def _explain(self, command: commands.Explain) -> None:
         process = self._process
         if self._switched is None:
             beat = partial(self._tell, "beat")
             self._switched = Switched(self._ready(), self._make, process.replicas, process.cores, beat)
-        told: dict[str, Any] = {}
-        if what == "no step":
-            told["seconds"] = self._switched.no_step()
-        elif what == "no communication":
-            told["replicas"] = self._switched.no_communication(**how)
-        else:
-            timed = getattr(self._switched, what.replace(" ", "_"))
-            told["examples"], told["seconds"] = timed(**how)
-        self._tell("explaining", what=what, **told)
+        self._tell("explaining", what=command.what, **self._switched.timed(command))
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Writes a checkpoint where training has begun and is not over, and raises `Preempted`."""
         if self._training is not None:
             self._training.leave()

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline.record.commands import Explain
 from pipeline.worker.input.batches import again
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.loop import Call, Loop
@@ -42,28 +43,34 @@ class Switched:
         self._own_statistics: step.Steps | None = None
         self._copies: dict[int, _Copy] = {}
 
-    def everything(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
-        """(examples of the global batches, seconds) of so many steps of training, after those that warm up."""
-        return self._timed(self._loop.reader(), warmup_steps, steps, steps_per_call)
+    def timed(self, command: Explain) -> dict[str, Any]:
+        """What `explaining` tells of such a command."""
+        match command.what:
+            case "no step":
+                return {"seconds": self._no_step()}
+            case "no communication":
+                return {"replicas": self._no_communication(command.replicas, command.seconds, command.steps_per_call)}
+            case "everything":
+                examples, seconds = self._steps(command, self._loop.reader())
+            case "no input":
+                examples, seconds = self._steps(command, self._there())
+            case "no statistics":
+                # Each replica normalizes by the statistics of its own batch.
+                if self._own_statistics is None:
+                    self._own_statistics = self._loop.compiled_anew()
+                # The step is traced when it is called first.
+                with build.with_own_statistics(self._loop.model):
+                    examples, seconds = self._steps(command, self._there(), self._own_statistics)
+        return {"examples": examples, "seconds": seconds}
 
-    def no_input(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
-        """The same on a batch that is there."""
-        return self._timed(self._there(), warmup_steps, steps, steps_per_call)
-
-    def no_statistics(self, warmup_steps: int, steps: int, steps_per_call: int) -> tuple[float, float]:
-        """The same, with each replica normalizing by the statistics of its own batch."""
-        if self._own_statistics is None:
-            self._own_statistics = self._loop.compiled_anew()
-        # The step is traced when it is called first.
-        with build.with_own_statistics(self._loop.model):
-            return self._timed(self._there(), warmup_steps, steps, steps_per_call, self._own_statistics)
-
-    def no_step(self) -> float:
+    def _no_step(self) -> float:
         """Seconds of a call of the compiled loop in which no step is made."""
         batches = self._loop.reader()
         return sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
 
-    def no_communication(self, replicas: Sequence[int], seconds: float, steps_per_call: int) -> list[tuple[int, float]]:
+    def _no_communication(
+        self, replicas: Sequence[int], seconds: float, steps_per_call: int
+    ) -> list[tuple[int, float]]:
         """(number, seconds of a step) of those of these replicas that are here: each trains a copy of its own.
 
         All at the same time, for at least so many seconds.
@@ -89,14 +96,10 @@ class Switched:
         with _pinned(cores), ThreadPoolExecutor(max(1, len(mine))) as threads:
             return list(threads.map(work, mine))
 
-    def _timed(
-        self,
-        batches: Iterator[Any],
-        warmup_steps: int,
-        steps: int,
-        steps_per_call: int,
-        train: step.Steps | None = None,
-    ) -> tuple[float, float]:
+    def _steps(self, command: Explain, batches: Iterator[Any], train: step.Steps | None = None) -> tuple[float, float]:
+        """(examples of the global batches, seconds) of as many steps as the command says, after those that warm up."""
+        warmup_steps, steps, steps_per_call = command.warmup_steps, command.steps, command.steps_per_call
+
         def call(count: int) -> Call:
             made = self._loop.on(batches, count, train)
             self._beat()

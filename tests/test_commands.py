@@ -1,0 +1,44 @@
+"""Commands travel as JSON, and come out as they went in."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.record import commands, events
+
+MADE = [
+    commands.Load("outputs/runs/mine"),
+    commands.Drop(
+        {"1": {"train": [{"name": "a.png", "why": "is cut off", "first": 3, "examples": 1}], "validation": []}}
+    ),
+    commands.Build([100, 28], [10], "back"),
+    commands.Size(),
+    commands.Profile("input", 20),
+    commands.Begin(),
+    commands.Calibrate(None),
+    commands.Measure(0, 3, 20, 5),
+    commands.Train(5, "outputs/runs/mine"),
+    commands.Explain("no input", 5, 3, 20),
+    commands.Leave(),
+    commands.Exit(),
+]
+
+
+def test_every_command_is_here():
+    assert {type(command) for command in MADE} == set(commands.COMMANDS.values())
+
+
+@pytest.mark.parametrize("command", MADE, ids=lambda command: type(command).__name__)
+def test_a_command_comes_out_as_it_went_in(command):
+    assert commands.from_json(command.to_json()) == command
+    assert json.loads(command.to_json())["do"] == type(command).__name__.lower()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        command.answer = "other"
+
+
+def test_what_answers_a_command_is_a_kind_of_event():
+    told = [made.answer for made in commands.COMMANDS.values() if made.answer]
+    assert told
+    for kind in told:
+        assert f"\n    {kind} " in events.__doc__
