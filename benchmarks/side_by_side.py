@@ -164,7 +164,7 @@ def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict
     mirrored = contestants.make_plan("mirrored", suite, workers, batch, ())
     multi_worker = contestants.make_plan("multi_worker", suite, workers, batch, ports[:workers])
     alone = contestants.alone(multi_worker)
-    bare = Spec(None, mirrored.model_build, mirrored.data_build, "loop", workers * batch)
+    bare = Spec(None, mirrored.model.build, mirrored.data.build, "loop", workers * batch)
     elsewhere = tuple(f"127.0.0.1:{port}" for port in ports[workers : 2 * workers])
     elsewhere_same = tuple(f"127.0.0.1:{port}" for port in ports[2 * workers :])
 
@@ -178,8 +178,8 @@ def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict
         first = planned.processes[0]
         spec = dataclasses.replace(
             bare,
-            strategy_build=planned.strategy_build,
-            global_batch=planned.global_batch,
+            strategy_build=planned.strategy.build,
+            global_batch=planned.training.global_batch,
             devices=len(first.devices),
             cores=tuple(process.cores for process in planned.processes),
             threads=(first.intra_op_threads, first.inter_op_threads),
@@ -187,7 +187,7 @@ def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict
         )
 
         def make(running: Mapping[str, Contestant]) -> Contestant:
-            pace = running.get(planned.strategy if planned.workers > 1 else "one")
+            pace = running.get(planned.strategy.name if planned.workers > 1 else "one")
             per_call = pace.steps_per_call if pace and spec.way == "loop" else 1
             return Rival(dataclasses.replace(spec, steps_per_call=per_call), f"{suite}-{name}", folder)
 
@@ -211,7 +211,7 @@ def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict
                 made[f"fit-{size}-{way}"] = rival(f"fit-{size}-{way}", spec)
     else:
         for way in ("arrays", "dataset"):
-            spec = dataclasses.replace(bare, way=f"fit_{way}", devices=workers, strategy_build=mirrored.strategy_build)
+            spec = dataclasses.replace(bare, way=f"fit_{way}", devices=workers, strategy_build=mirrored.strategy.build)
             made[f"fit-mirrored-{way}"] = rival(f"fit-mirrored-{way}", spec)
         made["fit-mirrored-same"] = same("fit-mirrored-same", mirrored, way="fit_dataset")
     return made

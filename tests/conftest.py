@@ -1,5 +1,6 @@
 """What tests share: the command as a person types it, run for real in a folder of its own."""
 
+import dataclasses
 import json
 import os
 import random
@@ -77,6 +78,11 @@ class Ran:
         (folder,) = self.run_folders
         lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
         return [event for event in lines if event["event"] == kind]
+
+
+def with_(plan: Any, part: str, **values: Any) -> Any:
+    """A plan with other values in one of its parts."""
+    return dataclasses.replace(plan, **{part: dataclasses.replace(getattr(plan, part), **values)})
 
 
 def start(folder: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:

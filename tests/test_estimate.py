@@ -9,7 +9,7 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
-from conftest import QUICK, ROOT, Ran
+from conftest import QUICK, ROOT, Ran, with_
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
@@ -88,7 +88,7 @@ def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpu
     assert (made.exchanged.total, made.exchanged.between) == (total, between)
     sent = sum(each.sends * participants(plan, each.who) for each in made.exchanged.traffic)
     received = sum(each.receives * participants(plan, each.who) for each in made.exchanged.traffic)
-    assert sent == received == total * (plan.workers if plan.asynchronous else 1)
+    assert sent == received == total * (plan.workers if plan.strategy.asynchronous else 1)
 
 
 def participants(plan: Plan, who: str) -> int:
@@ -198,7 +198,7 @@ def test_every_built_in_model_has_a_size_on_every_data_set_it_takes():
     for model, data in CHOICES:
         plan = planned(f"model={model}", f"data={data}")
         assert shipped(plan), (model, data)
-        assert shipped(dataclasses.replace(plan, precision="mixed_bfloat16")), (model, data)
+        assert shipped(with_(plan, "training", precision="mixed_bfloat16")), (model, data)
 
 
 def test_arguments_that_only_choose_examples_leave_the_size_known():
@@ -374,14 +374,14 @@ def test_a_sweep_of_plans_ends_with_a_table_to_compare_them(pipeline):
 def test_a_changed_source_file_is_another_model(tmp_path):
     from pipeline.run import model_size
 
-    plan = dataclasses.replace(planned(), model_build={"_target_": "mine.model"})
+    plan = with_(planned(), "model", build={"_target_": "mine.model"})
     (tmp_path / "mine.py").write_text("from parts import width\n")
     (tmp_path / "parts.py").write_text("width = 1\n")
     before = model_size.file(plan, tmp_path, [str(tmp_path)])
     assert before == model_size.file(plan, tmp_path, [str(tmp_path)])
     (tmp_path / "parts.py").write_text("width = 2\n")
     assert before != model_size.file(plan, tmp_path, [str(tmp_path)])
-    assert fingerprint(plan, "", {}) != fingerprint(dataclasses.replace(plan, precision="mixed_bfloat16"), "", {})
+    assert fingerprint(plan, "", {}) != fingerprint(with_(plan, "training", precision="mixed_bfloat16"), "", {})
 
 
 def test_shipped_sizes_are_in_the_package():

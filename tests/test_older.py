@@ -78,7 +78,7 @@ def test_predictions_are_made_from_its_runs(old_sweep):
     assert len(runs) == 4
     values = dict(runs[0].plan) | {"workers": 2}
     assert step_model.case_of(values, 9610).parameters == 9610
-    assert plan.from_json(json.dumps(runs[0].plan)).strategy == runs[0].plan["strategy"]
+    assert plan.from_json(json.dumps(runs[0].plan)).strategy.name == runs[0].plan["strategy"]
 
 
 def test_resuming_finds_the_run_it_left(tmp_path):
@@ -109,6 +109,20 @@ def test_what_another_machine_has_timed_is_timed_again(tmp_path):
     assert len(earlier.measured(planned, None).point) == 2
     elsewhere = plan.from_json(json.dumps(json.loads(planned.to_json()) | {"machine": "another"}))
     assert earlier.measured(elsewhere, None).point == []
+
+
+def test_an_earlier_plan_comes_out_as_it_went_in_and_keeps_its_names():
+    for path in sorted(OLD.glob("**/plan.json")):
+        then = json.loads(path.read_text())
+        now = json.loads(plan.from_json(path.read_text()).to_json())
+        assert now.pop("version") == plan.VERSION
+        assert then.items() <= now.items()
+        assert plan.identity(now) == plan.identity(then)
+
+
+def test_what_a_later_version_adds_to_a_plan_is_passed_over():
+    planned = planning.make(config("mirrored", workers=2), machine())
+    assert plan.from_values(json.loads(planned.to_json()) | {"version": 99, "flux": 1}) == planned
 
 
 @pytest.mark.parametrize("kind", [Plan, Config])

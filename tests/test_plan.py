@@ -120,18 +120,20 @@ def assert_whole(plan: Plan, cores: int) -> None:
     processes = plan.processes
     assert [each.rank for each in processes] == list(range(len(processes)))
     training = [each for each in processes if each.replicas]
-    if plan.asynchronous:
+    if plan.strategy.asynchronous:
         assert [each.role for each in training] == ["worker"] * plan.workers
         assert {each.role for each in processes if not each.devices} == {"coordinator", "parameter server"}
     else:
         assert [each.role for each in processes] == ["chief", *["worker"] * (len(processes) - 1)]
     assert [replica for each in processes for replica in each.replicas] == list(range(plan.workers))
-    assert plan.hosts == max(each.host for each in processes) + 1
+    assert plan.hardware.hosts == max(each.host for each in processes) + 1
     assert [each.host for each in training] == sorted(each.host for each in training)
-    assert plan.global_batch == plan.replica_batch * (plan.workers if plan.concurrent_steps == 1 else 1)
+    assert plan.training.global_batch == plan.training.replica_batch * (
+        plan.workers if plan.concurrent_steps == 1 else 1
+    )
     for each in training:
         assert len(each.devices) == len(each.replicas) > 0
-        assert {name.split(":")[0] for name in each.devices} == {plan.kind.upper()}
+        assert {name.split(":")[0] for name in each.devices} == {plan.hardware.kind.upper()}
     if len(processes) == 1:
         assert processes[0].address is None
     else:
@@ -139,12 +141,12 @@ def assert_whole(plan: Plan, cores: int) -> None:
         assert addresses == [f"127.0.0.1:{port}" for port in PORTS[: len(processes)]]
     taken = [core for each in processes for core in each.cores]
     assert len(taken) == len(set(taken)) <= cores
-    if plan.kind == "cpu" and not plan.oversubscribed:
-        assert all(len(each.cores) == (plan.threads_per_device or 0) * len(each.devices) for each in training)
+    if plan.hardware.kind == "cpu" and not plan.hardware.oversubscribed:
+        assert all(len(each.cores) == (plan.hardware.threads_per_device or 0) * len(each.devices) for each in training)
         assert all(each.inter_op_threads >= 2 for each in training)
     else:
         assert taken == []
-    if plan.kind == "gpu":
+    if plan.hardware.kind == "gpu":
         names = [name for each in processes for name in each.devices]
         assert len(set(names)) == len(names)
 
@@ -190,7 +192,7 @@ def test_cores_are_shared_out_over_the_workers_that_take_part():
     plan = make(config("mirrored", "4cpu"), machine(8))
     assert plan.processes[0].cores == tuple(range(8))
     assert plan.processes[0].intra_op_threads == 8
-    assert plan.threads_per_device == 2
+    assert plan.hardware.threads_per_device == 2
 
 
 def test_cores_have_the_numbers_that_the_machine_gives_them():
@@ -201,7 +203,7 @@ def test_cores_have_the_numbers_that_the_machine_gives_them():
 
 def test_threads_of_a_device_can_be_set_and_may_oversubscribe():
     plan = make(config("multi_worker", "2cpu", hardware__threads_per_device=4), machine(4))
-    assert plan.oversubscribed
+    assert plan.hardware.oversubscribed
     assert [each.cores for each in plan.processes] == [(), ()]
     assert "2 CPU devices of 4 threads share 4 cores" in plan.notes[0]
 
@@ -209,8 +211,8 @@ def test_threads_of_a_device_can_be_set_and_may_oversubscribe():
 def test_more_workers_than_cores_are_allowed_and_said():
     plan = make(config("mirrored", "auto", 4), machine(2))
     assert plan.workers == 4
-    assert plan.oversubscribed
-    assert not plan.rehearsal
+    assert plan.hardware.oversubscribed
+    assert not plan.hardware.rehearsal
     assert plan.notes == (
         "4 CPU devices of 1 thread share 2 cores: the speedup says nothing about 4 separate devices.",
     )
@@ -219,14 +221,14 @@ def test_more_workers_than_cores_are_allowed_and_said():
 
 def test_one_worker_on_one_core_is_not_oversubscribed():
     plan = make(config("mirrored", "1cpu"), machine(1))
-    assert not plan.oversubscribed
+    assert not plan.hardware.oversubscribed
     assert plan.notes == ()
 
 
 def test_auto_takes_the_gpus_and_without_any_the_cores():
     assert make(config(), machine(4, 2)).processes[0].devices == ("GPU:0", "GPU:1")
     assert make(config(), machine(4)).processes[0].devices == ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
-    assert make(config(hardware__rehearse=True), machine(4, 2)).kind == "cpu"
+    assert make(config(hardware__rehearse=True), machine(4, 2)).hardware.kind == "cpu"
 
 
 def test_gpus_that_are_not_there_are_refused_saying_what_is():
@@ -248,8 +250,8 @@ def test_gpus_that_are_not_there_are_refused_saying_what_is():
 def test_a_rehearsal_has_the_same_layout_on_cpu_devices_and_says_so():
     real = cluster(8, 4, hardware="2x4gpu")
     rehearsed = with_ports(make(config("multi_worker", "2x4gpu", hardware__rehearse=True), machine(8)))
-    assert rehearsed.rehearsal
-    assert not real.rehearsal
+    assert rehearsed.hardware.rehearsal
+    assert not real.hardware.rehearsal
     assert rehearsed.notes == ("Logical CPU devices stand for the devices of 2x4gpu: a rehearsal.",)
     for one, other in zip(real.processes, rehearsed.processes, strict=True):
         assert (one.rank, one.host, one.replicas, one.address) == (
@@ -263,22 +265,22 @@ def test_a_rehearsal_has_the_same_layout_on_cpu_devices_and_says_so():
 
 def test_one_machine_that_stands_for_two_is_a_rehearsal():
     plan = with_ports(make(config("multi_worker", "2x1cpu"), machine(8)))
-    assert plan.hosts == 2
-    assert plan.rehearsal
+    assert plan.hardware.hosts == 2
+    assert plan.hardware.rehearsal
     assert plan.notes == ("This machine stands for 2 hosts: a rehearsal.",)
     assert [each.cores for each in plan.processes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_a_rehearsal_on_too_few_cores_is_both():
     plan = with_ports(make(config("multi_worker", "2x1cpu", hardware__threads_per_device=2), machine(2)))
-    assert plan.oversubscribed
-    assert plan.rehearsal
+    assert plan.hardware.oversubscribed
+    assert plan.hardware.rehearsal
 
 
 def test_hosts_of_their_own_number_their_cores_and_devices_from_zero():
     plan = cluster(8, 4, hardware="2x4gpu", strategy__devices_per_process=2)
     assert [each.devices for each in plan.processes] == [("GPU:0", "GPU:1"), ("GPU:2", "GPU:3")] * 2
-    assert not plan.rehearsal
+    assert not plan.hardware.rehearsal
     plan = cluster(8, hardware="2x1cpu", hardware__devices_per_host=2)
     assert [each.cores for each in plan.processes] == [tuple(range(8))] * 2
     assert [each.replicas for each in plan.processes] == [(0, 1), (2, 3)]
@@ -295,7 +297,7 @@ def test_hundreds_of_processes_are_planned_in_no_time(hosts, per_host, per_proce
     )  # fmt: skip
     assert plan.workers == hosts * per_host
     assert [replica for each in plan.processes for replica in each.replicas] == list(range(plan.workers))
-    assert plan.hosts == hosts
+    assert plan.hardware.hosts == hosts
     assert len({(each.host, name) for each in plan.processes for name in each.devices}) == plan.workers
     assert from_json(plan.to_json()) == plan
 
@@ -319,7 +321,7 @@ def test_workers_that_the_layout_cannot_hold_are_refused(strategy, hardware, wor
 
 def test_mirrored_takes_one_host_s_share_of_two():
     plan = make(config("mirrored", "2x4gpu", 4), machine(8, 8))
-    assert plan.hosts == 1
+    assert plan.hardware.hosts == 1
     assert plan.processes[0].devices == ("GPU:0", "GPU:1", "GPU:2", "GPU:3")
 
 
@@ -381,11 +383,11 @@ def test_steps_of_an_epoch_count_the_uneven_last_one():
 
 def test_it_trains_63_steps_where_no_length_is_given():
     planned = make(config(), machine())
-    assert (planned.epochs, planned.steps) == (None, 63)
+    assert (planned.training.epochs, planned.training.steps) == (None, 63)
     plan = make(config(train__steps=7), machine())
-    assert (plan.epochs, plan.steps) == (None, 7)
+    assert (plan.training.epochs, plan.training.steps) == (None, 7)
     plan = make(config(train__epochs=2), machine())
-    assert (plan.epochs, plan.steps) == (2, None)
+    assert (plan.training.epochs, plan.training.steps) == (2, None)
 
 
 OUT_OF_RANGE = [
@@ -481,28 +483,31 @@ def test_the_baseline_is_one_device_with_the_same_threads_precision_and_batch_ru
     plan = with_ports(make(made, machine(8)))
     one = baseline_of(plan, machine(8))
     assert_whole(one, 8)
-    assert (one.workers, len(one.processes), one.hosts) == (1, 1, 1)
+    assert (one.workers, len(one.processes), one.hardware.hosts) == (1, 1, 1)
     (process,) = one.processes
     assert process.address is None
     assert process.cores == (0, 1)
-    assert process.intra_op_threads == one.threads_per_device == plan.threads_per_device == 2
-    assert one.precision == "mixed_bfloat16"
-    assert (one.replica_batch, one.global_batch) == (plan.replica_batch, plan.replica_batch)
-    assert (one.callbacks, one.save) == ((), False)
-    assert one.strategy_build["_target_"] == "pipeline.strategies.default"
+    assert process.intra_op_threads == one.hardware.threads_per_device == plan.hardware.threads_per_device == 2
+    assert one.training.precision == "mixed_bfloat16"
+    assert (one.training.replica_batch, one.training.global_batch) == (
+        plan.training.replica_batch,
+        plan.training.replica_batch,
+    )
+    assert (one.training.callbacks, one.training.save) == ((), False)
+    assert one.strategy.build["_target_"] == "pipeline.strategies.default"
 
 
 def test_the_baseline_of_strong_scaling_trains_the_whole_global_batch():
     plan = make(config("mirrored", "4cpu", train__global_batch=64), machine(8))
     one = baseline_of(plan, machine(8))
-    assert (one.replica_batch, one.global_batch, one.scaling) == (64, 64, "strong")
+    assert (one.training.replica_batch, one.training.global_batch, one.training.scaling) == (64, 64, "strong")
 
 
 def test_the_baseline_of_oversubscribed_workers_has_a_core_of_its_own_and_no_notes():
     plan = make(config("mirrored", "auto", 4), machine(2))
     one = baseline_of(plan, machine(2))
     assert one.processes[0].cores == (0,)
-    assert not one.oversubscribed
+    assert not one.hardware.oversubscribed
     assert one.notes == ()
 
 
@@ -576,16 +581,21 @@ def test_a_tpu_s_devices_belong_to_one_process_in_bfloat16_and_static_batches():
     plan = on_tpu(data__train_examples=1_000)
     (process,) = plan.processes
     assert process.devices == tuple(f"TPU:{index}" for index in range(8))
-    assert (plan.kind, plan.workers, plan.precision, plan.static_batches) == ("tpu", 8, "mixed_bfloat16", True)
-    assert plan.strategy_build["address"] == "local"
+    assert (plan.hardware.kind, plan.workers, plan.training.precision, plan.strategy.static_batches) == (
+        "tpu",
+        8,
+        "mixed_bfloat16",
+        True,
+    )
+    assert plan.strategy.build["address"] == "local"
     assert plan.steps_per_epoch(1_000) == 1
-    assert on_tpu(train__precision=Precision.float32).precision == "float32"
-    assert make(config("mirrored", "2cpu"), machine()).precision == "float32"
+    assert on_tpu(train__precision=Precision.float32).training.precision == "float32"
+    assert make(config("mirrored", "2cpu"), machine()).training.precision == "float32"
 
 
 def test_a_tpu_has_no_baseline_beside_it_and_says_so():
     plan = on_tpu()
-    assert plan.baseline == "none"
+    assert plan.measurement.baseline == "none"
     assert "compare with a run of workers=1" in plan.notes[-1]
     assert not [note for note in on_tpu(measure__baseline=Baseline.none).notes if "baseline" in note]
     with pytest.raises(PlanError, match=r"received fresh. Try measure.baseline=none, and -m workers=1,8"):
@@ -611,16 +621,24 @@ def test_data_that_fill_no_batch_of_a_tpu_are_refused_and_a_batch_that_fits_is_o
     ):
         on_tpu(data__train_examples=100, train__replica_batch=64)
     # One that nobody named fits by itself.
-    assert on_tpu(data__train_examples=100).replica_batch == 12
-    assert on_tpu(data__train_examples=100, train__replica_batch=12).global_batch == 96
+    assert on_tpu(data__train_examples=100).training.replica_batch == 12
+    assert on_tpu(data__train_examples=100, train__replica_batch=12).training.global_batch == 96
 
 
 def test_a_rehearsal_of_a_tpu_has_its_batches_and_precision_and_a_baseline():
     plan = on_tpu(machine(2), hardware__rehearse=True)
-    assert (plan.kind, plan.precision, plan.static_batches) == ("cpu", "mixed_bfloat16", True)
-    assert (plan.rehearsal, plan.baseline) == (True, "once")
+    assert (plan.hardware.kind, plan.training.precision, plan.strategy.static_batches) == (
+        "cpu",
+        "mixed_bfloat16",
+        True,
+    )
+    assert (plan.hardware.rehearsal, plan.measurement.baseline) == (True, "once")
     one = baseline_of(plan, machine(2))
-    assert (one.precision, one.static_batches, one.global_batch) == ("mixed_bfloat16", True, 64)
+    assert (one.training.precision, one.strategy.static_batches, one.training.global_batch) == (
+        "mixed_bfloat16",
+        True,
+        64,
+    )
 
 
 @pytest.mark.parametrize(
@@ -638,7 +656,7 @@ def test_a_rehearsal_of_a_tpu_has_its_batches_and_precision_and_a_baseline():
 def test_a_tpu_is_where_it_is_said_to_be_or_attached(given, named, chips, found):
     there = dataclasses.replace(machine(), tpus=chips, tpu_name=named)
     build = STRATEGIES["tpu"].build | {"address": given}
-    assert on_tpu(there, strategy__build=build).strategy_build["address"] == found
+    assert on_tpu(there, strategy__build=build).strategy.build["address"] == found
 
 
 @pytest.mark.parametrize(
@@ -649,13 +667,13 @@ def test_an_address_that_is_none_is_refused_and_the_one_offered_is_taken(address
     with pytest.raises(PlanError, match=r"Expected strategy\.build\.address to be local or ") as refused:
         on_tpu(machine(), strategy__build=build | {"address": address})
     offered = str(refused.value).rpartition("Try strategy.build.address=")[2].rstrip(".")
-    assert on_tpu(machine(), strategy__build=build | {"address": offered}).strategy_build["address"] == offered
+    assert on_tpu(machine(), strategy__build=build | {"address": offered}).strategy.build["address"] == offered
 
 
 def test_hardware_auto_is_the_tpu_that_is_attached_under_strategy_tpu_alone():
     there = dataclasses.replace(machine(), tpus=("/dev/vfio/0", "/dev/vfio/1"))
     assert make(config("tpu", "auto"), there).processes[0].devices == ("TPU:0", "TPU:1")
-    assert make(config("mirrored", "auto"), there).kind == "cpu"
+    assert make(config("mirrored", "auto"), there).hardware.kind == "cpu"
     with pytest.raises(PlanError, match="Try hardware=tpu_v5e_8"):
         make(config("tpu", "auto", hardware__rehearse=True), there)
 
@@ -696,18 +714,22 @@ def test_racing_workers_have_a_coordinator_and_a_server_for_every_four(workers, 
 def test_a_racing_worker_makes_each_step_alone():
     for keys in ({"train__replica_batch": 48}, {"train__global_batch": 48}):
         plan = make(config("parameter_server", "4cpu", 3, **keys), machine(8))
-        assert (plan.replica_batch, plan.global_batch) == (48, 48)
+        assert (plan.training.replica_batch, plan.training.global_batch) == (48, 48)
         baseline = baseline_of(plan, machine(8))
-        assert (baseline.global_batch, baseline.asynchronous, baseline.concurrent_steps) == (48, False, 1)
+        assert (baseline.training.global_batch, baseline.strategy.asynchronous, baseline.concurrent_steps) == (
+            48,
+            False,
+            1,
+        )
         assert [process.devices for process in baseline.processes] == [("CPU:0",)]
     # As many steps a worker as there would be where all step together.
-    assert make(config("parameter_server", "4cpu", 3), machine(8)).steps == 3 * DEFAULT_STEPS
+    assert make(config("parameter_server", "4cpu", 3), machine(8)).training.steps == 3 * DEFAULT_STEPS
 
 
 def test_racing_workers_on_hosts_share_the_servers_out():
     plan = with_ports(make(config("parameter_server", "2x4gpu", strategy__parameter_servers=2), machine(8, 8)))
     assert [process.host for process in plan.processes] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1]
-    assert plan.hosts == 2
+    assert plan.hardware.hosts == 2
 
 
 @pytest.mark.parametrize(

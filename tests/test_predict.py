@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import with_
 from shipped_sizes import configured, planned
 
 from pipeline.analyze import comparable, energy, history, outlook, predict, scoring, step_model
@@ -29,13 +30,13 @@ def ran(
     output: Path, plan: Plan, seconds: Sequence[float], parameters: int = PARAMETERS, began: float = 0.0, **result: Any
 ) -> dict[str, Any]:
     """Writes what a run of `plan` writes, whose repeats had steps of so many seconds."""
-    folder = output / "runs" / f"{len(list(output.glob('runs/*')))}_{plan.strategy}"
+    folder = output / "runs" / f"{len(list(output.glob('runs/*')))}_{plan.strategy.name}"
     folder.mkdir(parents=True)
-    examples = plan.workers * plan.replica_batch
+    examples = plan.workers * plan.training.replica_batch
     speeds = sorted(examples / each for each in seconds)
     wrote = {
         "status": "FINISHED", "parameters": parameters, "examples_per_second": speeds[len(speeds) // 2],
-        "rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed, "versions": VERSIONS,
+        "rehearsal": plan.hardware.rehearsal, "oversubscribed": plan.hardware.oversubscribed, "versions": VERSIONS,
     } | result  # fmt: skip
     measured = [
         {"event": "measured", "time": began + 0.5, "group": "point", "rank": rank, "repeat": repeat,
@@ -300,12 +301,12 @@ def test_runs_tell_how_many_parameters_have_room_in_their_host_s_caches(tmp_path
     for workers in (1, 2):
         for size in (200_000, 1_600_000):
             plan = planned(*point, f"workers={workers}", f"model.build.hidden=[{size // 75}]")
-            plan = dataclasses.replace(plan, cache_bytes=32_000_000)
+            plan = with_(plan, "hardware", cache_bytes=32_000_000)
             ran(tmp_path, plan, [crowded(workers, size).seconds] * 3, size, state_bytes=16 * size)
     found = predict.basis(plan, history.finished(tmp_path), "outputs")
     asked = planned(*point, "workers=2", "model.build.hidden=[10666]")
     one = planned(*point, "workers=1", "model.build.hidden=[10666]")
-    timed = predict.alone(one, 800_000, [[one.global_batch / crowded(1, 800_000).seconds] * 3])
+    timed = predict.alone(one, 800_000, [[one.training.global_batch / crowded(1, 800_000).seconds] * 3])
     of_line = predict.predict(crowded(2, 800_000).case, step_model.observed(found.runs), timed)[0]
     made = predict.of_plan(asked, 800_000, found, timed)
     assert crowded(2, 800_000).seconds < made.step_seconds < 0.97 * of_line
@@ -385,13 +386,16 @@ def test_one_worker_of_a_plan_is_comparable_with_it_and_what_a_run_of_one_worker
             many = planning.make(config, machine, present=False)
             one = planning.make(planning.on_one_worker(config, many), machine)
             assert comparable.apart(json.loads(one.to_json()), json.loads(many.to_json())) == []
-            assert (one.workers, one.hosts, one.replica_batch) == (1, 1, many.replica_batch)
-            assert (one.threads_per_device, one.oversubscribed) == (many.threads_per_device, False)
-            alone = configured(*named, "workers=1", f"train.replica_batch={many.replica_batch}",
-                               f"hardware.threads_per_device={many.threads_per_device}")  # fmt: skip
+            assert (one.workers, one.hardware.hosts, one.training.replica_batch) == (1, 1, many.training.replica_batch)
+            assert (one.hardware.threads_per_device, one.hardware.oversubscribed) == (
+                many.hardware.threads_per_device,
+                False,
+            )
+            alone = configured(*named, "workers=1", f"train.replica_batch={many.training.replica_batch}",
+                               f"hardware.threads_per_device={many.hardware.threads_per_device}")  # fmt: skip
             run = planning.make(alone, machine, present=False)
             assert step_model.identity(json.loads(one.to_json())) == step_model.identity(json.loads(run.to_json()))
-            assert (one.baseline, one.explain, one.save) == ("none", False, False)
+            assert (one.measurement.baseline, one.measurement.explain, one.training.save) == ("none", False, False)
 
 
 def test_a_large_model_of_one_worker_alone_keeps_nothing_from_being_predicted():
@@ -430,7 +434,7 @@ def test_runs_that_say_nothing_of_a_plan_are_refused_with_the_reason(tmp_path, l
 
 def test_runs_of_another_machine_or_of_other_versions_are_left_out_and_counted(tmp_path):
     plan = planned(*ASKED, "hardware=8gpu", "workers=2")
-    for each in (plan, plan, dataclasses.replace(plan, machine="elsewhere")):
+    for each in (plan, plan, with_(plan, "hardware", machine="elsewhere")):
         ran(tmp_path, each, [1e-3])
     ran(tmp_path, plan, [1e-3], versions={"keras": "2"})
     ran(tmp_path, plan, [1e-3], status="FAILED")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK
+from conftest import QUICK, with_
 from test_plan import config, machine
 
 from pipeline.plan import planning
@@ -72,7 +72,7 @@ def test_the_last_one_of_the_same_config_counts(tmp_path):
 
 def test_timeouts_checkpoints_and_the_machine_make_no_other_config(tmp_path):
     made(tmp_path, "one", None, planned=wanted(launch__heartbeat_timeout=3.0, checkpoint__every_steps=9))
-    elsewhere = dataclasses.replace(wanted(), machine="another")
+    elsewhere = with_(wanted(), "hardware", machine="another")
     assert found(tmp_path, planned=elsewhere) == "one"
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from pipeline.config.parts import leaves, unflat
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Event
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
@@ -37,7 +38,7 @@ def _an_ordinary_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any) -> Plan:
     """Mirrored on two CPU devices, or whatever the arguments say."""
     workers = processes * devices
-    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(Plan)} | {
+    values: dict[str, Any] = dict.fromkeys(leaves(Plan)) | {
         "strategy": "mirrored",
         "hardware": "2cpu",
         "kind": "cpu",
@@ -75,7 +76,7 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
         "oversubscribed": False,
         "notes": (),
     }
-    return Plan(**(values | changes))
+    return unflat(Plan, values | changes)
 
 
 def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0.25) -> Iterator[tuple[float, Event]]:
@@ -108,16 +109,16 @@ def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0
         )  # fmt: skip
     for group in groups:
         yield from each("calibrated", group, step_seconds=0.04)
-    for repeat in range(plan.repeats):
+    for repeat in range(plan.measurement.repeats):
         for group in groups:
             yield from each("beat", group, 0.5, progress=1, cpu_seconds=2.0)
-            examples = 20 * (plan.global_batch if group == "point" else plan.replica_batch)
+            examples = 20 * (plan.training.global_batch if group == "point" else plan.training.replica_batch)
             yield from each("measured", group, repeat=repeat, steps=20, examples=examples, seconds=0.8, calls=[])
     for epoch in range(1, epochs + 1):
         for call in range(1, 6):
             yield chief(
                 "steps", seconds, epoch=epoch, step=40 * (epoch - 1) + 8 * call, losses=[0.9 / epoch] * 8,
-                metrics={"accuracy": 0.9}, examples=8 * plan.global_batch, seconds=seconds, learning_rate=0.1,
+                metrics={"accuracy": 0.9}, examples=8 * plan.training.global_batch, seconds=seconds, learning_rate=0.1,
             )  # fmt: skip
         yield chief("beat", validated=4)
         yield chief(

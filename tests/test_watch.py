@@ -1,11 +1,11 @@
 """Who is to blame, decided from what processes told and from invented times."""
 
-import dataclasses
 import random
 import signal
 from typing import Any
 
 import pytest
+from conftest import with_
 from test_plan import config, machine
 
 from pipeline.plan.planning import make
@@ -337,7 +337,7 @@ def test_an_event_is_progress():
 def racing(restarts: int = 3) -> Story:
     """A coordinator (0), two workers (1, 2) and a parameter server (3), in the midst of training."""
     story = Story(2, strategy="parameter_server")
-    story.watch.plan = dataclasses.replace(story.watch.plan, max_restarts=restarts)
+    story.watch.plan = with_(story.watch.plan, "launch", max_restarts=restarts)
     story.watch.replacing = True
     story.watch.asked(story.now)
     return story

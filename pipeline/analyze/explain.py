@@ -187,9 +187,9 @@ def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, 
         return f"{lost:.0%} is lost, and no part of it is sure to be the largest; try again while the machine is idle."
     if bound is None:
         return f"No part of the {max(0.0, lost):.0%} that is lost stands out: there is little to gain on this machine."
-    cache = "" if plan.cache == "memory" else "data.cache=memory or "
-    fewer_bits = "train.gradient_bits=16, " if plan.gradient_bits == 32 else ""
-    larger = "a larger train.replica_batch" if plan.scaling == "weak" else "a larger train.global_batch"
+    cache = "" if plan.data.cache == "memory" else "data.cache=memory or "
+    fewer_bits = "train.gradient_bits=16, " if plan.training.gradient_bits == 32 else ""
+    larger = "a larger train.replica_batch" if plan.training.scaling == "weak" else "a larger train.global_batch"
     what, instead = {
         "input wait": ("Waiting for input", f"{cache}data.service=2; data.profile=true tells the stage"),
         "communication": ("Communication", f"{fewer_bits}{larger}, or fewer workers"),
@@ -199,7 +199,10 @@ def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, 
         ),
         "contention": ("Contention between workers of one machine", "fewer workers on it, or the same on more hosts"),
         "stragglers": (f"Waiting for {straggler}", "to see what else runs on its cores, or to do without it"),
-        "host overhead": ("Calling the compiled loop", "train.steps_per_call=null" if plan.steps_per_call else larger),
+        "host overhead": (
+            "Calling the compiled loop",
+            "train.steps_per_call=null" if plan.training.steps_per_call else larger,
+        ),
         "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
     }[bound]
     return (

@@ -34,11 +34,11 @@ def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples:
 
     None where it is of epochs whose examples are not known.
     """
-    step = planned.global_batch / examples_per_second
-    if planned.steps is not None:
-        return planned.steps * step
-    examples = train_examples or planned.train_examples
-    return None if examples is None else (planned.epochs or 0) * planned.steps_per_epoch(examples) * step
+    step = planned.training.global_batch / examples_per_second
+    if planned.training.steps is not None:
+        return planned.training.steps * step
+    examples = train_examples or planned.data.train_examples
+    return None if examples is None else (planned.training.epochs or 0) * planned.steps_per_epoch(examples) * step
 
 
 def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> float | None:

@@ -193,17 +193,18 @@ class Basis:
 
 def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
     """The runs in `history`, which is that of `where`, to predict `planned` from. Raises `PredictError` without any."""
-    if planned.rehearsal:
+    if planned.hardware.rehearsal:
         raise PredictError(
             "Expected hardware whose speed can be measured, received a rehearsal. Try hardware.rehearse=false."
         )
-    if planned.exchange is None:
+    if planned.strategy.exchange is None:
         raise PredictError(
-            f"Expected strategy.exchange to say what devices exchange, received none of strategy={planned.strategy}. "
+            f"Expected strategy.exchange to say what devices exchange, received none of "
+            f"strategy={planned.strategy.name}. "
             f"Try strategy.exchange=all_reduce, if that is what they do."
         )
     asked = json.loads(planned.to_json())
-    typed = f"strategy={planned.strategy} model={planned.model} data={planned.data}"
+    typed = f"strategy={planned.strategy.name} model={planned.model.name} data={planned.data.name}"
     first = f"`python -m pipeline -m {typed} workers=1,2`"
     if not history:
         raise PredictError(f"Expected runs to predict from in {where}, received none. Try {first} first.")
@@ -224,7 +225,7 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
     for run in alike:
         key = json.dumps([run.plan["machine"], run.result.get("versions")], sort_keys=True)
         groups.setdefault(key, []).append(run)
-    here = [runs for runs in groups.values() if runs[0].plan["machine"] == planned.machine]
+    here = [runs for runs in groups.values() if runs[0].plan["machine"] == planned.hardware.machine]
     runs = max(here or list(groups.values()), key=len)
     return Basis(runs, len(history) - len(runs))
 
@@ -232,7 +233,7 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
 def sized(planned: Plan, found: Basis) -> bool:
     """Has any of the runs trained this model with this replica batch, on however many workers?"""
     return any(
-        run.plan["model_build"] == planned.model_build and run.plan["replica_batch"] == planned.replica_batch
+        run.plan["model_build"] == planned.model.build and run.plan["replica_batch"] == planned.training.replica_batch
         for run in found.runs
     )
 
@@ -262,7 +263,7 @@ def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None
     bound = sum(bool(run.result.get("input_bound")) for run in found.runs)
     if bound:
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
-    if planned.oversubscribed:
+    if planned.hardware.oversubscribed:
         notes.append("Predicted as if each device had cores of its own, as those that were measured.")
     return Prediction(
         examples_per_second=measure.throughput(case.examples, seconds),

@@ -20,7 +20,7 @@ def record(planned: Plan, parameters: int, made: Prediction, now: float) -> dict
         "low": made.low,
         "high": made.high,
         "confidence": made.confidence,
-        "strategy": planned.strategy,
+        "strategy": planned.strategy.name,
         "workers": planned.workers,
         "parameters": parameters,
         "fitted_on": {name: value for name, value in made.fitted_on.items() if name != "folders"},

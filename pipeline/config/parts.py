@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-SAYS, KEY = "part of", "key"
+SAYS, KEY, NAME = "part of", "key", "name"
 
 
 class Part(Enum):
@@ -32,16 +32,64 @@ class Part(Enum):
     POINT = "point"
 
 
-def part_of(*parts: Part, key: str | None = None, **how: Any) -> Any:
+def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how: Any) -> Any:
     """A dataclass field that takes part in `parts`, or in none. `how` is what `dataclasses.field` takes.
 
-    `key` is what a person types to set it, where that is not its group and name.
+    `key` is what a person types to set it, where that is not its group and name; `name` what it is called in files.
     """
-    return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key}, **how)
+    return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)
+
+
+def leaves(kind: Any) -> dict[str, "dataclasses.Field[Any]"]:
+    """The fields of a dataclass and of those in it, by what they are called in files. One that says is taken whole."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for field in dataclasses.fields(kind):
+        if SAYS not in field.metadata and dataclasses.is_dataclass(field.type):
+            found |= leaves(field.type)
+        else:
+            found[field.metadata.get(NAME) or field.name] = field
+    return found
+
+
+def flat(made: Any, part: Part | None = None) -> dict[str, Any]:
+    """The values of nested dataclasses by what they are called in files; of those that take part in `part`, if given.
+
+    >>> @dataclasses.dataclass
+    ... class Inner:
+    ...     size: int = part_of(Part.IDENTITY, name="inner_size")
+    >>> @dataclasses.dataclass
+    ... class Outer:
+    ...     inner: Inner
+    ...     notes: str = part_of()
+    >>> flat(Outer(Inner(3), "none")), flat(Outer(Inner(3), "none"), Part.IDENTITY)
+    ({'inner_size': 3, 'notes': 'none'}, {'inner_size': 3})
+    >>> unflat(Outer, {"inner_size": 3, "notes": "none", "version": 2})
+    Outer(inner=Inner(size=3), notes='none')
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(made):
+        value = getattr(made, field.name)
+        if SAYS not in field.metadata and dataclasses.is_dataclass(value):
+            found |= flat(value, part)
+        elif part is None or part in field.metadata.get(SAYS, ()):
+            found[field.metadata.get(NAME) or field.name] = value
+    return found
+
+
+def unflat(kind: Any, values: Mapping[str, Any]) -> Any:
+    """The nested dataclasses that `flat` took apart. What `values` lack has its default; what nobody knows is left."""
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        name = field.metadata.get(NAME) or field.name
+        if SAYS not in field.metadata and dataclasses.is_dataclass(field.type):
+            given[field.name] = unflat(field.type, values)
+        elif name in values:
+            given[field.name] = values[name]
+    return kind(**given)
 
 
 def silent(kind: type) -> list[str]:
-    """The fields of a dataclass that do not say what they take part in.
+    """The fields of a dataclass, and of those in it, that do not say what they take part in.
 
     >>> @dataclasses.dataclass
     ... class Batch:
@@ -50,26 +98,25 @@ def silent(kind: type) -> list[str]:
     >>> silent(Batch)
     ['color']
     """
-    return [field.name for field in dataclasses.fields(kind) if SAYS not in field.metadata]
+    return [name for name, field in leaves(kind).items() if SAYS not in field.metadata]
 
 
 def fields_of(kind: type, part: Part) -> tuple[str, ...]:
-    """The fields of a dataclass that take part in something, in the order of their definitions."""
-    return tuple(field.name for field in dataclasses.fields(kind) if part in field.metadata.get(SAYS, ()))
+    """What those fields are called in files that take part in something, in the order of their definitions."""
+    return tuple(name for name, field in leaves(kind).items() if part in field.metadata.get(SAYS, ()))
 
 
 def key_of(kind: type, name: str, group: str) -> str:
-    """What a person types to set a field of a dataclass: `group` and its name, unless it says otherwise."""
-    said = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(kind)}
-    return said[name] or f"{group}.{name}"
+    """What a person types to set a field: `group` and its name, unless it says otherwise."""
+    return leaves(kind)[name].metadata.get(KEY) or f"{group}.{name}"
 
 
 def facts(kind: type, part: Part, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the values of a dataclass as JSON has them, those that take part in something.
+    """Of values as `flat` makes them, those that take part in something.
 
     What an earlier version did not write has its default.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    defaults = {name: field.default for name, field in leaves(kind).items()}
     known = {name: values.get(name, defaults[name]) for name in fields_of(kind, part)}
     return {name: value for name, value in known.items() if value is not dataclasses.MISSING}
 

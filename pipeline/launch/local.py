@@ -171,7 +171,7 @@ class LocalJob:
 
     def _start_all(self) -> None:
         """Starts all processes; all of them anew, with another fork server, where that was killed meanwhile."""
-        for again in range(self._plan.max_restarts + 1):
+        for again in range(self._plan.launch.max_restarts + 1):
             try:
                 for rank in self._ranks:
                     self._start(self._plan.processes[rank])
@@ -181,11 +181,11 @@ class LocalJob:
                 self._processes.clear()
                 self._exited.clear()
                 self._waiting.clear()
-                if again == self._plan.max_restarts:
+                if again == self._plan.launch.max_restarts:
                     raise _server_lost(again) from error
                 time.sleep(AGAIN_SECONDS)
         if again:
-            often = f"{again} of {self._plan.max_restarts} times (launch.max_restarts)"
+            often = f"{again} of {self._plan.launch.max_restarts} times (launch.max_restarts)"
             self._add(self._ranks[0], event="warning", text=f"The fork server was lost. It was started again, {often}.")
 
     def _start(self, process: Process) -> None:

@@ -81,13 +81,17 @@ class Estimate:
 def estimate(plan: Plan, size: Size) -> Estimate:
     """What `plan` needs for a model of `size`."""
     shards, whole = sharded(plan, size)
-    kind = Exchange(plan.exchange) if plan.exchange else None
+    kind = Exchange(plan.strategy.exchange) if plan.strategy.exchange else None
     # With one worker on one device there is nothing to exchange, and nowhere else to keep variables.
     if plan.workers == 1 and kind in (Exchange.all_reduce, Exchange.central):
         kind = Exchange.none
     sums = _Sums(plan, size)
     alone = Memory(
-        f"each {plan.kind.upper()}" if kind else "one copy", sums.variables, sums.trained, sums.slots, sums.activations
+        f"each {plan.hardware.kind.upper()}" if kind else "one copy",
+        sums.variables,
+        sums.trained,
+        sums.slots,
+        sums.activations,
     )
     memory: tuple[Memory, ...] = (alone,)
     exchanged: Exchanged | None = Exchanged("nothing", 0, 0, 0, ())
@@ -103,7 +107,7 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         worker = Memory("each worker", sums.read, sums.sent, 0, sums.activations)
         memory = (worker, *(server.memory for server in servers))
         exchanged = _served(plan, sums, servers)
-    limit = None if plan.memory_gib is None or kind is None else plan.memory_gib * 2**30
+    limit = None if plan.hardware.memory_gib is None or kind is None else plan.hardware.memory_gib * 2**30
     small = (memory[0].place,) if limit is not None and memory[0].total > limit else ()
     return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes)
 
@@ -113,7 +117,7 @@ def sharded(plan: Plan, size: Size) -> tuple[tuple[tuple[str, tuple[int, ...]], 
 
     A variable is large where it would make two shards of `strategy.min_shard_bytes`.
     """
-    least, servers = plan.min_shard_bytes, len(plan.ranks("parameter server"))
+    least, servers = plan.strategy.min_shard_bytes, len(plan.ranks("parameter server"))
     if least is None:
         return (), ()
     cut, whole = [], []
@@ -151,9 +155,9 @@ class _Sums:
         fixed, growing, largest = size.kept_bytes, size.kept_bytes_per_example, size.largest_bytes_per_example
         if fixed is not None and growing is not None and largest is not None:
             # Where the backward pass comes to the largest tensor, its gradient comes in and that of its input goes out.
-            self.activations = fixed + plan.replica_batch * (growing + GRADIENTS_ON_THE_WAY * largest)
+            self.activations = fixed + plan.training.replica_batch * (growing + GRADIENTS_ON_THE_WAY * largest)
         # Only gradients of 32 bits are narrowed.
-        narrow = plan.gradient_bits == 16
+        narrow = plan.training.gradient_bits == 16
         self.dense = sum(
             each.bytes // 2 if narrow and each.dtype == "float32" else each.bytes
             for each in trained
@@ -166,7 +170,7 @@ class _Sums:
 
 def _rows(plan: Plan, table: Variable) -> int:
     """Rows of a table that a replica's step looks up; one that is looked up twice counts twice."""
-    return plan.replica_batch * (table.rows_per_example or 0)
+    return plan.training.replica_batch * (table.rows_per_example or 0)
 
 
 def _read(plan: Plan, variable: Variable) -> int:
@@ -180,8 +184,8 @@ def _row_gradient(plan: Plan, table: Variable) -> int:
 
 
 def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
-    count, hosts = plan.workers, plan.hosts
-    if len(plan.processes) == 1 and plan.kind == "cpu":
+    count, hosts = plan.workers, plan.hardware.hosts
+    if len(plan.processes) == 1 and plan.hardware.kind == "cpu":
         # TensorFlow's ReductionToOneDevice: all send to one, which sends the sum to all others; rows are not added
         # but put together, so that the others receive those of all.
         there, back = sums.dense + sums.rows, sums.dense + count * sums.rows
@@ -271,11 +275,11 @@ def _served(plan: Plan, sums: _Sums, servers: tuple[_Server, ...]) -> Exchanged:
     # For a step of every worker: what a host's servers send to workers elsewhere, and its workers to servers elsewhere.
     leaves = {
         host: read[host] * (all_workers - workers[host]) + workers[host] * (all_sent - sent[host])
-        for host in range(plan.hosts)
+        for host in range(plan.hardware.hosts)
     }
     comes = {
         host: sent[host] * (all_workers - workers[host]) + workers[host] * (all_read - read[host])
-        for host in range(plan.hosts)
+        for host in range(plan.hardware.hosts)
     }
     traffic = (
         Traffic("each worker", all_sent, all_read),

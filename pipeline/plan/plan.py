@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.parts import Part, facts, fields_of, key_of, part_of
+from pipeline.config.parts import Part, facts, fields_of, flat, key_of, part_of, unflat
 
 # One timed repeat is made to last about this long where its steps are not given.
 REPEAT_SECONDS = 0.75
+
+# Of plan.json. The first, which had none written, held the same values.
+VERSION = 2
 
 
 DATA_SERVER = "data server"
@@ -64,26 +67,50 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Frozen numbers that conductor and processes agree on. Plain values only: it is written as plan.json.
+class StrategyPart:
+    """Which strategy, what makes it, and what the plan reasons about of it."""
 
-    Each field says what it is part of, see `parts.Part`.
-    """
-
-    strategy: str = part_of(IDENTITY, PARAMETER)
-    strategy_build: dict[str, Any] = part_of(IDENTITY, STEP_TIME)
+    name: str = part_of(IDENTITY, PARAMETER, name="strategy")
+    build: dict[str, Any] = part_of(IDENTITY, STEP_TIME, name="strategy_build")
     asynchronous: bool = part_of(IDENTITY, TRAINING, STEP_TIME, key="strategy")
     min_shard_bytes: int | None = part_of(IDENTITY, STEP_TIME)
     exchange: str | None = part_of(IDENTITY, STEP_TIME)
-    hardware: str = part_of(IDENTITY, PARAMETER)
+    static_batches: bool = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, key="strategy")
+
+
+@dataclass(frozen=True)
+class HardwarePart:
+    """The devices that it is laid over, and what they stand for."""
+
+    name: str = part_of(IDENTITY, PARAMETER, name="hardware")
     kind: str = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
     hosts: int = part_of(IDENTITY, PREDICTION, PARAMETER)
     memory_gib: float | None = part_of()
     link_gbps: float | None = part_of()
-    model: str = part_of(IDENTITY, PARAMETER)
-    model_build: dict[str, Any] = part_of(IDENTITY, TRAINING, BASELINE, PREDICTION, SIZE, key="model.build")
-    data: str = part_of(IDENTITY, PARAMETER)
-    data_build: dict[str, Any] = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, key="data.build")
+    threads_per_device: int | None = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
+    rehearsal: bool = part_of(IDENTITY, PREDICTION)
+    oversubscribed: bool = part_of(PREDICTION)
+    machine: str = part_of(BASELINE)
+    # Of the processors of the conductor's host.
+    cache_bytes: int | None = part_of(default=None)
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Which model, and what makes it."""
+
+    name: str = part_of(IDENTITY, PARAMETER, name="model")
+    build: dict[str, Any] = part_of(
+        IDENTITY, TRAINING, BASELINE, PREDICTION, SIZE, key="model.build", name="model_build"
+    )
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Which data, what makes it, and how it is read."""
+
+    name: str = part_of(IDENTITY, PARAMETER, name="data")
+    build: dict[str, Any] = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, key="data.build", name="data_build")
     num_classes: int | None = part_of(IDENTITY, SIZE)
     input_shape: tuple[int, ...] | None = part_of(IDENTITY)
     train_examples: int | None = part_of(IDENTITY)
@@ -99,9 +126,12 @@ class Plan:
     prefetch: int = part_of(COMPARABILITY, BASELINE, STEP_TIME)
     # Addresses of tf.data services that were there before; processes of this plan are named by their role.
     service: tuple[str, ...] = part_of(COMPARABILITY, STEP_TIME)
-    output_dir: str = part_of()
-    processes: tuple[Process, ...] = part_of()
-    workers: int = part_of(IDENTITY, PREDICTION, PARAMETER)
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """What is trained, for how long, in which batches; batches in examples, `learning_rate` before `rate_scale`."""
+
     replica_batch: int = part_of(IDENTITY, BASELINE, PREDICTION, PARAMETER)
     global_batch: int = part_of(IDENTITY, TRAINING, PREDICTION, PARAMETER)
     scaling: str = part_of(IDENTITY, BASELINE, PARAMETER)
@@ -115,18 +145,34 @@ class Plan:
     seed: int = part_of(IDENTITY, TRAINING, PARAMETER)
     deterministic: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
     precision: str = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, PARAMETER)
-    static_batches: bool = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, key="strategy")
     gradient_bits: int = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER)
     steps_per_call: int | None = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME)
     save: bool = part_of(IDENTITY)
     on_divergence: str = part_of(IDENTITY)
     divergence_factor: float = part_of(IDENTITY)
-    checkpoint: Checkpoints = part_of()
+    # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
+    rate_scale: float = part_of(default=1.0)
+
+
+@dataclass(frozen=True)
+class MeasurementPart:
+    """What is measured, and against which baseline."""
+
     warmup_steps: int = part_of(IDENTITY, BASELINE)
-    measure_steps: int | None = part_of(IDENTITY)
+    steps: int | None = part_of(IDENTITY, name="measure_steps")
     repeats: int = part_of(IDENTITY, PARAMETER)
     baseline: str = part_of(IDENTITY, PARAMETER)
-    threads_per_device: int | None = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
+    system_metrics_seconds: float = part_of(IDENTITY)
+    # Are the input and the model timed alone before training?
+    profile: bool = part_of(default=False)
+    # Is the lost efficiency taken apart after training?
+    explain: bool = part_of(default=False)
+
+
+@dataclass(frozen=True)
+class LaunchPart:
+    """How processes are watched, in seconds, and what is done about those that are lost."""
+
     startup_timeout: float = part_of()
     heartbeat_timeout: float = part_of()
     progress_timeout: float = part_of()
@@ -135,36 +181,47 @@ class Plan:
     max_restarts: int = part_of()
     elastic: bool = part_of()
     min_workers: int = part_of()
-    system_metrics_seconds: float = part_of(IDENTITY)
-    rehearsal: bool = part_of(IDENTITY, PREDICTION)
-    oversubscribed: bool = part_of(PREDICTION)
-    machine: str = part_of(BASELINE)
-    notes: tuple[str, ...] = part_of(default=())
-    # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
-    rate_scale: float = part_of(default=1.0)
-    # Are the input and the model timed alone before training?
-    profile: bool = part_of(default=False)
-    # Is the lost efficiency taken apart after training?
-    explain: bool = part_of(default=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Frozen numbers that conductor and processes agree on, in parts. Plain values only: it is written as plan.json.
+
+    Each field of a part says what it is part of, see `parts.Part`. In plan.json they stand beside each other, under
+    their own names or those that they say.
+    """
+
+    strategy: StrategyPart
+    hardware: HardwarePart
+    model: ModelPart
+    data: DataPart
+    training: TrainingPart
+    measurement: MeasurementPart
+    launch: LaunchPart
+    processes: tuple[Process, ...] = part_of()
+    workers: int = part_of(IDENTITY, PREDICTION, PARAMETER)
+    checkpoint: Checkpoints = part_of()
+    output_dir: str = part_of()
     # What trains inside a process.
     backend: str = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="backend", default="tensorflow")
-    # Of the processors of the conductor's host.
-    cache_bytes: int | None = part_of(default=None)
+    notes: tuple[str, ...] = part_of(default=())
 
     @property
     def concurrent_steps(self) -> int:
         """Workers that take steps of their own, beside each other: 1 where all of them make each step together."""
-        return self.workers if self.asynchronous else 1
+        return self.workers if self.strategy.asynchronous else 1
 
     @property
     def leaders(self) -> tuple[int, ...]:
         """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
-        return (0,) if self.asynchronous else tuple(process.rank for process in self.processes if process.devices)
+        return (
+            (0,) if self.strategy.asynchronous else tuple(process.rank for process in self.processes if process.devices)
+        )
 
     @property
     def data_servers(self) -> tuple[str, ...]:
         """Addresses of the tf.data services that make batches; none where the processes that train make them."""
-        return self.service or tuple(str(self.processes[rank].address) for rank in self.ranks(DATA_SERVER))
+        return self.data.service or tuple(str(self.processes[rank].address) for rank in self.ranks(DATA_SERVER))
 
     def ranks(self, role: str) -> tuple[int, ...]:
         """Ranks of the processes with a role."""
@@ -175,21 +232,34 @@ class Plan:
 
         With static batches the last, incomplete one is left out.
         """
-        return examples // self.global_batch if self.static_batches else math.ceil(examples / self.global_batch)
+        return (
+            examples // self.training.global_batch
+            if self.strategy.static_batches
+            else math.ceil(examples / self.training.global_batch)
+        )
 
     def to_json(self) -> str:
-        """The plan as JSON text, keys in the order above."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        """The plan as JSON text, its parts' fields beside each other, and a version."""
+        return json.dumps({"version": VERSION} | flat(self), indent=2, default=dataclasses.asdict)
 
 
 def from_json(text: str) -> Plan:
-    """The plan that `Plan.to_json` wrote."""
-    values = _tuples(
-        json.loads(text), keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer")
-    )
-    values["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
-    values["checkpoint"] = Checkpoints(**values["checkpoint"])
-    return Plan(**values)
+    """The plan that `Plan.to_json` wrote, in this version or an earlier one."""
+    return from_values(json.loads(text))
+
+
+def from_values(values: Mapping[str, Any]) -> Plan:
+    """The plan of plan.json's values."""
+    known = _tuples(values, keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer"))
+    known["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
+    known["checkpoint"] = Checkpoints(**values["checkpoint"])
+    made: Plan = unflat(Plan, known)
+    return made
+
+
+def with_rate_scale(plan: Plan, scale: float) -> Plan:
+    """The plan with its learning rate multiplied by `scale`."""
+    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, rate_scale=scale))
 
 
 def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
@@ -197,7 +267,7 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
 
     Model, data, batch rule, precision, threads, machine and versions decide; how long it trains does not.
     """
-    decides = {name: getattr(plan, name) for name in fields_of(Plan, BASELINE)} | {"versions": versions}
+    decides = flat(plan, BASELINE) | {"versions": versions}
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -223,14 +293,14 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _leaves(key: str, then: Any, now: Any) -> Iterator[str]:
     if isinstance(then, dict) and isinstance(now, dict):
-        for name in [*then, *(each for each in now if each not in then)]:
+        for name in [*then, *(name for name in now if name not in then)]:
             if then.get(name) != now.get(name):
                 yield from _leaves(f"{key}.{name}", then.get(name), now.get(name))
     else:
         yield key
 
 
-def _tuples(values: dict[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:
+def _tuples(values: Mapping[str, Any], keep: tuple[str, ...] = ()) -> dict[str, Any]:
     """JSON's lists back as the tuples they were, except inside the keys in `keep`."""
     return {
         key: tuple(value) if isinstance(value, list) and key not in keep else value for key, value in values.items()

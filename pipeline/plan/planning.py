@@ -5,8 +5,7 @@ Arithmetic only. Free ports and the machine's facts come in as arguments.
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config
 from pipeline.plan.batches import shared, split_batch
@@ -14,7 +13,17 @@ from pipeline.plan.checks import check_ports, check_ranges, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine
-from pipeline.plan.plan import Checkpoints, Plan
+from pipeline.plan.plan import (
+    Checkpoints,
+    DataPart,
+    HardwarePart,
+    LaunchPart,
+    MeasurementPart,
+    ModelPart,
+    Plan,
+    StrategyPart,
+    TrainingPart,
+)
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
@@ -41,112 +50,94 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
     return Plan(
-        backend=config.backend,
-        strategy=config.strategy.name,
-        strategy_build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
-        asynchronous=asynchronous,
-        min_shard_bytes=config.strategy.min_shard_bytes,
-        exchange=config.strategy.exchange.value if config.strategy.exchange else None,
-        static_batches=config.strategy.on_tpu,
-        hardware=config.hardware.name,
-        kind=kind,
-        hosts=max(process.host for process in processes) + 1,
-        memory_gib=config.hardware.memory_gib,
-        link_gbps=config.hardware.link_gbps,
-        threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
-        model=config.model.name,
-        model_build=config.model.build,
-        output_dir=config.output_dir,
+        strategy=StrategyPart(
+            name=config.strategy.name,
+            build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
+            asynchronous=asynchronous,
+            min_shard_bytes=config.strategy.min_shard_bytes,
+            exchange=config.strategy.exchange.value if config.strategy.exchange else None,
+            static_batches=config.strategy.on_tpu,
+        ),
+        hardware=HardwarePart(
+            name=config.hardware.name,
+            kind=kind,
+            hosts=max(process.host for process in processes) + 1,
+            memory_gib=config.hardware.memory_gib,
+            link_gbps=config.hardware.link_gbps,
+            threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
+            rehearsal=config.hardware.rehearse or stands_for_hosts,
+            oversubscribed=oversubscribed,
+            machine=_machine_name(machine),
+            cache_bytes=machine.cache_bytes,
+        ),
+        model=ModelPart(config.model.name, config.model.build),
+        data=_data(config, files, 1 if asynchronous else layout.training),
+        training=_training(config, (scaling, replica_batch, global_batch), layout.workers if asynchronous else 1),
+        measurement=MeasurementPart(
+            warmup_steps=config.measure.warmup_steps,
+            steps=config.measure.steps,
+            repeats=config.measure.repeats,
+            baseline=baseline_source(config, kind),
+            system_metrics_seconds=config.tracking.system_metrics_seconds,
+            profile=config.data.profile,
+            explain=is_explained(config, kind),
+        ),
+        launch=LaunchPart(**{field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}),
         processes=processes,
         workers=layout.workers,
-        replica_batch=replica_batch,
-        global_batch=global_batch,
-        scaling=scaling,
-        steps=_steps(config, layout.workers if asynchronous else 1),
-        precision=precision_of(config),
         checkpoint=_checkpoints(config),
-        baseline=baseline_source(config, kind),
-        rehearsal=config.hardware.rehearse or stands_for_hosts,
-        oversubscribed=oversubscribed,
-        machine=_machine_name(machine),
-        cache_bytes=machine.cache_bytes,
+        output_dir=config.output_dir,
+        backend=config.backend,
         notes=tuple(notes),
-        profile=config.data.profile,
-        explain=is_explained(config, kind),
-        **_of_data(config, files, 1 if asynchronous else layout.training),
-        **_of_training(config),
-        **_of_measurement(config),
-        **_of_launch(config),
     )
 
 
-def _of_data(config: Config, files: Sequence[int], training: int) -> dict[str, Any]:
-    """The fields of a plan that say what is read, and how."""
+def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
+    """What is read, and how, by so many processes that train."""
     data = config.data
-    return {
-        "data": data.name,
-        "data_build": data.build,
-        "num_classes": data.num_classes,
-        "input_shape": None if data.input_shape is None else tuple(data.input_shape),
-        "train_examples": data.train_examples,
-        "shuffle": data.shuffle,
-        "shuffle_window": data.shuffle_window,
-        "parallel_reads": data.parallel_reads,
-        "shard": data.shard.value,
-        "divided": shared(data.shard.value, files, training) if files else None,
-        "train_files": len(files) or None,
-        "cache": data.cache.value,
-        "on_error": data.on_error.value,
-        "prefetch": data.prefetch,
-        "service": service_of(config, config.strategy.asynchronous)[1],
-    }
+    return DataPart(
+        name=data.name,
+        build=data.build,
+        num_classes=data.num_classes,
+        input_shape=None if data.input_shape is None else tuple(data.input_shape),
+        train_examples=data.train_examples,
+        shuffle=data.shuffle,
+        shuffle_window=data.shuffle_window,
+        parallel_reads=data.parallel_reads,
+        shard=data.shard.value,
+        divided=shared(data.shard.value, files, training) if files else None,
+        train_files=len(files) or None,
+        cache=data.cache.value,
+        on_error=data.on_error.value,
+        prefetch=data.prefetch,
+        service=service_of(config, config.strategy.asynchronous)[1],
+    )
 
 
-def _of_training(config: Config) -> dict[str, Any]:
-    """The fields of a plan that say how is trained, but for those that its layout decides."""
-    train = config.train
-    return {
-        "epochs": train.epochs,
-        "optimizer": train.optimizer,
-        "learning_rate": train.learning_rate,
-        "loss": train.loss,
-        "metrics": train.metrics,
-        "callbacks": tuple(train.callbacks),
-        "seed": train.seed,
-        "deterministic": train.deterministic,
-        "gradient_bits": train.gradient_bits,
-        "steps_per_call": train.steps_per_call,
-        "save": train.save,
-        "on_divergence": train.on_divergence.value,
-        "divergence_factor": train.divergence_factor,
-    }
-
-
-def _of_measurement(config: Config) -> dict[str, Any]:
-    """The fields of a plan that say what is measured."""
-    measure = config.measure
-    return {
-        "warmup_steps": measure.warmup_steps,
-        "measure_steps": measure.steps,
-        "repeats": measure.repeats,
-        "system_metrics_seconds": config.tracking.system_metrics_seconds,
-    }
-
-
-def _of_launch(config: Config) -> dict[str, Any]:
-    """The fields of a plan that say how processes are watched, and what is done about those that are lost."""
-    launch = config.launch
-    names = (
-        "startup_timeout", "heartbeat_timeout", "progress_timeout", "stop_timeout", "preempt_timeout", "max_restarts",
-        "elastic", "min_workers",
-    )  # fmt: skip
-    return {name: getattr(launch, name) for name in names}
-
-
-def _steps(config: Config, concurrent: int) -> int | None:
-    """Steps of a training whose length nobody gave, as many for each worker that steps by itself."""
-    train = config.train
-    return train.steps if train.epochs or train.steps else DEFAULT_STEPS * concurrent
+def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> TrainingPart:
+    """How is trained, on (scaling, replica batch, global batch), by so many workers that step by themselves."""
+    train, (scaling, replica_batch, global_batch) = config.train, batch
+    return TrainingPart(
+        replica_batch=replica_batch,
+        global_batch=global_batch,
+        scaling=scaling,
+        epochs=train.epochs,
+        # Of a training whose length nobody gave, as many for each worker.
+        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS * concurrent,
+        optimizer=train.optimizer,
+        learning_rate=train.learning_rate,
+        loss=train.loss,
+        metrics=train.metrics,
+        callbacks=tuple(train.callbacks),
+        seed=train.seed,
+        deterministic=train.deterministic,
+        precision=precision_of(config),
+        gradient_bits=train.gradient_bits,
+        steps_per_call=train.steps_per_call,
+        save=train.save,
+        on_divergence=train.on_divergence.value,
+        divergence_factor=train.divergence_factor,
+    )
 
 
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
@@ -193,13 +184,15 @@ def on_one_device(config: Config) -> Config:
 
 def on_one_worker(config: Config, plan: Plan) -> Config:
     """The config of a plan's step on one device, under the same strategy; it trains for nothing and keeps nothing."""
-    threads = plan.threads_per_device or config.hardware.threads_per_device
+    threads = plan.hardware.threads_per_device or config.hardware.threads_per_device
     return replace(
         config,
         workers=1,
         strategy=replace(config.strategy, devices_per_process=None),
         hardware=replace(config.hardware, hosts=1, devices_per_host=1, threads_per_device=threads),
-        train=replace(config.train, replica_batch=plan.replica_batch, global_batch=None, callbacks=[], save=False),
+        train=replace(
+            config.train, replica_batch=plan.training.replica_batch, global_batch=None, callbacks=[], save=False
+        ),
         measure=replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, explain=False),
         checkpoint=CheckpointConfig(),
     )
@@ -212,7 +205,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
     keeps the global batch.
     """
     first = next(process for process in plan.processes if process.devices)
-    threads = plan.threads_per_device or 0
+    threads = plan.hardware.threads_per_device or 0
     one = replace(
         first,
         rank=0,
@@ -221,31 +214,30 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         address=None,
         devices=first.devices[:1],
         replicas=(0,),
-        cores=machine.cores[:threads] if plan.kind == "cpu" else (),
-        intra_op_threads=threads if plan.kind == "cpu" else first.intra_op_threads,
+        cores=machine.cores[:threads] if plan.hardware.kind == "cpu" else (),
+        intra_op_threads=threads if plan.hardware.kind == "cpu" else first.intra_op_threads,
         inter_op_threads=first.inter_op_threads,
     )
-    batch = plan.replica_batch if plan.scaling == "weak" else plan.global_batch
+    training = plan.training
+    batch = training.replica_batch if training.scaling == "weak" else training.global_batch
     return replace(
         plan,
-        strategy="default",
-        strategy_build={"_target_": "pipeline.strategies.default"},
-        asynchronous=False,
-        min_shard_bytes=None,
-        exchange="none",
+        strategy=replace(
+            plan.strategy,
+            name="default",
+            build={"_target_": "pipeline.strategies.default"},
+            asynchronous=False,
+            min_shard_bytes=None,
+            exchange="none",
+        ),
+        hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
+        data=replace(plan.data, service=()),
+        training=replace(training, replica_batch=batch, global_batch=batch, callbacks=(), save=False),
+        measurement=replace(plan.measurement, explain=False),
         processes=(one,),
         workers=1,
-        hosts=1,
-        replica_batch=batch,
-        global_batch=batch,
-        callbacks=(),
-        save=False,
         checkpoint=Checkpoints(),
-        service=(),
-        rehearsal=False,
-        oversubscribed=False,
         notes=(),
-        explain=False,
     )
 
 
@@ -256,7 +248,13 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
     """
     plan = baseline_of(plan, machine)
     one = replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
-    return replace(plan, kind="cpu", processes=(one,), static_batches=False, system_metrics_seconds=0.0)
+    return replace(
+        plan,
+        strategy=replace(plan.strategy, static_batches=False),
+        hardware=replace(plan.hardware, kind="cpu"),
+        measurement=replace(plan.measurement, system_metrics_seconds=0.0),
+        processes=(one,),
+    )
 
 
 def _checkpoints(config: Config) -> Checkpoints:

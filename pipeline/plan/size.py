@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.parts import Part, fields_of
+from pipeline.config.parts import Part, flat
 from pipeline.plan.plan import Plan
 
 SHIPPED = Path(__file__).with_name("sizes.json")
@@ -96,8 +96,8 @@ def from_plain(values: dict[str, Any]) -> Size:
 
 def facts(plan: Plan) -> dict[str, Any]:
     """What a model's size depends on, as far as a plan says."""
-    decides = {name: getattr(plan, name) for name in fields_of(Plan, Part.SIZE)}
-    return decides | {"data_build": of_shape(plan.data_build)}
+    decides = flat(plan, Part.SIZE)
+    return decides | {"data_build": of_shape(plan.data.build)}
 
 
 def shipped(plan: Plan) -> Size | None:

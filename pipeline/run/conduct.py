@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.launch import Cluster
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import commands
 from pipeline.record.commands import Resume
 from pipeline.record.events import Event
@@ -82,15 +82,15 @@ class _Recovery:
         """What is done about a failure, in words; None where nothing is left to try."""
         failure, again = failed.failure, failed.log is not None and failed.log == self.failed and not progressed
         self.failed = failed.log
-        most, measured = self.plan.max_restarts, self.measured
-        if failure.diverged and self.plan.on_divergence == "rollback" and measured.rollbacks < most:
+        most, measured = self.plan.launch.max_restarts, self.measured
+        if failure.diverged and self.plan.training.on_divergence == "rollback" and measured.rollbacks < most:
             measured.rollbacks += 1
             self.resume = "back"
-            self.plan = dataclasses.replace(self.plan, rate_scale=self.plan.rate_scale * ROLLBACK_SCALE)
+            self.plan = with_rate_scale(self.plan, self.plan.training.rate_scale * ROLLBACK_SCALE)
             return f"Training goes back to the last good checkpoint, with {ROLLBACK_SCALE:g} of the learning rate."
         if not failure.lost:
             return None
-        smaller = self.fewer(self.plan) if again and self.plan.elastic else None
+        smaller = self.fewer(self.plan) if again and self.plan.launch.elastic else None
         if smaller is None and self.restarts >= most:
             return None
         self.resume = "last"
@@ -99,9 +99,9 @@ class _Recovery:
             self.restarts += 1
             often = f"{self.restarts} of {most} times (launch.max_restarts)"
             return f"All processes are started again, {often}, and go on from the last checkpoint."
-        if self.plan.explain:
+        if self.plan.measurement.explain:
             measured.notes.append("What was lost is not explained, since fewer workers train than were planned.")
-        self.plan, self.failed = dataclasses.replace(smaller, explain=False), None
+        self.plan, self.failed = _unexplained(smaller), None
         measured.workers = smaller.workers
         if not all_measured(smaller, measured, self.baseline):
             # What was timed with more workers says nothing of fewer.
@@ -109,10 +109,14 @@ class _Recovery:
         return f"It did not come back: training goes on with {smaller.workers} workers, {_batch_rule(smaller)}."
 
 
+def _unexplained(plan: Plan) -> Plan:
+    return dataclasses.replace(plan, measurement=dataclasses.replace(plan.measurement, explain=False))
+
+
 def _batch_rule(plan: Plan) -> str:
-    if plan.scaling == "strong":
-        return f"on the same global batches of {plan.global_batch}"
-    return f"on global batches of {plan.global_batch} and {plan.rate_scale:.3g} of the learning rate"
+    if plan.training.scaling == "strong":
+        return f"on the same global batches of {plan.training.global_batch}"
+    return f"on global batches of {plan.training.global_batch} and {plan.training.rate_scale:.3g} of the learning rate"
 
 
 def _attempt(
@@ -148,7 +152,7 @@ def _attempt(
             built = build(group, resume if group is point else None)
             measured.built = built if group is point else measured.built
         measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
-        if plan.profile and resume is None:
+        if plan.measurement.profile and resume is None:
             _profile_once(point, measured, tell)
         clock.start(point)
         point.begin()
@@ -168,7 +172,7 @@ def _attempt(
         measured.finished = finished[0]
         if len({digest for told in finished.values() for digest in told["weights"]}) > 1:
             measured.notes.append(UNLIKE)
-        if plan.explain and one_device is not None:
+        if plan.measurement.explain and one_device is not None:
             explain_loss(point, begin(one_device, "baseline"), per_call, measured, tell)
         point.leave()
     finally:
@@ -215,7 +219,12 @@ def _ask_size(plan: Plan, point: Group, one: Group | None, measured: Measured) -
 
     A coordinator has no such graph, and that of batches of one size does not say what grows with them.
     """
-    compiled = plan.measure_steps != 0 or plan.steps_per_call is None
-    if measured.size is None and compiled and not plan.static_batches and not (plan.asynchronous and one is None):
+    compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
+    if (
+        measured.size is None
+        and compiled
+        and not plan.strategy.static_batches
+        and not (plan.strategy.asynchronous and one is None)
+    ):
         sized = (one or point).ask(commands.Size())[0]
         measured.size = None if "error" in sized else sized

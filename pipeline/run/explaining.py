@@ -43,7 +43,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measured, te
         measured.notes.append("What was lost is not explained, since the machine was asked for.")
         return
     # Devices of a process that share a pool of threads are not told apart.
-    apart = plan.kind != "cpu"
+    apart = plan.hardware.kind != "cpu"
     names = {
         number: f"{process.role} {process.rank}{f' on {device}' * (apart and len(process.devices) > 1)}"
         for process in plan.processes
@@ -75,7 +75,7 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
         """Of a step, by the slowest process, and of so many examples as a step of all workers trains."""
         told = ask(group, Explain(what, per_call, warmup_steps, steps))
         rate = measure.throughput(told[0]["examples"], max(float(event["seconds"]) for event in told))
-        return plan.global_batch / rate
+        return plan.training.global_batch / rate
 
     turns: dict[str, Callable[[], Any]] = {}
 
@@ -83,10 +83,10 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
         """Compiles what is timed, and finds out how many steps fill a piece."""
         if group is one and what == "everything":
             seconds(group, what, 0, 1)
-        pace = seconds(group, what, 0, per_call) * group.plan.global_batch / plan.global_batch
+        pace = seconds(group, what, 0, per_call) * group.plan.training.global_batch / plan.training.global_batch
         steps = per_call * max(1, measure.steps_of_piece(pace, EXPLAIN_PIECE_SECONDS) // per_call)
         # What was made ahead meanwhile is taken first, and would come at once.
-        warmup = max(plan.warmup_steps, steps) if what == "everything" else 1
+        warmup = max(plan.measurement.warmup_steps, steps) if what == "everything" else 1
         turns[name] = lambda: seconds(group, what, warmup, steps)
 
     for group, prefix in ((one, "one_"), (point, "")):
@@ -105,7 +105,7 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
         def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
             told = ask(point, Explain("no communication", per_call, replicas=replicas, seconds=least))
             taken = [dict(event["replicas"]) for event in told]
-            if plan.kind == "cpu":
+            if plan.hardware.kind == "cpu":
                 # Those of one process share a pool of threads: which of them it serves first says nothing of any.
                 taken = [dict.fromkeys(stretch, sum(stretch.values()) / len(stretch)) for stretch in taken if stretch]
             return {number: each_takes for stretch in taken for number, each_takes in stretch.items()}
@@ -127,7 +127,7 @@ def _round(found: Mapping[str, Any], plan: Plan, one: Plan) -> explain.Round:
         calling=found["calling"],
         one_everything=found["one_everything"] / plan.workers,
         one_no_input=found["one_no_input"] / plan.workers,
-        one_calling=found["one_calling"] * plan.global_batch / (plan.workers * one.global_batch),
+        one_calling=found["one_calling"] * plan.training.global_batch / (plan.workers * one.training.global_batch),
         no_statistics=found.get("no_statistics"),
         together=found.get("together", {}),
         alone={number: taken for each in alone for number, taken in each.items()},

@@ -125,7 +125,7 @@ class Group:
         Returns what they told where training turned out to be over.
         """
         self.job.send(commands.Leave())
-        until = time.monotonic() + self.plan.preempt_timeout
+        until = time.monotonic() + self.plan.launch.preempt_timeout
         left, leaders = set[int](), set(self.plan.leaders)
         while time.monotonic() < until and not left | self._finished.keys() >= leaders:
             left |= {event["rank"] for event in self._events() if event["event"] in ("left", "exited")}
@@ -137,7 +137,7 @@ class Group:
             return
         self._watch.leaving, self._watch.replacing = True, False
         self.job.send(commands.Exit())
-        self.stop(self.plan.stop_timeout)
+        self.stop(self.plan.launch.stop_timeout)
 
     def stop(self, grace: float = 0.0) -> None:
         """Ends the processes however they are, once they have had some seconds to end by themselves."""

@@ -26,7 +26,7 @@ def lay_out(config: Config, session: Session) -> LaidOut:
     views.offered(config.views)
     cluster = session.cluster(config)
     planned = planned_on(config, cluster, present=config.mode is Mode.run)
-    wanted = planned.baseline != "none" and planned.measure_steps != 0
+    wanted = planned.measurement.baseline != "none" and planned.measurement.steps != 0
     return LaidOut(planned, planning.baseline_of(planned, cluster.inventory()) if wanted else None, cluster)
 
 
@@ -40,7 +40,7 @@ def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session)
     """The plan with an address for each process, where all that it needs beside its processes answers. Raises else."""
     if config.mode is Mode.run:
         _expect_tpu(planned, session)
-        for address in planned.service:
+        for address in planned.data.service:
             reach.expect_data_service(address)
     return with_addresses(planned, cluster)
 
@@ -74,8 +74,8 @@ def _described(config: Config) -> tuple[Config, list[int]]:
 
 def _expect_tpu(planned: Plan, session: Session) -> None:
     """Refuses the address of a TPU at which none answers, before TensorFlow waits there for minutes."""
-    address = str(planned.strategy_build["address"]) if "address" in planned.strategy_build else ""
-    if planned.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
+    address = str(planned.strategy.build["address"]) if "address" in planned.strategy.build else ""
+    if planned.hardware.kind == "tpu" and address.startswith("grpc://") and address not in session.tpus:
         reach.expect_tpu(address)
         session.tpus.add(address)
 

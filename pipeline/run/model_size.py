@@ -50,7 +50,7 @@ def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
 
 def _sources(plan: Plan, search: Sequence[str]) -> str:
     """A hash of the files that a person's own functions are in, and of those beside them, which they may import."""
-    named: tuple[Any, ...] = (plan.model_build, plan.data_build, plan.optimizer, plan.loss)
+    named: tuple[Any, ...] = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
     found = {path for node in named for path in targets.sources(node, search)}
     digest = hashlib.sha256()
     for path in sorted({beside for each in found for beside in each.parent.glob("*.py")}):

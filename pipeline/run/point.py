@@ -18,7 +18,7 @@ from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.errors import PlanError
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import events
 from pipeline.record.events import PASSING, Event, EventLog, write_whole
 from pipeline.run import model_size, resume, views
@@ -80,7 +80,7 @@ class Point:
         self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
         if earlier is not None and self._measured.point:
             timed = [event for event in earlier.events if event["event"] == "measured"]
-            if len(self._measured.point) >= planned.repeats:
+            if len(self._measured.point) >= planned.measurement.repeats:
                 # No baseline will join any more.
                 timed = [event for event in timed if event["group"] == "point"]
             self._progress.recall(timed, time.monotonic())
@@ -148,13 +148,13 @@ class Point:
 
     def _fewer(self, cluster: Cluster, planned: Plan) -> Plan | None:
         """The plan over the most workers below its own that it can be laid over; None where there are too few."""
-        for workers in range(planned.workers - 1, planned.min_workers - 1, -1):
+        for workers in range(planned.workers - 1, planned.launch.min_workers - 1, -1):
             config = dataclasses.replace(self._config, workers=workers)
             with suppress(PlanError):
                 made = with_addresses(planned_on(config, cluster), cluster)
                 # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
-                scale = planned.rate_scale * made.global_batch / planned.global_batch
-                return dataclasses.replace(made, checkpoint=planned.checkpoint, rate_scale=scale)
+                scale = planned.training.rate_scale * made.training.global_batch / planned.training.global_batch
+                return dataclasses.replace(with_rate_scale(made, scale), checkpoint=planned.checkpoint)
         return None
 
     def _end(self, status: str, error: str | None, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
@@ -205,9 +205,9 @@ class Point:
             return None
         self._baseline_source = "measured in this run"
         known = None
-        if baseline.baseline in ("once", "auto"):
+        if baseline.measurement.baseline in ("once", "auto"):
             known = self._session.baselines.get(self._baseline_file(baseline))
-        if known is None and baseline.baseline == "auto":
+        if known is None and baseline.measurement.baseline == "auto":
             with suppress(OSError, ValueError):
                 known = json.loads(self._baseline_file(baseline).read_text())
         if known is None:
@@ -254,9 +254,9 @@ class Point:
                 *skipped_notes(measured),
             ],
             **{f"{part}_examples_skipped": lost_of(measured, part) for part in manifest.SPLITS},
-            "asynchronous": planned.asynchronous,
+            "asynchronous": planned.strategy.asynchronous,
             **self._survived(),
-            **(of_asynchronous(planned, measured) if planned.asynchronous else {}),
+            **(of_asynchronous(planned, measured) if planned.strategy.asynchronous else {}),
             **{name: finished.get(name) for name in ("epochs", "loss", "val_loss")},
             **{name: finished.get(name, {}) for name in ("metrics", "val_metrics")},
             **{name: measured.built.get(name) for name in ("parameters", "state_bytes")},
@@ -265,11 +265,11 @@ class Point:
             "energy_joules": measured.energy_joules,
             "price_per_hour": price,
             "seconds_to_finish": seconds,
-            "cost_to_finish": outlook.cost(price, planned.hosts, seconds),
+            "cost_to_finish": outlook.cost(price, planned.hardware.hosts, seconds),
             "predictions": self._scored(middle) if status == "FINISHED" and middle else [],
             "mlflow_run_id": None,
             "tracking_note": None,
-            "machine": planned.machine,
+            "machine": planned.hardware.machine,
             "versions": measured.versions,
             "saved": "model.keras" if (self._folder / "model.keras").exists() else None,
             "log": None if self._blamed is None else str(self._blamed),
@@ -278,7 +278,7 @@ class Point:
 
     def _scored(self, measured: float) -> list[Result]:
         """The predictions that were made for this run, and how far off they were."""
-        if self._plan.oversubscribed:
+        if self._plan.hardware.oversubscribed:
             # What was predicted is what devices with cores of their own do.
             return []
         made = [line for line, _ in events.read(Path(self._config.output_dir) / PREDICTIONS)]

@@ -32,7 +32,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
     if sweep not in session.histories:
         session.histories[sweep] = history.finished(output, sweep)
     basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
-    same = [run for run in basis.runs if run.plan["model_build"] == planned.model_build]
+    same = [run for run in basis.runs if run.plan["model_build"] == planned.model.build]
     timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, request, cluster, session)
     if same:
         parameters = int(same[-1].result["parameters"])
@@ -44,7 +44,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         why = session.unbuilt[model_size.file(planned, output, session.search)]
         raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
     made = predict.of_plan(planned, parameters, basis, timed)
-    examples = planned.train_examples or next((run.train_examples for run in reversed(basis.runs)), None)
+    examples = planned.data.train_examples or next((run.train_examples for run in reversed(basis.runs)), None)
     seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
     watts = outlook.watts_of_worker([run.result for run in basis.runs])
     result = {
@@ -52,12 +52,12 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         "error": None,
         **chosen(config),
         "workers": planned.workers,
-        "hosts": planned.hosts,
-        "oversubscribed": planned.oversubscribed,
-        "replica_batch": planned.replica_batch,
-        "global_batch": planned.global_batch,
-        "scaling": planned.scaling,
-        "precision": planned.precision,
+        "hosts": planned.hardware.hosts,
+        "oversubscribed": planned.hardware.oversubscribed,
+        "replica_batch": planned.training.replica_batch,
+        "global_batch": planned.training.global_batch,
+        "scaling": planned.training.scaling,
+        "precision": planned.training.precision,
         "examples_per_second": made.examples_per_second,
         "examples_per_second_low": made.low,
         "examples_per_second_high": made.high,
@@ -68,7 +68,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         "notes": [*planned.notes, *made.notes],
         "seconds_to_finish": seconds,
         "price_per_hour": config.hardware.price_per_hour,
-        "cost_to_finish": outlook.cost(config.hardware.price_per_hour, planned.hosts, seconds),
+        "cost_to_finish": outlook.cost(config.hardware.price_per_hour, planned.hardware.hosts, seconds),
         "energy_joules": None if watts is None or seconds is None else watts * planned.workers * seconds,
         "knee_share": config.predict.knee_share,
         "score": scoring.score([run.result for run in session.histories[sweep]]),
@@ -86,17 +86,17 @@ def _timed_alone(
 ) -> step_model.Observed | None:
     """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
     same = {name: metadata.version(name) for name in ("tensorflow", "keras")}.items() <= basis.versions.items()
-    there = basis.machine == planned.machine and same and planned.kind in ("cpu", "gpu")
+    there = basis.machine == planned.hardware.machine and same and planned.hardware.kind in ("cpu", "gpu")
     if not request.config.predict.time_one or not there:
         return None
     try:
         one = with_addresses(planned_on(planning.on_one_worker(request.config, planned), cluster), cluster)
-        for address in one.service:
+        for address in one.data.service:
             reach.expect_data_service(address)
     except (PlanError, reach.NoAnswerError):
         # Such devices, or the servers of the data, are elsewhere.
         return None
-    if one.oversubscribed:
+    if one.hardware.oversubscribed:
         return None
     key = step_model.identity(json.loads(one.to_json()))
     if key not in session.timed:
@@ -146,14 +146,14 @@ def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: S
             "device_bytes": made.device.total,
             "activations_known": made.device.activations is not None,
             "step_bytes": None if made.exchanged is None else made.exchanged.total,
-            "step_examples": planned.global_batch,
+            "step_examples": planned.training.global_batch,
         },
     }
 
 
 def tell_shards(planned: Plan, request: PointRequest, session: Session) -> None:
     """Shows which tables are cut and what stays whole, as far as that is known before the model is built."""
-    if planned.min_shard_bytes is None:
+    if planned.strategy.min_shard_bytes is None:
         return
     size = model_size.known(planned, model_size.file(planned, Path(request.config.output_dir), session.search))
     if size:

@@ -22,20 +22,20 @@ SKIPPED_NAMED = 3
 def laid_out_as(planned: Plan) -> Result:
     """The choices of a plan, and how it is laid out."""
     return {
-        "strategy": planned.strategy,
-        "hardware": planned.hardware,
-        "model": planned.model,
-        "data": planned.data,
+        "strategy": planned.strategy.name,
+        "hardware": planned.hardware.name,
+        "model": planned.model.name,
+        "data": planned.data.name,
         "workers": planned.workers,
-        "hosts": planned.hosts,
+        "hosts": planned.hardware.hosts,
         "processes": len(planned.processes),
         "replicas": planned.workers,
-        "replica_batch": planned.replica_batch,
-        "global_batch": planned.global_batch,
-        "scaling": planned.scaling,
-        "precision": planned.precision,
-        "rehearsal": planned.rehearsal,
-        "oversubscribed": planned.oversubscribed,
+        "replica_batch": planned.training.replica_batch,
+        "global_batch": planned.training.global_batch,
+        "scaling": planned.training.scaling,
+        "precision": planned.training.precision,
+        "rehearsal": planned.hardware.rehearsal,
+        "oversubscribed": planned.hardware.oversubscribed,
     }
 
 
@@ -93,7 +93,7 @@ def skipped_notes(measured: Measured) -> list[str]:
 def input_waits(planned: Plan, measured: Measured) -> Result:
     """The share of the step time that was spent waiting for input: of the worker that waited longest, and of each."""
     most, each = measure.input_wait(measured.point)
-    waiting = planned.ranks("worker") if planned.asynchronous else planned.leaders
+    waiting = planned.ranks("worker") if planned.strategy.asynchronous else planned.leaders
     names = [f"{planned.processes[rank].role} {rank}" for rank in waiting]
     return {
         "input_wait": most,

@@ -79,7 +79,7 @@ class Earlier:
         again = [event for event in self.events if event["event"] == "restarted"]
         made.restarts, made.notes = len(again), [str(event["text"]) for event in again]
         same = plan.identity(self.plan) == plan.identity(json.loads(planned.to_json()))
-        if not same or self.plan.get("machine") != planned.machine:
+        if not same or self.plan.get("machine") != planned.hardware.machine:
             # What another machine has timed says nothing of this one.
             return made
         made.point = _repeats(self.events, "point", planned.leaders)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.analyze import comparable
-from pipeline.config import targets
-from pipeline.config.parts import Part, fields_of
+from pipeline.config import parts, targets
+from pipeline.config.parts import Part
 from pipeline.config.schema import Config, Store
 from pipeline.plan.plan import Plan
 from pipeline.run.session import PointRequest
@@ -16,21 +16,21 @@ from pipeline.run.session import PointRequest
 
 def parameters(planned: Plan, config: Config) -> dict[str, Any]:
     """The choices and the resolved numbers, flat and short, as MLflow's parameters."""
-    flat = {name: getattr(planned, name) for name in fields_of(Plan, Part.PARAMETER)} | {
-        "processes": len(planned.processes)
-    }
+    flat = parts.flat(planned, Part.PARAMETER) | {"processes": len(planned.processes)}
     optimizer = config.train.optimizer
     flat["optimizer"] = optimizer.get(targets.KEY, "") if isinstance(optimizer, dict) else optimizer
-    for group, build in (("model", planned.model_build), ("data", planned.data_build)):
+    for group, build in (("model", planned.model.build), ("data", planned.data.build)):
         flat |= {f"{group}.{name}": value for name, value in build.items() if name != targets.KEY}
     return {name: value for name, value in flat.items() if value is not None}
 
 
 def name_of(planned: Plan) -> str:
     """What the run is called in MLflow, where charts show nothing else of it."""
-    doubts = comparable.doubts({"rehearsal": planned.rehearsal, "oversubscribed": planned.oversubscribed})
+    doubts = comparable.doubts(
+        {"rehearsal": planned.hardware.rehearsal, "oversubscribed": planned.hardware.oversubscribed}
+    )
     marked = f" ({', '.join(doubts)})" if doubts else ""
-    return f"{planned.strategy}-{planned.workers}-{planned.model}-{planned.data}{marked}"
+    return f"{planned.strategy.name}-{planned.workers}-{planned.model.name}-{planned.data.name}{marked}"
 
 
 def store_of(config: Config) -> dict[str, Any] | None:
@@ -57,11 +57,11 @@ def tags_of(planned: Plan, request: PointRequest) -> dict[str, str]:
     tags = {
         "git_commit": commit,
         "host": os.uname().nodename,
-        "device_kind": planned.kind,
-        "machine": planned.machine,
+        "device_kind": planned.hardware.kind,
+        "machine": planned.hardware.machine,
         "sweep": request.sweep,
         "overrides": " ".join(request.overrides) or None,
-        "rehearsal": str(planned.rehearsal).lower(),
-        "oversubscribed": str(planned.oversubscribed).lower(),
+        "rehearsal": str(planned.hardware.rehearsal).lower(),
+        "oversubscribed": str(planned.hardware.oversubscribed).lower(),
     }
     return {name: value for name, value in tags.items() if value}

@@ -62,7 +62,7 @@ class Measured:
 def all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
     """Has an earlier attempt timed all that is to be timed?"""
     timed = [measured.point] if baseline is None else [measured.point, measured.baseline]
-    return plan.measure_steps == 0 or min(map(len, timed)) >= plan.repeats
+    return plan.measurement.steps == 0 or min(map(len, timed)) >= plan.measurement.repeats
 
 
 def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
@@ -145,19 +145,19 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
 
     What an earlier attempt has timed is not timed again.
     """
-    measured.steps_per_call = plan.steps_per_call or measured.steps_per_call
-    missing = max(0, plan.repeats - len(measured.point)) if plan.measure_steps != 0 else 0
+    measured.steps_per_call = plan.training.steps_per_call or measured.steps_per_call
+    missing = max(0, plan.measurement.repeats - len(measured.point)) if plan.measurement.steps != 0 else 0
     if one is not None:
-        missing = max(missing, plan.repeats - len(measured.baseline))
+        missing = max(missing, plan.measurement.repeats - len(measured.baseline))
     if not missing and measured.steps_per_call:
         return measured.steps_per_call
     groups = [point] if one is None else [point, one]
-    calibrate = commands.Calibrate(plan.steps_per_call)
+    calibrate = commands.Calibrate(plan.training.steps_per_call)
     pace = {group.name: max(answer["step_seconds"] for answer in group.ask(calibrate).values()) for group in groups}
-    per_call = measured.steps_per_call = plan.steps_per_call or measure.steps_per_call(
+    per_call = measured.steps_per_call = plan.training.steps_per_call or measure.steps_per_call(
         pace["point"], plan.concurrent_steps
     )
-    for repeat in range(plan.repeats - missing, plan.repeats):
+    for repeat in range(plan.measurement.repeats - missing, plan.measurement.repeats):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
             timed_before = measured.point if group is point else measured.baseline
@@ -166,8 +166,10 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
             command = commands.Measure(
                 repeat=repeat,
                 # Without turns, one repeat warms up the next.
-                warmup_steps=plan.warmup_steps if repeat == plan.repeats - missing or len(groups) > 1 else 0,
-                steps=plan.measure_steps
+                warmup_steps=plan.measurement.warmup_steps
+                if repeat == plan.measurement.repeats - missing or len(groups) > 1
+                else 0,
+                steps=plan.measurement.steps
                 or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
                 steps_per_call=per_call,
             )

@@ -115,7 +115,7 @@ class Watch:
                 continue
             if seen.exited is not None:
                 gone[rank] = f"{self._name(rank)} {_ending(seen.exited)}"
-            elif seen.joined and self._quiet(rank, now) > self.plan.heartbeat_timeout:
+            elif seen.joined and self._quiet(rank, now) > self.plan.launch.heartbeat_timeout:
                 gone[rank] = self._silent(rank, now).error.rstrip(".")
         for rank in gone:
             self.replaced[rank] = self.replaced.get(rank, 0) + 1
@@ -183,19 +183,19 @@ class Watch:
         late = {
             rank: seen
             for rank, seen in self.seen.items()
-            if not seen.joined and seen.exited is None and now - seen.started > self.plan.startup_timeout
+            if not seen.joined and seen.exited is None and now - seen.started > self.plan.launch.startup_timeout
         }
         if late:
             # Those that wait for the others are silent too, once TensorFlow has them; blame one that never spoke.
             rank = min(late, key=lambda each: (not late[each].stopped, late[each].beat or 0.0))
             return Failure(
-                f"{self._name(rank)} did not join within {self.plan.startup_timeout:g} s"
+                f"{self._name(rank)} did not join within {self.plan.launch.startup_timeout:g} s"
                 f"{': it is stopped' if late[rank].stopped else ''}. "
-                f"If it needs longer, try launch.startup_timeout={2 * self.plan.startup_timeout:g}.",
+                f"If it needs longer, try launch.startup_timeout={2 * self.plan.launch.startup_timeout:g}.",
                 rank,
                 stuck=True,
             )
-        limit = self.plan.heartbeat_timeout
+        limit = self.plan.launch.heartbeat_timeout
         quiet = {
             rank: self._quiet(rank, now) for rank, seen in self.seen.items() if seen.exited is None and seen.joined
         }
@@ -220,7 +220,7 @@ class Watch:
         return None
 
     def _stuck(self, now: float) -> Failure | None:
-        limit = self.plan.progress_timeout
+        limit = self.plan.launch.progress_timeout
         patience = BUSY_PATIENCE if self.stepping else TRACING_PATIENCE
         waiting = {
             rank: seen for rank, seen in self.seen.items() if seen.joined and not seen.answered and seen.exited is None
@@ -250,8 +250,8 @@ class Watch:
 
     def _replaceable(self, rank: int) -> bool:
         process = self.plan.processes[rank]
-        worker = self.plan.asynchronous and process.role == "worker"
-        return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.max_restarts
+        worker = self.plan.strategy.asynchronous and process.role == "worker"
+        return self.replacing and worker and self.replaced.get(rank, 0) < self.plan.launch.max_restarts
 
     def _leads(self, rank: int) -> bool:
         return rank in self.plan.leaders

@@ -41,7 +41,7 @@ def main(
         versions = engine.join()
         tell("joined", devices=list(process.devices), versions=versions)
         if rank == min(other.rank for other in plan.processes if other.host == process.host):
-            _sample_system(plan.system_metrics_seconds, process.host, tell)
+            _sample_system(plan.measurement.system_metrics_seconds, process.host, tell)
         while not isinstance(command := take(), Exit):
             engine.obey(command)
     except BaseException as error:

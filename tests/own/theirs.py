@@ -202,8 +202,8 @@ class Mean:
         self.steps = 0
 
     def step(self):
-        at = self.steps * self.plan.global_batch % 96
-        batch = self.data[at : at + self.plan.global_batch]
+        at = self.steps * self.plan.training.global_batch % 96
+        batch = self.data[at : at + self.plan.training.global_batch]
         self.loss = float(np.mean((self.weight - batch) ** 2))
         self.weight += 0.1 * float(np.mean(batch) - self.weight)
         self.steps += 1
@@ -216,16 +216,16 @@ class Mean:
 
     def measure(self, repeat, warmup_steps, steps, steps_per_call):
         self.tell(
-            "measured", repeat=repeat, steps=steps, examples=float(steps * self.plan.global_batch),
+            "measured", repeat=repeat, steps=steps, examples=float(steps * self.plan.training.global_batch),
             seconds=0.01 * steps, calls=[[steps, 0.01 * steps]], input_seconds=[0.0],
         )  # fmt: skip
 
     def train(self, steps_per_call, folder):
-        while self.steps < self.plan.steps:
+        while self.steps < self.plan.training.steps:
             self.step()
             self.tell(
-                "steps", epoch=1, step=self.steps, losses=[self.loss], metrics={}, examples=self.plan.global_batch,
-                seconds=0.01, learning_rate=0.1,
+                "steps", epoch=1, step=self.steps, losses=[self.loss], metrics={},
+                examples=self.plan.training.global_batch, seconds=0.01, learning_rate=0.1,
             )  # fmt: skip
         self.tell("finished", weights=["same"], epochs=1, loss=self.loss, metrics={}, val_loss=None, val_metrics={})
 

@@ -22,7 +22,10 @@ def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
     if made.unknown:
         labelled.append(("note", f"Activations are not known: {clean(made.unknown)}."))
     labelled += [
-        ("note", f"Does not fit: {place} has {plan.memory_gib:g} GiB, and needs {amount(_of(made, place).total)}.")
+        (
+            "note",
+            f"Does not fit: {place} has {plan.hardware.memory_gib:g} GiB, and needs {amount(_of(made, place).total)}.",
+        )
         for place in made.too_small
     ]
     return [*columns(rows, right=range(1, len(HEADER))), "", *(f"{label:<11}{text}" for label, text in labelled)]
@@ -93,8 +96,8 @@ def _data(plan: Plan, made: Estimate) -> list[tuple[str, str]]:
     if made.example_bytes is None:
         return [("data", "read as it trains")]
     all_of_it = ""
-    if plan.train_examples is not None:
-        all_of_it = f", {amount(made.example_bytes * plan.train_examples)} for those that train"
+    if plan.data.train_examples is not None:
+        all_of_it = f", {amount(made.example_bytes * plan.data.train_examples)} for those that train"
     return [("data", f"{amount(made.example_bytes)} an example, in the memory of every process that trains{all_of_it}")]
 
 
@@ -103,15 +106,15 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
         return [("exchange", "unknown for this strategy: strategy.exchange does not say what its devices exchange")]
     if not exchanged.total:
         return [("exchange", "nothing: one device trains alone")]
-    step = "for a step of one worker" if plan.asynchronous else "a step"
+    step = "for a step of one worker" if plan.strategy.asynchronous else "a step"
     lines = [("exchange", f"{amount(exchanged.total)} {step}: {exchanged.how}")]
     lines += [("", _traffic(each)) for each in _busiest(exchanged.traffic)]
     if exchanged.between:
         takes = ""
-        if plan.link_gbps:
-            seconds = exchanged.busiest * 8 / (plan.link_gbps * 1e9)
-            takes = f", {1000 * seconds:,.3g} ms at least at {plan.link_gbps:g} Gbit/s"
-        all_step = " when each worker makes a step" if plan.asynchronous else ""
+        if plan.hardware.link_gbps:
+            seconds = exchanged.busiest * 8 / (plan.hardware.link_gbps * 1e9)
+            takes = f", {1000 * seconds:,.3g} ms at least at {plan.hardware.link_gbps:g} Gbit/s"
+        all_step = " when each worker makes a step" if plan.strategy.asynchronous else ""
         lines.append(
             (
                 "",

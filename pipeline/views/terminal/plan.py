@@ -15,7 +15,7 @@ def plan_lines(plan: Plan, full: bool) -> list[str]:
         ("processes", _processes(plan)),
         ("batch", _batch(plan)),
         ("length", _length(plan)),
-        *([("data", listed(_data(plan), _served(plan)))] if plan.divided or plan.data_servers else []),
+        *([("data", listed(_data(plan), _served(plan)))] if plan.data.divided or plan.data_servers else []),
         *([("training", _training(plan))] if full else []),
         ("baseline", _baseline(plan)),
         *(("note", clean(note)) for note in plan.notes),
@@ -26,11 +26,18 @@ def plan_lines(plan: Plan, full: bool) -> list[str]:
 
 def _headline(plan: Plan) -> str:
     """What trains on what, and how far its speed can be believed."""
-    what = f"{clean(plan.model)} on {clean(plan.data)}, {clean(plan.strategy)} on {clean(plan.hardware)}"
-    believed = marks(
-        {"rehearsal": plan.rehearsal, "oversubscribed": plan.oversubscribed, "asynchronous": plan.asynchronous}
+    model, data, strategy, hardware = (
+        clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
-    return f"{what}: {plural(plan.workers, f'{plan.kind.upper()} worker')}{believed}"
+    what = f"{model} on {data}, {strategy} on {hardware}"
+    believed = marks(
+        {
+            "rehearsal": plan.hardware.rehearsal,
+            "oversubscribed": plan.hardware.oversubscribed,
+            "asynchronous": plan.strategy.asynchronous,
+        }
+    )
+    return f"{what}: {plural(plan.workers, f'{plan.hardware.kind.upper()} worker')}{believed}"
 
 
 def _processes(plan: Plan) -> str:
@@ -44,74 +51,78 @@ def _processes(plan: Plan) -> str:
         spread((process.intra_op_threads for process in training), "thread", none="default threads"),
     )
     who = "each" if len(training) == len(plan.processes) else "each worker"
-    return f"{count} on {plural(plan.hosts, 'host')}; {who}: {each}"
+    return f"{count} on {plural(plan.hardware.hosts, 'host')}; {who}: {each}"
 
 
 def _batch(plan: Plan) -> str:
-    held = "global" if plan.scaling == "strong" else "replica"
-    if plan.asynchronous:
+    held = "global" if plan.training.scaling == "strong" else "replica"
+    if plan.strategy.asynchronous:
         makes = f"which one of {plural(plan.workers, 'worker')} makes"
-        return f"{plan.replica_batch:,} a step, {makes}; {plan.scaling} scaling"
+        return f"{plan.training.replica_batch:,} a step, {makes}; {plan.training.scaling} scaling"
     return (
-        f"{plan.replica_batch:,} x {plural(plan.workers, 'replica')} = {plan.global_batch:,} a step; "
-        f"{plan.scaling} scaling ({held} batch held fixed)"
+        f"{plan.training.replica_batch:,} x {plural(plan.workers, 'replica')} = {plan.training.global_batch:,} a step; "
+        f"{plan.training.scaling} scaling ({held} batch held fixed)"
     )
 
 
 def _length(plan: Plan) -> str:
     """How long it trains; in steps too where the number of training examples is known."""
-    length = plural(plan.steps, "step") or plural(plan.epochs, "epoch")
-    if plan.train_examples is None:
+    length = plural(plan.training.steps, "step") or plural(plan.training.epochs, "epoch")
+    if plan.data.train_examples is None:
         return f"{length}; steps an epoch are known once the data is read"
-    per_epoch = plan.steps_per_epoch(plan.train_examples)
-    if plan.steps or not plan.epochs:
+    per_epoch = plan.steps_per_epoch(plan.data.train_examples)
+    if plan.training.steps or not plan.training.epochs:
         return f"{length}, {per_epoch:,} of them an epoch"
-    return f"{length} of {plural(per_epoch, 'step')}, {per_epoch * plan.epochs:,} in all"
+    return f"{length} of {plural(per_epoch, 'step')}, {per_epoch * plan.training.epochs:,} in all"
 
 
 def _data(plan: Plan) -> str:
     """How processes divide the files of the training data, and why so."""
-    if plan.divided is None:
+    if plan.data.divided is None:
         return ""
-    files, readers = plural(plan.train_files, "file"), len(plan.leaders)
-    if plan.asynchronous:
+    files, readers = plural(plan.data.train_files, "file"), len(plan.leaders)
+    if plan.strategy.asynchronous:
         return f"{files}; every worker reads all of them, and makes the examples of its own steps"
     if readers == 1:
         return f"{files}, read by one process"
-    if plan.divided == "file":
+    if plan.data.divided == "file":
         return f"{files}; each of {readers} processes reads its own"
-    why = "as data.shard says" if plan.shard == "element" else "since they cannot be divided evenly"
+    why = "as data.shard says" if plan.data.shard == "element" else "since they cannot be divided evenly"
     return f"{files}; each of {readers} processes reads all of them, {why}, and makes its own part of the examples"
 
 
 def _served(plan: Plan) -> str:
     """Who makes the batches, where those that train do not."""
-    if plan.service:
-        return f"batches made by the tf.data service at {listed(*map(clean, plan.service))}"
+    if plan.data.service:
+        return f"batches made by the tf.data service at {listed(*map(clean, plan.data.service))}"
     return f"batches made by {plural(len(plan.data_servers), 'data server')}" if plan.data_servers else ""
 
 
 def _training(plan: Plan) -> str:
-    optimizer: Any = plan.optimizer.get("_target_") if isinstance(plan.optimizer, dict) else plan.optimizer
+    optimizer: Any = (
+        plan.training.optimizer.get("_target_")
+        if isinstance(plan.training.optimizer, dict)
+        else plan.training.optimizer
+    )
     return listed(
         f"optimizer {clean(optimizer)}" if optimizer else "the model's own optimizer, or adam",
-        named("learning rate", plan.learning_rate),
-        plan.precision,
-        f"gradients of {plan.gradient_bits} bits",
-        f"seed {plan.seed}",
-        "deterministic" if plan.deterministic else "",
+        named("learning rate", plan.training.learning_rate),
+        plan.training.precision,
+        f"gradients of {plan.training.gradient_bits} bits",
+        f"seed {plan.training.seed}",
+        "deterministic" if plan.training.deterministic else "",
     )
 
 
 def _baseline(plan: Plan) -> str:
-    if plan.measure_steps == 0:
+    if plan.measurement.steps == 0:
         return "none, since nothing is measured"
-    size = f"about {REPEAT_SECONDS:g} s" if plan.measure_steps is None else plural(plan.measure_steps, "step")
-    repeats = f"{plural(plan.repeats, 'repeat')} of {size}"
-    if plan.baseline == "none":
+    size = f"about {REPEAT_SECONDS:g} s" if plan.measurement.steps is None else plural(plan.measurement.steps, "step")
+    repeats = f"{plural(plan.measurement.repeats, 'repeat')} of {size}"
+    if plan.measurement.baseline == "none":
         return f"none, so no speedup; throughput from {repeats}"
-    batch = plan.global_batch if plan.scaling == "strong" else plan.replica_batch
-    how = "reused if measured before" if plan.baseline == "auto" else "measured in turn"
+    batch = plan.training.global_batch if plan.training.scaling == "strong" else plan.training.replica_batch
+    how = "reused if measured before" if plan.measurement.baseline == "auto" else "measured in turn"
     return f"one device, no strategy, batch {batch:,}; {how}, {repeats}"
 
 

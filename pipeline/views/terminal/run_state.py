@@ -156,10 +156,11 @@ class RunState:
             return self._once(f"joined: {who} after {duration(now - self.start)}", key=f"joined {baseline}")
         if stage == "built" and not baseline:
             return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
-        if stage == "calibrated" and self._plan.measure_steps != 0:
+        if stage == "calibrated" and self._plan.measurement.steps != 0:
             in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
             return self._once(
-                f"measuring its first steps: {plural(self._plan.repeats, 'repeat')}{in_turn}", key="measuring"
+                f"measuring its first steps: {plural(self._plan.measurement.repeats, 'repeat')}{in_turn}",
+                key="measuring",
             )
         return []
 
@@ -177,7 +178,7 @@ class RunState:
                 f"{'baseline ' * (name == 'baseline')}{rate(told[place])} examples/s" for name, told in rates.items()
             ]
             number_of = sorted(group.rate_of)[place] + 1
-            lines.append(Line(f"repeat {number_of} of {self._plan.repeats}: {listed(*each)}"))
+            lines.append(Line(f"repeat {number_of} of {self._plan.measurement.repeats}: {listed(*each)}"))
         self._repeats_told = max(self._repeats_told, complete)
         return lines
 
@@ -244,11 +245,11 @@ class RunState:
 
     def _measuring(self) -> View:
         done = {name: len(group.rate_of) for name, group in self._groups.items()}
-        repeats = self._plan.repeats
+        repeats = self._plan.measurement.repeats
         where = f"repeat {min(min(done.values()) + 1, repeats):,} of {repeats:,}"
         # Which of the two goes first is the conductor's choice; who goes second is plain.
         if len(set(done.values())) > 1:
-            where += f", {'the baseline' if done['baseline'] < done['point'] else self._plan.strategy}"
+            where += f", {'the baseline' if done['baseline'] < done['point'] else self._plan.strategy.name}"
         last = {name: rates[-1] for name, group in self._groups.items() if (rates := group.rates())}
         figures = listed(
             f"{rate(last['point'])} examples/s" if "point" in last else "",
@@ -257,14 +258,14 @@ class RunState:
         return View("measuring", sum(done.values()), repeats * len(done), where, figures)
 
     def _is_timing(self) -> bool:
-        if self._plan.measure_steps == 0 or self._failed or self._ended:
+        if self._plan.measurement.steps == 0 or self._failed or self._ended:
             return False
         groups = self._groups.values()
         ready = all(group.count("calibrated") >= group.leaders for group in groups)
         return (ready or any(group.told for group in groups)) and not self._all_measured()
 
     def _all_measured(self) -> bool:
-        return all(len(group.rate_of) >= self._plan.repeats for group in self._groups.values())
+        return all(len(group.rate_of) >= self._plan.measurement.repeats for group in self._groups.values())
 
     def _turns(self) -> int:
         """Grows with each repeat that is done, and with each group that is ready for them."""
@@ -277,7 +278,7 @@ class RunState:
         if rank is None or not 0 <= rank < len(self._plan.processes):
             return "a process"
         process = self._plan.processes[rank]
-        return f"{process.role} {rank}" + (f" on host {process.host}" if self._plan.hosts > 1 else "")
+        return f"{process.role} {rank}" + (f" on host {process.host}" if self._plan.hardware.hosts > 1 else "")
 
     def _once(self, text: str, lasting: bool = False, key: str = "") -> list[Line]:
         """The line, unless one with its key was told before: hundreds of processes may say the same thing."""

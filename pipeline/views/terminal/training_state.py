@@ -31,8 +31,8 @@ class TrainingState:
         self.saved: int | None = None
         self.facts = ""
         self._plan = plan
-        self._epochs = plan.epochs
-        self._per_epoch = plan.steps_per_epoch(plan.train_examples) if plan.train_examples else None
+        self._epochs = plan.training.epochs
+        self._per_epoch = plan.steps_per_epoch(plan.data.train_examples) if plan.data.train_examples else None
         self._validation_steps: int | None = None
         self._validated = 0
         self._epoch = 1
@@ -51,8 +51,8 @@ class TrainingState:
     @property
     def total(self) -> int | None:
         """Optimizer steps in all, where known."""
-        if self._plan.steps:
-            return self._plan.steps
+        if self._plan.training.steps:
+            return self._plan.training.steps
         return self._epochs * self._per_epoch if self._epochs and self._per_epoch else None
 
     @property
@@ -71,7 +71,7 @@ class TrainingState:
         held_out = whole(event.get("validation_examples"))
         if held_out is not None:
             self._validation_steps = whole(event.get("validation_steps")) or math.ceil(
-                held_out / self._plan.global_batch
+                held_out / self._plan.training.global_batch
             )
         self.facts = listed(
             plural(whole(event.get("parameters")), "parameter"),
@@ -112,7 +112,7 @@ class TrainingState:
             where = listed(self.epoch_of(self._epoch), done)
             return View("validating", self._validated, self._validation_steps, where, self._scores())
         if self._over:
-            return View("saving" if self._plan.save else "ending", 1, 1, "training is over")
+            return View("saving" if self._plan.training.save else "ending", 1, 1, "training is over")
         total, epoch = self.total, max(self._epoch, self._epochs_done + 1)
         where = listed(self.epoch_of(epoch), of("step", self._step, total))
         return View("training", self._step, total, where, self._figures())

@@ -25,18 +25,18 @@ def prepare_devices(plan: Plan, process: Process) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(process.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(process.inter_op_threads)
     gpus = tf.config.list_physical_devices("GPU")
-    if plan.kind == "gpu" and process.devices:
+    if plan.hardware.kind == "gpu" and process.devices:
         wanted = [int(name.split(":")[1]) for name in process.devices]
         if max(wanted) >= len(gpus):
             raise TrainingError(
-                f"Expected {plan.hardware} to have {', '.join(process.devices)}, received {len(gpus)} GPUs from "
+                f"Expected {plan.hardware.name} to have {', '.join(process.devices)}, received {len(gpus)} GPUs from "
                 f"TensorFlow. Try installing tensorflow[and-cuda], or hardware.rehearse=true."
             )
         tf.config.set_visible_devices([gpus[index] for index in wanted], "GPU")
         for index in wanted:
             # The baseline has its turn on the same GPU.
             tf.config.experimental.set_memory_growth(gpus[index], True)
-    elif plan.kind == "tpu":
+    elif plan.hardware.kind == "tpu":
         # The TPU is found when the strategy connects to it.
         tf.config.set_visible_devices([], "GPU")
     else:
@@ -46,22 +46,22 @@ def prepare_devices(plan: Plan, process: Process) -> None:
             cpu, [tf.config.LogicalDeviceConfiguration()] * max(1, len(process.devices))
         )
     set_policy(plan)
-    if plan.deterministic:
+    if plan.training.deterministic:
         tf.config.experimental.enable_op_determinism()
 
 
 def set_policy(plan: Plan) -> None:
     """The seed and the precision, which Keras keeps for the process."""
-    keras.utils.set_random_seed(plan.seed)
-    keras.config.set_dtype_policy(plan.precision)
+    keras.utils.set_random_seed(plan.training.seed)
+    keras.config.set_dtype_policy(plan.training.precision)
 
 
 def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
     """The plan's strategy over this process's devices; returns once every process has joined."""
-    kind = plan.kind.upper()
+    kind = plan.hardware.kind.upper()
     _stay_on_loopback(plan, process, tell)
     return targets.call(
-        plan.strategy_build,
+        plan.strategy.build,
         "strategy.build",
         devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
         addresses=tuple(process.address for process in plan.processes if process.address and process.devices),
@@ -77,7 +77,7 @@ def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
     _stay_on_loopback(plan, process, tell)
     if process.role == DATA_SERVER:
         return service.serve(str(process.address))
-    on_gpu = plan.kind == "gpu" and process.devices
+    on_gpu = plan.hardware.kind == "gpu" and process.devices
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=process.intra_op_threads,
         inter_op_parallelism_threads=process.inter_op_threads,
@@ -92,7 +92,7 @@ def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
 
 def addresses_by_role(plan: Plan) -> dict[str, Any]:
     """The addresses of an asynchronous training: `coordinator`, `workers` and `parameter_servers`."""
-    if not plan.asynchronous:
+    if not plan.strategy.asynchronous:
         return {}
     address = {process.rank: str(process.address) for process in plan.processes}
     return {

@@ -141,21 +141,25 @@ class Work:
 
     def _build(self, train_counts: list[int], validation_counts: list[int], resume: str | None) -> None:
         plan, train = self._plan, self.data.parts["train"]
-        integrity.expect_batch(sum(train_counts), plan.global_batch, plan.workers, plan.on_error == "skip")
-        if plan.static_batches:
-            left_out(sum(train_counts), plan.workers, plan.global_batch)
+        integrity.expect_batch(
+            sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip"
+        )
+        if plan.strategy.static_batches:
+            left_out(sum(train_counts), plan.workers, plan.training.global_batch)
         sample = batches.spec(train)
         x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
-        classes = plan.num_classes or integrity.num_classes(train, y)
-        if classes is None and targets.asks_for(plan.model_build, "model.build", "num_classes"):
+        classes = plan.data.num_classes or integrity.num_classes(train, y)
+        if classes is None and targets.asks_for(plan.model.build, "model.build", "num_classes"):
             raise TrainingError(
                 "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
                 "Try data.num_classes=10, or whatever it is."
             )
-        reading = Reading(plan.shuffle_window, plan.parallel_reads, plan.prefetch, classes, plan.data_servers)
-        data = Data(train, self.data.layout(train_counts), plan.shuffle, plan.seed, reading)
+        reading = Reading(
+            plan.data.shuffle_window, plan.data.parallel_reads, plan.data.prefetch, classes, plan.data_servers
+        )
+        data = Data(train, self.data.layout(train_counts), plan.data.shuffle, plan.training.seed, reading)
         held_out = [
-            Data(part, layout, False, plan.seed, reading)
+            Data(part, layout, False, plan.training.seed, reading)
             for part, layout in self.data.validation_parts(validation_counts)
         ]
         shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
@@ -173,7 +177,7 @@ class Work:
             validation_examples=sum(part.layout.examples for part in held_out),
             validation_steps=sum(part.layout.steps for part in held_out),
             steps_per_epoch=data.layout.steps,
-            epochs=plan.epochs or -(-(plan.steps or 1) // data.layout.steps),
+            epochs=plan.training.epochs or -(-(plan.training.steps or 1) // data.layout.steps),
             data_digest=digest_of(train),
         )
 
@@ -185,16 +189,18 @@ class Work:
             return self._model(under, sample, shape, classes)
 
         self._make = lambda under: make(under)[0]
-        if plan.static_batches and plan.rehearsal:
-            static.check_model(make(tf.distribute.get_strategy())[0], sample, plan.replica_batch, plan.gradient_bits)
+        if plan.strategy.static_batches and plan.hardware.rehearsal:
+            static.check_model(
+                make(tf.distribute.get_strategy())[0], sample, plan.training.replica_batch, plan.training.gradient_bits
+            )
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
             set_policy(plan)
-        if not plan.asynchronous:
+        if not plan.strategy.asynchronous:
             return make(self._strategy)
-        with tables.on_servers(len(plan.ranks("parameter server")), plan.min_shard_bytes):
+        with tables.on_servers(len(plan.ranks("parameter server")), plan.strategy.min_shard_bytes):
             made = make(self._strategy)
-        for text in tables.check(made[0], plan.min_shard_bytes):
+        for text in tables.check(made[0], plan.strategy.min_shard_bytes):
             self._tell("warning", text=text)
         return made
 
@@ -202,10 +208,10 @@ class Work:
         self, model: keras.Model, outputs: list[str], data: Data, held_out: list[Data], resume: str | None
     ) -> Loop:
         """The loop that trains the model, from where an earlier one was where there is something to go on with."""
-        plan, strategy, bits = self._plan, self._strategy, self._plan.gradient_bits
+        plan, strategy, bits = self._plan, self._strategy, self._plan.training.gradient_bits
         first, rest = (*held_out, None, None)[:2]
         position = self._prepare_survival(resume, data.layout, digest_of(data.part))
-        if plan.asynchronous:
+        if plan.strategy.asynchronous:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
@@ -217,14 +223,14 @@ class Work:
         """The plan's model, compiled under a strategy, and the names of its outputs."""
         plan = self._plan
         return build.model(
-            lambda: targets.call(plan.model_build, "model.build", input_shape=shape, num_classes=classes),
+            lambda: targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=classes),
             under,
             sample,
-            targets.value(plan.optimizer, "train.optimizer"),
-            plan.learning_rate,
-            targets.value(plan.loss, "train.loss"),
-            targets.value(plan.metrics, "train.metrics"),
-            plan.rate_scale,
+            targets.value(plan.training.optimizer, "train.optimizer"),
+            plan.training.learning_rate,
+            targets.value(plan.training.loss, "train.loss"),
+            targets.value(plan.training.metrics, "train.metrics"),
+            plan.training.rate_scale,
         )
 
     def _size(self) -> None:
@@ -255,9 +261,10 @@ class Work:
 
     def _begin(self) -> None:
         plan = self._plan
-        keras.utils.set_random_seed(plan.seed)
+        keras.utils.set_random_seed(plan.training.seed)
         callbacks = [
-            targets.value(callback, f"train.callbacks[{index}]") for index, callback in enumerate(plan.callbacks)
+            targets.value(callback, f"train.callbacks[{index}]")
+            for index, callback in enumerate(plan.training.callbacks)
         ]
         wrong = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.Callback)]
         if wrong:
@@ -265,7 +272,12 @@ class Work:
         if self._survival is not None and self._process.rank == 0:
             self._survival.checkpointer.check()
         self._training = Training(
-            self._ready(), plan.epochs, plan.steps, callbacks, self._tell_of_training, survival=self._survival
+            self._ready(),
+            plan.training.epochs,
+            plan.training.steps,
+            callbacks,
+            self._tell_of_training,
+            survival=self._survival,
         )
 
     def _calibrate(self, steps_per_call: int | None) -> None:
@@ -293,7 +305,7 @@ class Work:
             examples=float(sum(call.sizes.sum() for call in timed)),
             seconds=sum(call.seconds for call in timed),
             calls=[[call.steps, call.seconds] for call in timed],
-            input_seconds=[] if self._plan.deterministic else waits,
+            input_seconds=[] if self._plan.training.deterministic else waits,
         )
 
     def _train(self, steps_per_call: int, folder: str) -> None:
@@ -302,7 +314,7 @@ class Work:
         for _ in training.advance(None, steps_per_call):
             pass
         self._put_back.close()
-        if loop.chief and self._plan.save:
+        if loop.chief and self._plan.training.save:
             build.unscaled(loop.model.optimizer)
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)
@@ -343,10 +355,10 @@ class Work:
                 state = Checkpointer(there, self._tell).last(is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
             state = on_all(state, self._strategy)
-        data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data_build}
-        about = {"data": data, "learning_rate": plan.learning_rate}
+        data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data.build}
+        about = {"data": data, "learning_rate": plan.training.learning_rate}
         self._survival = Survival(
-            checkpointer, state, self._asked_to_leave, plan.divergence_factor, plan.rate_scale, about
+            checkpointer, state, self._asked_to_leave, plan.training.divergence_factor, plan.training.rate_scale, about
         )
         if resume is not None and chief:
             if resume == "back":

@@ -39,15 +39,15 @@ class OwnData:
         plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
         self._folder = Path(folder)
         self.whole = dict(zip(SPLITS, self.shard(number, processes), strict=True))
-        if plan.static_batches:
+        if plan.strategy.static_batches:
             for name, part in zip(("training", "validation"), self.whole.values(), strict=True):
                 static.check_data(part, name)
         # Of what was made for this process alone, no other sees anything.
         share = (0, 1) if self.has_shards() else (plan.leaders.index(number), processes)
-        broken = {name: integrity.broken(part, plan.num_classes, *share, plan.on_error == "skip")
+        broken = {name: integrity.broken(part, plan.data.num_classes, *share, plan.data.on_error == "skip")
                   for name, part in self.whole.items()}  # fmt: skip
-        flaws = () if self.has_shards() else integrity.flaws(self.whole["train"], plan.num_classes)
-        if plan.on_error == "stop":
+        flaws = () if self.has_shards() else integrity.flaws(self.whole["train"], plan.data.num_classes)
+        if plan.data.on_error == "stop":
             integrity.refuse([each for found in broken.values() for each in found], flaws)
         else:
             self._sift(broken, reports=self.has_shards() or number == plan.leaders[0])
@@ -59,7 +59,7 @@ class OwnData:
         """Leaves out what is broken of data sets, which every process reads whole; one of them `reports` it."""
         for name, part in self.whole.items():
             if isinstance(part, tf.data.Dataset):
-                self.whole[name], lost = integrity.sifted(part, self._plan.num_classes)
+                self.whole[name], lost = integrity.sifted(part, self._plan.data.num_classes)
                 if lost and reports:
                     which, why = (
                         f"of the {name} data set",
@@ -93,11 +93,11 @@ class OwnData:
     def _cached(self, name: str, part: Any) -> Any:
         """The part, made once and kept, where that was asked for."""
         plan = self._plan
-        if part is None or plan.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
+        if part is None or plan.data.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
             return part
-        if plan.cache == "memory":
+        if plan.data.cache == "memory":
             return cache.in_memory(part)
-        build = json.dumps(plan.data_build, sort_keys=True, default=str)
+        build = json.dumps(plan.data.build, sort_keys=True, default=str)
         if isinstance(part, Examples) and part.digest is not None:
             # Other runs on the same data can use it.
             files = [dataclasses.astuple(each) for each in part.raw] if part.in_files else part.count
@@ -114,7 +114,7 @@ class OwnData:
             return part, False
         files = [each.records for each in part.raw]
         # Files that were lost may leave too few for what was asked.
-        asked = self._plan.shard if len(files) >= len(leaders) else "auto"
+        asked = self._plan.data.shard if len(files) >= len(leaders) else "auto"
         if shared(asked, files, len(leaders)) == "element":
             return part, False
         mine = dealt(files, len(leaders))[leaders.index(self._process.rank)]
@@ -132,24 +132,24 @@ class OwnData:
 
     def read_by_workers(self, train: Any) -> list[Any]:
         """What asynchronous workers read of the training data: each a part of its own, where it can be had in parts."""
-        shares = self._plan.workers if self._plan.asynchronous and self.has_shards() else 1
+        shares = self._plan.workers if self._plan.strategy.asynchronous and self.has_shards() else 1
         return [self.shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
 
     def name_broken(self, error: Exception) -> None:
         """Raises what is broken in the data, if that is what an operation has failed for."""
         if not lost_a_peer(error):
             for part in self.parts.values():
-                found = integrity.broken(part, self._plan.num_classes, 0, 1, thorough=True)
-                integrity.refuse([*found, *integrity.first_broken(part, self._plan.num_classes)], [])
+                found = integrity.broken(part, self._plan.data.num_classes, 0, 1, thorough=True)
+                integrity.refuse([*found, *integrity.first_broken(part, self._plan.data.num_classes)], [])
 
     def has_shards(self) -> bool:
         """Is the data made in shards, one for each process?"""
-        return targets.asks_for(self._plan.data_build, "data.build", "shard")
+        return targets.asks_for(self._plan.data.build, "data.build", "shard")
 
     def shard(self, shard: int, shards: int) -> tuple[Any, Any]:
         """(training, validation) data, or a shard of them where the data can be had in shards."""
         with tf.device("CPU:0"):
-            made = targets.call(self._plan.data_build, "data.build", shard=shard, shards=shards)
+            made = targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards)
         try:
             train, validation = made
         except (TypeError, ValueError) as error:
@@ -161,16 +161,16 @@ class OwnData:
     def layout(self, counts: list[int]) -> Layout:
         """How steps take their examples from shards of which each has so many."""
         plan, process = self._plan, self._process
-        if plan.asynchronous:
-            return Layout(plan.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
+        if plan.strategy.asynchronous:
+            return Layout(plan.training.global_batch, replicas=1, first=0, local=1, counts=tuple(counts))
         return Layout(
-            plan.global_batch,
+            plan.training.global_batch,
             plan.workers,
             process.replicas[0],
             len(process.replicas),
             tuple(counts),
             process.rank,
-            "left out" if self._plan.static_batches else "short",
+            "left out" if self._plan.strategy.static_batches else "short",
         )
 
     def validation_parts(self, counts: list[int]) -> list[tuple[Any, Layout]]:
@@ -179,7 +179,7 @@ class OwnData:
         if part is None:
             return []
         layout = self.layout(counts)
-        return batches.static_parts(part, layout) if self._plan.static_batches else [(part, layout)]
+        return batches.static_parts(part, layout) if self._plan.strategy.static_batches else [(part, layout)]
 
 
 def digest_of(part: Any) -> str:

@@ -44,7 +44,9 @@ def is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:
 
     def good(values: Mapping[str, Any]) -> bool:
         loss, first = values["loss"], values["first_loss"]
-        return bool(values["finite"]) and (loss is None or loss <= plan.divergence_factor * max(1.0, abs(first)))
+        return bool(values["finite"]) and (
+            loss is None or loss <= plan.training.divergence_factor * max(1.0, abs(first))
+        )
 
     return good
 
