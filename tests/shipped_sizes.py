@@ -52,8 +52,8 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
 def _offline(each: Plan, data: str) -> Plan:
     if data not in ("mnist", "fashion_mnist", "cifar10"):
         return each
-    made_up = {"_target_": "pipeline.data.synthetic", "shape": list(each.input_shape or ()), "num_classes": 10}
-    return replace(each, data_build=made_up | {"train_examples": 64, "validation_examples": 8})
+    made_up = {"_target_": "pipeline.data.synthetic", "shape": list(each.data.input_shape or ()), "num_classes": 10}
+    return replace(each, data=replace(each.data, build=made_up | {"train_examples": 64, "validation_examples": 8}))
 
 
 def main() -> None:
