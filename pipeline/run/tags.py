@@ -11,6 +11,7 @@ from pipeline.config import parts, targets
 from pipeline.config.parts import Part
 from pipeline.config.schema import Config, Store
 from pipeline.plan.plan import Plan
+from pipeline.record.results import Layout
 from pipeline.run.session import PointRequest
 
 
@@ -26,9 +27,8 @@ def parameters(planned: Plan, config: Config) -> dict[str, Any]:
 
 def name_of(planned: Plan) -> str:
     """What the run is called in MLflow, where charts show nothing else of it."""
-    doubts = comparable.doubts(
-        {"rehearsal": planned.hardware.rehearsal, "oversubscribed": planned.hardware.oversubscribed}
-    )
+    hardware = planned.hardware
+    doubts = comparable.doubts(Layout(rehearsal=hardware.rehearsal, oversubscribed=hardware.oversubscribed))
     marked = f" ({', '.join(doubts)})" if doubts else ""
     return f"{planned.strategy.name}-{planned.workers}-{planned.model.name}-{planned.data.name}{marked}"
 

@@ -10,25 +10,29 @@ import io
 import os
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
+from pipeline.config.parts import flat
 from pipeline.record.events import EventLog, read, write_whole
+from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, recall
-from pipeline.run.views import Tracking
+from pipeline.run.views import PointResult, Tracking
 from pipeline.views.mlflow.stores import Store
 from pipeline.views.report import page
 from pipeline.views.report.figures import Drawn, LeftOut, draw
 from pipeline.views.report.gather import Point, Sweep, gather
 from pipeline.views.terminal import report_lines
+from pipeline.views.terminal.verdict import contestant_name, mark_texts, verdict_lines
 
 # The folder beside the points, and what it is called as a run of MLflow.
 FOLDER = "report"
 # Of the best point, in MLflow's table beside the points themselves.
 METRICS = ("examples_per_second", "speedup", "efficiency")
+# What result.json has that the table of all numbers says otherwise, or not at all.
+OF_THE_FILE = ("version", "status", "notes")
 
 
 @dataclass(frozen=True)
@@ -46,20 +50,16 @@ class Written:
     def lines(self) -> list[str]:
         """The verdict, what it leaves out, what to change first and how good predictions were, in sentences."""
         first = page.advice(self.sweep, self.verdict)[:1]
-        return [*self.verdict.lines, *first, *filter(None, [page.score(self.sweep)])]
+        return [*verdict_lines(self.verdict), *first, *filter(None, [page.score(self.sweep)])]
 
     @property
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[PointResult]:
         """What became of each point, in the order in which the verdict numbers them."""
-        not_run = {"error": "it was not run yet"}
-        return [
-            {**not_run, **point.run.result, "status": point.status, "overrides": point.overrides}
-            for point in self.sweep.points
-        ]
+        return [_became(point) for point in self.sweep.points]
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(self.lines, str(self.html), [(each.title, each.why) for each in self.left_out])
+        return report_lines(self.lines, str(self.html), [(figure.title, figure.why) for figure in self.left_out])
 
 
 def write(folder: Path) -> Written:
@@ -78,11 +78,11 @@ def write(folder: Path) -> Written:
     beside.mkdir(exist_ok=True)
     for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
         old.unlink()
-    figures = [path for each in drawn if isinstance(each, Drawn) for path in _kept(each, beside)]
+    figures = [path for figure in drawn if isinstance(figure, Drawn) for path in _kept(figure, beside)]
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
     write_whole(html, page.page(sweep, decided, drawn))
     write_whole(table, points_csv(sweep))
-    left_out = tuple(each for each in drawn if isinstance(each, LeftOut))
+    left_out = tuple(figure for figure in drawn if isinstance(figure, LeftOut))
     return Written(sweep, decided, html, table, tuple(figures), left_out)
 
 
@@ -127,18 +127,25 @@ def points_csv(sweep: Sweep) -> str:
     return text.getvalue()
 
 
-def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
-    result = {name: value for name, value in point.run.result.items() if name != "folder"}
+def _became(point: Point) -> PointResult:
+    ending = point.result.ending
+    if ending.status is None:
+        ending = Ending(point.status, ending.error or "it was not run yet")
+    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides)
+
+
+def _row(point: Point, sweep: Sweep) -> dict[str, object]:
+    result = to_values(point.result)
     return {
         "point": point.place,
         "status": point.status,
         "group": point.group,
-        "marks": "; ".join(point.marks),
+        "marks": "; ".join(mark_texts(point.marks)),
         "overrides": " ".join(point.overrides),
         "folder": point.run.folder.name,
         "target": sweep.target,
         "seconds_to_target": sweep.seconds_to_target(point),
-        **{name: value for name, value in comparable.flat(result) if name not in ("status", "notes")},
+        **{name: value for name, value in comparable.flat(result) if name not in OF_THE_FILE},
     }
 
 
@@ -149,25 +156,25 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
-def _told(written: Written) -> dict[str, Any]:
+def _told(written: Written) -> dict[str, object]:
     """What MLflow shows of a report: files, the best point's numbers, and what it says."""
     best = written.verdict.best
-    result = best.runs[0].result if best else {}
+    speed = flat(best.runs[0].result.speed) if best else {}
     listed = [
-        f"- {point.name.strip()}: {point.status}"
-        + (f", run {point.run.result['mlflow_run_id']}" if point.run.result.get("mlflow_run_id") else "")
+        f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points
+        for run_id in [point.result.tracked.mlflow_run_id]
     ]
     return {
         "files": {
             "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
             "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
         },
-        "values": {name: result[name] for name in METRICS if result.get(name) is not None},
+        "values": {name: speed[name] for name in METRICS if speed.get(name) is not None},
         "tags": {
-            "best": best.name if best else None,
+            "best": contestant_name(best) if best else None,
             "confidence": written.verdict.confidence,
-            "verdict": " ".join(written.verdict.lines),
+            "verdict": " ".join(verdict_lines(written.verdict)),
         },
         "text": "\n\n".join(
             [*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]

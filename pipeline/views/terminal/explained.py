@@ -20,7 +20,7 @@ contention 5.0% (-1.0% to 10%)', 'worker 1 is behind the others']
     """
     if not isinstance(explained, Mapping) or (lost := number(explained.get("lost"))) is None:
         return []
-    within = brackets(span(explained.get("lost_low"), explained.get("lost_high"), percent, " to "))
+    within = brackets(span(number(explained.get("lost_low")), number(explained.get("lost_high")), percent, " to "))
     parts = listed(*(f"{name} {percent(share)}{brackets(ends)}" for share, name, ends in _parts(explained)))
     straggler = clean(explained.get("straggler"))
     told = (
@@ -43,7 +43,7 @@ def _parts(explained: Mapping[str, object]) -> list[tuple[float, str, str]]:
     """(share, name, range) of each part, the largest first."""
     return sorted(
         (
-            (share, clean(item.get("name")), span(item.get("low"), item.get("high"), percent, " to "))
+            (share, clean(item.get("name")), span(number(item.get("low")), number(item.get("high")), percent, " to "))
             for item in items(explained.get("parts"))
             if isinstance(item, Mapping) and (share := number(item.get("share"))) is not None
         ),

@@ -53,9 +53,9 @@ def _stages(profile: Mapping[str, object]) -> list[tuple[float, str, float]]:
     """(share, name, microseconds an example) of the input's stages, the costliest first."""
     found = [item for item in items(profile.get("stages")) if isinstance(item, Mapping)]
     told = [
-        (share, clean(each.get("name")), cost)
-        for each in found
-        if (share := number(each.get("share"))) is not None
-        and (cost := number(each.get("microseconds_per_example"))) is not None
+        (share, clean(stage.get("name")), cost)
+        for stage in found
+        if (share := number(stage.get("share"))) is not None
+        and (cost := number(stage.get("microseconds_per_example"))) is not None
     ]
     return sorted(told, reverse=True)
