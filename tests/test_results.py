@@ -10,7 +10,7 @@ from conftest import QUICK, ROOT
 from test_older import OLD
 
 from pipeline.config.parts import flat, leaves
-from pipeline.record import baselines, predictions, results, sweeps
+from pipeline.record import baselines, predictions, results, sweeps, tracking
 from pipeline.record.baselines import Baseline
 from pipeline.record.predictions import FittedOn, Line, Scored
 from pipeline.record.results import (
@@ -28,6 +28,7 @@ from pipeline.record.results import (
     Training,
 )
 from pipeline.record.sweeps import Entry
+from pipeline.record.tracking import Copied, State, Store
 
 FITTED_ON = FittedOn(2, 1, ("mirrored",), ("mlp",), (1, 2), (1,), (64,), (9610,), "here", {"keras": "3"}, 0.01)
 SCORED = Scored(
@@ -157,3 +158,17 @@ def test_a_sweep_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(tmp
     for text in ("", "{}", '{"points": [{"place": 0}]}', '{"points": 1}'):
         (tmp_path / Path(sweeps.FILE)).write_text(text)
         assert sweeps.read(tmp_path) == []
+
+
+def test_where_a_run_is_tracked_is_read_as_it_was_written_also_by_0_1_0(tmp_path):
+    store, own, other = Store("sqlite", "sqlite:///a.db", "pipeline", "file:///a"), Copied("abc", "1", 9), Copied("d")
+    state = State(store, Copied(), {}).with_copied("sqlite:///a.db", own).with_copied("http://there", other)
+    tracking.write(tmp_path, state)
+    assert tracking.recall(tmp_path) == state == State(store, own, {"http://there": other})
+    assert (state.in_store("sqlite:///a.db"), state.in_store("http://nowhere")) == (own, Copied())
+    assert tracking.recall(tmp_path / "nothing") == State()
+    old = OLD / "sweeps" / "both" / "1_mirrored"
+    read = tracking.recall(old)
+    assert (read.copied.closed, read.store and read.store.experiment) == ("FINISHED", "old")
+    tracking.write(tmp_path, read)
+    assert json.loads((tmp_path / "tracking.json").read_text()) == json.loads((old / "tracking.json").read_text())

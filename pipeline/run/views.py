@@ -13,6 +13,7 @@ from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
 from pipeline.record.predictions import FittedOn
 from pipeline.record.results import Result
+from pipeline.record.tracking import Store
 
 if TYPE_CHECKING:
     from pipeline.analyze.scoring import Score
@@ -112,7 +113,7 @@ class Tracking(Protocol):
     def begin(self) -> None:
         """Gets ready, while something else is waited for."""
 
-    def follow(self, folder: Path, store: Mapping[str, Any]) -> None:
+    def follow(self, folder: Path, store: Store) -> None:
         """Has the log in `folder` sent to `store` from now on."""
 
     def run_id(self, folder: Path, timeout: float) -> str | None:

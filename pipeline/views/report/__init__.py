@@ -18,9 +18,8 @@ from pipeline.analyze.verdict import Verdict
 from pipeline.config.parts import flat
 from pipeline.record.events import EventLog, read, write_whole
 from pipeline.record.results import Ending, to_values
-from pipeline.record.tracking import LOG, recall
+from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.views import PointResult, Tracking
-from pipeline.views.mlflow.stores import Store
 from pipeline.views.report import page
 from pipeline.views.report.figures import Drawn, LeftOut, draw
 from pipeline.views.report.gather import Point, Sweep, gather
@@ -102,7 +101,7 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
             name = written.sweep.name
             about = {"key": uuid.uuid4().hex, "name": f"sweep {name}", "folder": str(beside)}
             tags = {"sweep": name, "kind": "report"}
-            log.append(here | {"event": "run", **about, "experiment": store["experiment"], "params": {}, "tags": tags})
+            log.append(here | {"event": "run", **about, "experiment": store.experiment, "params": {}, "tags": tags})
         log.append(here | {"event": "report", **_told(written)})
         log.append(here | {"event": "ended", "status": "FINISHED", "error": None})
     finally:
@@ -112,8 +111,8 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
 
 def store_of(sweep: Sweep) -> Store | None:
     """Where the points of a sweep are tracked; None for nowhere."""
-    stores = (recall(point.run.folder)["store"] or {} for point in sweep.points)
-    return next((store for store in stores if store.get("uri")), None)
+    stores = (recall(point.run.folder).store for point in sweep.points)
+    return next((store for store in stores if store and store.uri), None)
 
 
 def points_csv(sweep: Sweep) -> str:
