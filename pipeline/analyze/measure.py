@@ -56,14 +56,14 @@ def slowest(measured: Mapping[int, Mapping[str, Any]]) -> Repeat:
     Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25))
     """
     everyone = [measured[rank] for rank in sorted(measured)]
-    calls = zip(*(each["calls"] for each in everyone), strict=True)
+    calls = zip(*(told["calls"] for told in everyone), strict=True)
     return Repeat(
         examples=float(everyone[0]["examples"]),
-        seconds=max(float(each["seconds"]) for each in everyone),
+        seconds=max(float(told["seconds"]) for told in everyone),
         step_seconds=tuple(max(seconds / count for count, seconds in call) for call in calls),
         # Those whose events are of an earlier version have none.
         input_shares=tuple(
-            min(1.0, waited / float(each["seconds"])) for each in everyone for waited in each.get("input_seconds", ())
+            min(1.0, waited / float(told["seconds"])) for told in everyone for waited in told.get("input_seconds", ())
         ),
     )
 
@@ -98,8 +98,8 @@ def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:
     >>> slowest_rates([{"examples": [64, 64], "seconds": [1.0, 2.0]}, {"examples": [64, 64], "seconds": [2.0, 1.0]}])
     [32.0, 32.0]
     """
-    seconds = [max(each) for each in zip(*(event["seconds"] for event in told), strict=True)]
-    return [throughput(examples, each) for examples, each in zip(told[0]["examples"], seconds, strict=True)]
+    slowest_seconds = [max(of_piece) for of_piece in zip(*(event["seconds"] for event in told), strict=True)]
+    return [throughput(count, seconds) for count, seconds in zip(told[0]["examples"], slowest_seconds, strict=True)]
 
 
 def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -19,13 +19,15 @@ from pipeline.views.terminal.verdict import mark_texts
 from pipeline.views.terminal.words import brackets, items, number, rate, span
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLACK, GREY = "#000000", "#767676"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 MARKERS = "osD^vPX"
-DASHES: tuple[Any, ...] = (
+Dash = str | tuple[float, tuple[float, ...]]
+DASHES: tuple[Dash, ...] = (
     "-",
     (0, (5, 2)),
     (0, (1, 1.5)),
@@ -286,7 +288,7 @@ def _first(points: Sequence[Point]) -> Sequence[Point]:
     return sorted(fastest, key=lambda point: point.place)
 
 
-def _look(place: int) -> tuple[str, str, Any]:
+def _look(place: int) -> tuple[str, str, Dash]:
     # Where the colours begin again, markers and dashes go on.
     other = place + place // len(COLOURS)
     return COLOURS[place % len(COLOURS)], MARKERS[other % len(MARKERS)], DASHES[other % len(DASHES)]
@@ -346,11 +348,11 @@ def _figure(
     return figure, panels
 
 
-def _handles(axes: Axes) -> list[Any]:
+def _handles(axes: Axes) -> list[Artist]:
     return list(axes.get_legend_handles_labels()[0])
 
 
-def _drawn(name: str, title: str, told: str, figure: Figure, handles: Sequence[Any] = ()) -> Drawn:
+def _drawn(name: str, title: str, told: str, figure: Figure, handles: Sequence[Artist] = ()) -> Drawn:
     import matplotlib as mpl
 
     if handles:

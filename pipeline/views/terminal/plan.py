@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.plan.plan import REPEAT_SECONDS, Plan, Process
 from pipeline.record.results import Layout
@@ -100,7 +99,7 @@ def _served(plan: Plan) -> str:
 
 
 def _training(plan: Plan) -> str:
-    optimizer: Any = (
+    optimizer: object = (
         plan.training.optimizer.get("_target_")
         if isinstance(plan.training.optimizer, dict)
         else plan.training.optimizer
