@@ -6,11 +6,11 @@ Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pipeline.plan.plan import Plan
+from pipeline.record.profile import Explanation, Part
 
 PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
 # Of the ends of each part, where there are rounds enough for it.
@@ -44,7 +44,7 @@ class Round:
     no_statistics: float | None = None
 
 
-def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[str, Any]:
+def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explanation:
     """The parts of the lost efficiency, `explained` of result.json, from rounds and the replicas' names.
 
     A share is that of the step time, and so of the throughput that ideal scaling would have brought in that time:
@@ -53,29 +53,29 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     """
     middle = _middle(rounds)
     behind = _behind(rounds)
-    found, *of_rounds = (shares(each, behind) for each in (middle, *rounds))
+    found, *of_rounds = (shares(one, behind) for one in (middle, *rounds))
     ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS if name in found}
-    lost = [{"lost": sum(each.values())} for each in (found, *of_rounds)]
+    lost = [{"lost": sum(parts.values())} for parts in (found, *of_rounds)]
     straggler = None if behind is None else names[behind]
     of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
     # No part that scaling has to do with can bring more than all that is lost.
     gains = {
-        name: (min(each["share"], of_lost["lost"]), min(each["low"], of_lost["lost_low"]))
-        for name, each in ranges.items()
+        name: (min(part["share"], of_lost["lost"]), min(part["low"], of_lost["lost_low"]))
+        for name, part in ranges.items()
     }
     # The baseline waits for its input too, which is no loss of scaling, but would be gained just as well.
-    waits = [(each.everything - each.no_input) / each.everything for each in (middle, *rounds)]
+    waits = [(one.everything - one.no_input) / one.everything for one in (middle, *rounds)]
     gains["input wait"] = (waits[0], ends(waits[1:])[0])
     largest = max(ranges, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
     gain, low = gains[largest]
     bound = largest if gain >= LEAST_SHARE and low > 0 else None
-    return {
+    return Explanation(
         **of_lost,
-        "parts": [{"name": name, **each} for name, each in ranges.items()],
-        "bound": bound,
-        "straggler": straggler,
-        "advice": _advice(bound, gain, of_lost["lost"], straggler, plan),
-    }
+        parts=[Part(name, **share) for name, share in ranges.items()],
+        bound=bound,
+        straggler=straggler,
+        advice=_advice(bound, gain, of_lost["lost"], straggler, plan),
+    )
 
 
 def shares(one: Round, behind: int | None = None) -> dict[str, float]:
@@ -106,7 +106,7 @@ def shares(one: Round, behind: int | None = None) -> dict[str, float]:
         "host overhead": one.calling - one.one_calling,
         "other": alone - one.one_no_input,
     }
-    return {name: each / one.everything for name, each in seconds.items()}
+    return {name: taken / one.everything for name, taken in seconds.items()}
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
@@ -125,19 +125,20 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return sorted(values)[place], sorted(values, reverse=True)[place]
 
 
-def disagreement(explained: Mapping[str, Any], efficiency: tuple[float, float, float]) -> list[str]:
+def disagreement(explained: Explanation, efficiency: tuple[float, float, float]) -> list[str]:
     """What is to be said where the efficiency that was timed in training is another: the machine has changed.
 
-    >>> disagreement({"lost": 0.5, "lost_low": 0.4, "lost_high": 0.6}, (0.9, 0.8, 0.95))
+    >>> found = Explanation(0.5, 0.4, 0.6, parts=[], bound=None, straggler=None, advice="")
+    >>> disagreement(found, (0.9, 0.8, 0.95))
     ['The efficiency was 90% while training was timed, and 50% when its loss was explained: the machine has changed.']
-    >>> disagreement({"lost": 0.5, "lost_low": 0.4, "lost_high": 0.6}, (0.7, 0.6, 0.8))
+    >>> disagreement(found, (0.7, 0.6, 0.8))
     []
     """
     value, low, high = efficiency
-    if low <= 1 - explained["lost_low"] and high >= 1 - explained["lost_high"]:
+    if low <= 1 - explained.lost_low and high >= 1 - explained.lost_high:
         return []
     return [
-        f"The efficiency was {value:.0%} while training was timed, and {1 - explained['lost']:.0%} when its loss was "
+        f"The efficiency was {value:.0%} while training was timed, and {1 - explained.lost:.0%} when its loss was "
         f"explained: the machine has changed."
     ]
 
@@ -146,24 +147,24 @@ def _middle(rounds: Sequence[Round]) -> Round:
     """The medians of the rounds."""
 
     def median(of: Callable[[Round], float]) -> float:
-        return float(np.median([of(each) for each in rounds]))
+        return float(np.median([of(one) for one in rounds]))
 
     return Round(
-        everything=median(lambda each: each.everything),
-        no_input=median(lambda each: each.no_input),
-        calling=median(lambda each: each.calling),
-        one_everything=median(lambda each: each.one_everything),
-        one_no_input=median(lambda each: each.one_no_input),
-        one_calling=median(lambda each: each.one_calling),
-        together={place: median(lambda each, place=place: each.together[place]) for place in rounds[0].together},  # type: ignore[misc]
-        alone={place: median(lambda each, place=place: each.alone[place]) for place in rounds[0].alone},  # type: ignore[misc]
-        no_statistics=None if rounds[0].no_statistics is None else median(lambda each: each.no_statistics or 0.0),
+        everything=median(lambda one: one.everything),
+        no_input=median(lambda one: one.no_input),
+        calling=median(lambda one: one.calling),
+        one_everything=median(lambda one: one.one_everything),
+        one_no_input=median(lambda one: one.one_no_input),
+        one_calling=median(lambda one: one.one_calling),
+        together={place: median(lambda one, place=place: one.together[place]) for place in rounds[0].together},  # type: ignore[misc]
+        alone={place: median(lambda one, place=place: one.alone[place]) for place in rounds[0].alone},  # type: ignore[misc]
+        no_statistics=None if rounds[0].no_statistics is None else median(lambda one: one.no_statistics or 0.0),
     )
 
 
 def _behind(rounds: Sequence[Round]) -> int | None:
     """The replica that others wait for, if there is one: slower than they are by more than either varies."""
-    together = {place: [each.together[place] for each in rounds] for place in rounds[0].together}
+    together = {place: [one.together[place] for one in rounds] for place in rounds[0].together}
     if len(together) < 2:
         return None
     slowest = max(together, key=lambda place: float(np.median(together[place])))
@@ -177,7 +178,7 @@ def _with_ends(
     value: str, name: str, found: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
 ) -> dict[str, float]:
     """The value of that name, and the ends of the rounds' values, which may be moved for it to be between them."""
-    low, high = ends([each[name] for each in of_rounds])
+    low, high = ends([values[name] for values in of_rounds])
     return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
 
 

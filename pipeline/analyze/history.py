@@ -6,7 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.record import events
+from pipeline.record import log
+from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
 
 # What a sweep's folder tells of its points.
 SWEEP = "sweep.json"
@@ -30,14 +31,14 @@ class Run:
         # It needs NumPy, which whoever only shows results can do without.
         from pipeline.analyze import measure
 
-        attempt, told = 0, dict[int, tuple[int, dict[int, Mapping[str, Any]]]]()
+        attempt, told = 0, dict[int, tuple[int, dict[int, Measured]]]()
         for event in self._timing:
-            if event["event"] != "measured":
+            if not isinstance(event, Measured):
                 attempt += 1
             else:
                 # What was timed once more, perhaps by others, takes the place of what was cut short.
-                last, ranks = told.get(event["repeat"], (attempt, {}))
-                told[event["repeat"]] = attempt, {**(ranks if last == attempt else {}), event["rank"]: event}
+                last, ranks = told.get(event.repeat, (attempt, {}))
+                told[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
         # The result counts those that were whole, and that hold for its plan.
         whole = sorted(told)[: self.result.get("repeats")]
         return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
@@ -45,23 +46,22 @@ class Run:
     @cached_property
     def measured_at(self) -> float | None:
         """When its first repeat was timed, in seconds since 1970; None where none was."""
-        return next((float(each["time"]) for each in self._timing if each["event"] == "measured"), None)
+        return next((event.time for event in self._timing if isinstance(event, Measured)), None)
 
     @cached_property
-    def _timing(self) -> list[Mapping[str, Any]]:
+    def _timing(self) -> list[Event]:
         """What its log tells of timed repeats, and of the beginnings after which they may come again."""
         return [
             event
-            for event, _ in events.read(self.folder / "events.jsonl")
-            if event.get("event") in ("resumed", "restarted")
-            or (event.get("event") == "measured" and event.get("group") == "point")
+            for event, _ in log.read(self.folder / "events.jsonl")
+            if isinstance(event, Resumed | Restarted) or (isinstance(event, Measured) and event.group == "point")
         ]
 
     @cached_property
     def train_examples(self) -> int | None:
         """Examples of an epoch, where the run has told."""
-        built = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "built")
-        return next((each.get("train_examples") for each in built if each.get("group", "point") == "point"), None)
+        told = (event for event, _ in log.read(self.folder / "events.jsonl"))
+        return next((event.train_examples for event in told if isinstance(event, Built) and event.of_point), None)
 
 
 def find(name: str, output: Path) -> Path:
@@ -69,8 +69,7 @@ def find(name: str, output: Path) -> Path:
     if (Path(name) / "result.json").is_file():
         return Path(name)
     there = {
-        path.parent: events.read_whole(path).get("mlflow_run_id")
-        for path in sorted(output.glob("[rs]*/**/result.json"))
+        path.parent: log.read_whole(path).get("mlflow_run_id") for path in sorted(output.glob("[rs]*/**/result.json"))
     }
     found = [folder for folder, number in there.items() if folder.name == name or str(number or "").startswith(name)]
     if len(found) == 1:
@@ -79,7 +78,7 @@ def find(name: str, output: Path) -> Path:
         raise HistoryError(
             f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
         )
-    last = max(there, key=events.written, default=None)
+    last = max(there, key=log.written, default=None)
     instead = f"Try {last}." if last else "Try --output-dir=..."
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
@@ -87,12 +86,12 @@ def find(name: str, output: Path) -> Path:
 def of(result: Mapping[str, Any]) -> Run:
     """The run that a result tells of, with its plan where that is still there."""
     folder = Path(str(result["folder"])) if result.get("folder") else None
-    return Run(folder or Path(), result, {} if folder is None else events.read_whole(folder / "plan.json"))
+    return Run(folder or Path(), result, {} if folder is None else log.read_whole(folder / "plan.json"))
 
 
 def load(folder: Path) -> Run:
     """The run in a folder. Raises `HistoryError`."""
-    run = Run(folder, events.read_whole(folder / "result.json"), events.read_whole(folder / "plan.json"))
+    run = Run(folder, log.read_whole(folder / "result.json"), log.read_whole(folder / "plan.json"))
     if not run.result or not run.plan:
         raise HistoryError(
             f"Expected a run that was started, with result.json and plan.json, received {folder}, which has "
@@ -113,8 +112,8 @@ def finished(output: Path, of_sweep: str | None = None) -> list[Run]:
     )
     found = [path for folder in where for path in folder.glob("**/result.json")]
     runs = [
-        Run(path.parent, events.read_whole(path), events.read_whole(path.parent / "plan.json"))
-        for path in sorted(found, key=events.written)
+        Run(path.parent, log.read_whole(path), log.read_whole(path.parent / "plan.json"))
+        for path in sorted(found, key=log.written)
     ]
     return [
         run
@@ -133,7 +132,7 @@ def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
     for folder in (Path(name), output / "sweeps" / name):
         if name and _is_sweep(folder):
             return folder
-    last = max(filter(_is_sweep, output.glob("sweeps/*")), key=events.written, default=None)
+    last = max(filter(_is_sweep, output.glob("sweeps/*")), key=log.written, default=None)
     instead = f"{key}={last.name}, or {otherwise}" if last else otherwise
     raise HistoryError(f"Expected {key} to be a sweep's name or folder, received {name or 'none'}. Try {instead}.")
 

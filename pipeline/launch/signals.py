@@ -7,8 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from pipeline.record.events import PREEMPTING
-
+# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
 # linux/prctl.h
 PR_SET_PDEATHSIG = 1

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline.data import manifest
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.record.events import write_whole
+from pipeline.record.log import write_whole
 
 HIDDEN = ".prepare"
 PARTIAL = ".partial"

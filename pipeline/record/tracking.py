@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.record.events import write_whole
+from pipeline.record.log import write_whole
 
 LOG, STATE = "events.jsonl", "tracking.json"
 # Nothing sent.

@@ -15,7 +15,7 @@ from pipeline.plan import planning
 from pipeline.plan import size as sizes
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
-from pipeline.record.events import Event, write_whole
+from pipeline.record.log import write_whole
 from pipeline.run.timing import learn_size
 
 
@@ -28,15 +28,14 @@ def known(plan: Plan, kept: Path) -> Size | None:
     return size
 
 
-def learn(plan: Plan, cluster: Cluster) -> Event:
-    """The `sized` event of a process that builds the model and ends; raises `RunFailed`, in words for a person."""
+def learn(plan: Plan, cluster: Cluster) -> Size:
+    """What a process says that builds the model and ends; raises `RunFailed`, in words for a person."""
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
         return learn_size(cluster, planning.builder_of(plan, cluster.inventory()), Path(folder))
 
 
-def keep(sized: Event, kept: Path) -> Size:
-    """The size that a process has told, written to the file `kept` for later commands."""
-    size = sizes.from_plain({name: value for name, value in sized.items() if name in Size.__dataclass_fields__})
+def keep(size: Size, kept: Path) -> Size:
+    """The size, written to the file `kept` for later commands."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_whole(kept, json.dumps(sizes.to_plain(size)))
     return size
@@ -53,6 +52,6 @@ def _sources(plan: Plan, search: Sequence[str]) -> str:
     named: tuple[Any, ...] = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
     found = {path for node in named for path in targets.sources(node, search)}
     digest = hashlib.sha256()
-    for path in sorted({beside for each in found for beside in each.parent.glob("*.py")}):
+    for path in sorted({beside for source in found for beside in source.parent.glob("*.py")}):
         digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()

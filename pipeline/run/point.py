@@ -6,8 +6,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +20,9 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, with_rate_scale
-from pipeline.record import events
-from pipeline.record.events import PASSING, Event, EventLog, write_whole
+from pipeline.record import events, log, plain
+from pipeline.record.events import PASSING, Ended, Epoch, Event, Restored, Resumed, Run, Steps, Told
+from pipeline.record.log import EventLog, write_whole
 from pipeline.run import model_size, resume, views
 from pipeline.run.conduct import conduct
 from pipeline.run.group import Preempted, RunFailed
@@ -45,9 +47,6 @@ from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
 from pipeline.run.views import Tracking
 
-# What of a training is told once and counts on from the one before, and by what.
-HEARD = {"steps": "step", "epoch": "epoch"}
-
 
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
@@ -69,35 +68,34 @@ class Point:
                 (folder / "result.json").unlink()
         write_whole(folder / "plan.json", planned.to_json())
         # The last step and epoch that are in the log.
-        self._heard = {
-            kind: max(
-                (event[key] for event in (earlier.events if earlier else ()) if event["event"] == kind), default=0
-            )
-            for kind, key in HEARD.items()
-        }
+        self._heard = Heard()
+        for event in earlier.events if earlier else ():
+            self._heard.note(event)
         self._log = EventLog(folder / "events.jsonl")
         self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
         self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
         if earlier is not None and self._measured.point:
-            timed = [event for event in earlier.events if event["event"] == "measured"]
+            timed: list[Event] = [event for event in earlier.events if isinstance(event, events.Measured)]
             if len(self._measured.point) >= planned.measurement.repeats:
                 # No baseline will join any more.
-                timed = [event for event in timed if event["group"] == "point"]
+                timed = [event for event in timed if event.group == "point"]
             self._progress.recall(timed, time.monotonic())
-        here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
-        params, tags = parameters(planned, config), tags_of(planned, request)
+        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request))
         if earlier is not None and earlier.events:
-            self._first = here | {"event": "resumed", "params": params, "tags": tags}
+            self._first: Event = Resumed(params, tags, os.getpid(), os.uname().nodename, time=time.time())
         else:
-            self._first = here | {
-                "event": "run",
-                "key": uuid.uuid4().hex,
-                "name": name_of(planned),
-                "folder": str(folder),
-                "experiment": config.tracking.experiment,
-                "params": params,
-                "tags": tags,
-            }
+            self._first = Run(
+                key=uuid.uuid4().hex,
+                name=name_of(planned),
+                folder=str(folder),
+                experiment=config.tracking.experiment,
+                params=params,
+                tags=tags,
+                pid=os.getpid(),
+                host=os.uname().nodename,
+                version=events.VERSION,
+                time=time.time(),
+            )
 
     def run(self, cluster: Cluster, baseline: Plan | None) -> Result:
         """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
@@ -165,8 +163,8 @@ class Point:
                 self._folder, 0.0 if hurried else self._config.tracking.drain_timeout
             )
         self._write(values)
-        self._tell({"time": time.time(), "event": "result", "values": values})
-        self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
+        self._tell(events.Result(values, time=time.time()))
+        self._tell(Ended(status, error, time=time.time()))
         if status == "FINISHED":
             # What goes on with a run that did not finish reads it again.
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
@@ -188,14 +186,15 @@ class Point:
         return values
 
     def _tell(self, event: Event) -> None:
-        if event["event"] == "restored":
-            for missed in unheard(event.pop("told", ()), self._heard):
+        if isinstance(event, Restored):
+            for missed in self._heard.unheard(event.told):
                 self._tell(missed)
-        if event["event"] in self._heard and event.get("group") == "point":
-            self._heard[event["event"]] = max(self._heard[event["event"]], event[HEARD[event["event"]]])
+            event = dataclasses.replace(event, told=())
+        if event.group == "point":
+            self._heard.note(event)
         now = time.monotonic()
         self._progress.update(event, now)
-        if event["event"] not in PASSING:
+        if not isinstance(event, PASSING):
             self._log.append(event)
             self._offered.update(event, now)
 
@@ -212,7 +211,7 @@ class Point:
                 known = json.loads(self._baseline_file(baseline).read_text())
         if known is None:
             return baseline
-        self._baseline_repeats = [float(each) for each in known["examples_per_second"]]
+        self._baseline_repeats = [float(rate) for rate in known["examples_per_second"]]
         self._baseline_source = f"reused from {known['folder']}"
         return None
 
@@ -223,7 +222,7 @@ class Point:
     def _result(self, status: str, error: str | None) -> Result:
         planned, measured = self._plan, self._measured
         if measured.baseline:
-            self._baseline_repeats = [each.examples_per_second for each in measured.baseline]
+            self._baseline_repeats = [repeat.examples_per_second for repeat in measured.baseline]
         # What other commands can do without.
         with suppress(OSError):
             if measured.size:
@@ -235,15 +234,15 @@ class Point:
         timed_workers = measured.timed_workers or planned.workers
         faster = (speed["speedup"], speed["speedup_low"], speed["speedup_high"])
         price = self._config.hardware.price_per_hour
-        seconds = outlook.seconds_to_finish(planned, middle, measured.built.get("train_examples")) if middle else None
+        seconds = outlook.seconds_to_finish(planned, middle, measured.built.train_examples) if middle else None
         return {
             "status": status,
             **laid_out_as(planned),
             "timed_workers": timed_workers,
             **speed,
             **waits,
-            "profile": measured.profile,
-            "explained": measured.explained,
+            "profile": plain.to_plain(measured.profile),
+            "explained": plain.to_plain(measured.explained),
             "steps_per_call": measured.steps_per_call,
             "notes": [
                 *planned.notes,
@@ -257,9 +256,13 @@ class Point:
             "asynchronous": planned.strategy.asynchronous,
             **self._survived(),
             **(of_asynchronous(planned, measured) if planned.strategy.asynchronous else {}),
-            **{name: finished.get(name) for name in ("epochs", "loss", "val_loss")},
-            **{name: finished.get(name, {}) for name in ("metrics", "val_metrics")},
-            **{name: measured.built.get(name) for name in ("parameters", "state_bytes")},
+            "epochs": finished.epochs,
+            "loss": finished.loss,
+            "val_loss": finished.val_loss,
+            "metrics": finished.metrics or {},
+            "val_metrics": finished.val_metrics or {},
+            "parameters": measured.built.parameters,
+            "state_bytes": measured.built.state_bytes,
             "seconds_startup": measured.seconds_startup,
             "seconds_training": measured.seconds_training,
             "energy_joules": measured.energy_joules,
@@ -281,16 +284,16 @@ class Point:
         if self._plan.hardware.oversubscribed:
             # What was predicted is what devices with cores of their own do.
             return []
-        made = [line for line, _ in events.read(Path(self._config.output_dir) / PREDICTIONS)]
+        made = [values for values, _ in log.objects(Path(self._config.output_dir) / PREDICTIONS)]
         return scoring.scored(made, json.loads(self._plan.to_json()), measured)
 
     def _survived(self) -> Result:
         """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
-        told = [event for event, _ in events.read(self._folder / "events.jsonl")]
+        told = [event for event, _ in log.read(self._folder / "events.jsonl")]
         measured, (repeated, goodput) = self._measured, measure.goodput(told)
         return {
             "workers_at_end": measured.workers or self._plan.workers,
-            "resumed": sum(event.get("event") == "resumed" for event in told),
+            "resumed": sum(isinstance(event, Resumed) for event in told),
             "restarts": measured.restarts,
             "rollbacks": measured.rollbacks,
             "steps_repeated": repeated,
@@ -313,11 +316,30 @@ class Point:
             values |= unwritten(values, problem)
 
 
-def unheard(told: Sequence[Event], heard: Mapping[str, int]) -> list[Event]:
-    """Of what a training had told before its checkpoint, what no conductor has heard: one was killed meanwhile.
+@dataclass
+class Heard:
+    """The last step and epoch of a training that are known."""
 
-    >>> unheard([{"event": "steps", "step": 4}, {"event": "steps", "step": 8}], {"steps": 4, "epoch": 0})
-    [{'event': 'steps', 'step': 8, 'group': 'point', 'rank': 0}]
-    """
-    missed = [event for event in told if event[HEARD[event["event"]]] > heard[event["event"]]]
-    return [event | {"group": "point", "rank": 0} for event in missed]
+    step: int = 0
+    epoch: int = 0
+
+    def note(self, event: Told) -> None:
+        """Takes in what training tells."""
+        match event:
+            case Steps(step=step):
+                self.step = max(self.step, step)
+            case Epoch(epoch=epoch):
+                self.epoch = max(self.epoch, epoch)
+
+    def unheard(self, told: Sequence[Told]) -> list[Event]:
+        """Of what a training had told before its checkpoint, what no conductor has heard: one was killed meanwhile.
+
+        >>> [missed.step for missed in Heard(step=4).unheard([Steps(4, [1.0]), Steps(8, [1.0])])]
+        [8]
+        """
+        return [
+            dataclasses.replace(event, group="point", rank=0)
+            for event in told
+            if (isinstance(event, Steps) and event.step > self.step)
+            or (isinstance(event, Epoch) and event.epoch > self.epoch)
+        ]

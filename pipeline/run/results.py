@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import comparable, explain, measure
 from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
-from pipeline.record.events import write_whole
+from pipeline.record.log import write_whole
+from pipeline.record.profile import Explanation
 from pipeline.run.group import Preemption
 from pipeline.run.session import PointRequest, Result
 from pipeline.run.timing import Measured
@@ -75,16 +75,16 @@ def timed_with(planned: Plan, measured: Measured) -> list[str]:
 
 def lost_of(measured: Measured, part: str) -> int:
     """Examples of a part of the data that were broken and left out."""
-    return sum(each["examples"] for each in measured.built.get("lost", {}).get(part, ()))
+    return sum(broken.examples for broken in measured.lost.get(part, ()))
 
 
 def skipped_notes(measured: Measured) -> list[str]:
     """What is to be said of examples that were left out."""
     notes = []
     for part, what in (("train", "training"), ("validation", "validation")):
-        lost, count = measured.built.get("lost", {}).get(part, ()), lost_of(measured, part)
+        lost, count = measured.lost.get(part, ()), lost_of(measured, part)
         if count:
-            named = first_of([f"{broken['name']} {broken['why']}" for broken in lost], SKIPPED_NAMED)
+            named = first_of([f"{broken.name} {broken.why}" for broken in lost], SKIPPED_NAMED)
             more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
             notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
     return notes
@@ -92,12 +92,12 @@ def skipped_notes(measured: Measured) -> list[str]:
 
 def input_waits(planned: Plan, measured: Measured) -> Result:
     """The share of the step time that was spent waiting for input: of the worker that waited longest, and of each."""
-    most, each = measure.input_wait(measured.point)
+    most, waits = measure.input_wait(measured.point)
     waiting = planned.ranks("worker") if planned.strategy.asynchronous else planned.leaders
     names = [f"{planned.processes[rank].role} {rank}" for rank in waiting]
     return {
         "input_wait": most,
-        "input_wait_by_worker": dict(zip(names, each, strict=False)),
+        "input_wait_by_worker": dict(zip(names, waits, strict=False)),
         "input_bound": None if most is None else most >= measure.INPUT_BOUND,
     }
 
@@ -114,9 +114,7 @@ def bound_by_input(waits: Result) -> list[str]:
     ]
 
 
-def explained_otherwise(
-    explained: Mapping[str, Any] | None, speedup: tuple[float | None, ...], workers: int
-) -> list[str]:
+def explained_otherwise(explained: Explanation | None, speedup: tuple[float | None, ...], workers: int) -> list[str]:
     """What is to be said where what was explained is not what training was timed with."""
     value, low, high = speedup
     if explained is None or value is None or low is None or high is None:
@@ -133,9 +131,9 @@ def unwritten(values: Result, problem: OSError) -> Result:
 def of_asynchronous(planned: Plan, measured: Measured) -> Result:
     """What only an asynchronous training has: staleness in updates, and who made its steps."""
     names = ("staleness_mean", "staleness_max", "steps", "examples", "updates")
-    counts = measured.finished.get("worker_steps") or []
+    counts = measured.finished.worker_steps or []
     ranks = planned.ranks("worker")
-    return {name: measured.finished.get(name) for name in names} | {
+    return {name: getattr(measured.finished, name) for name in names} | {
         "worker_steps": {f"worker {rank}": count for rank, count in zip(ranks, counts, strict=False)},
     }
 

@@ -19,8 +19,9 @@ from typing import Any
 from pipeline.analyze.history import SWEEP
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, wrong_name
-from pipeline.record import events
-from pipeline.record.events import write_whole
+from pipeline.record import log
+from pipeline.record.events import Ended
+from pipeline.record.log import write_whole
 from pipeline.run.resume import Lock
 
 
@@ -133,11 +134,11 @@ class Sweep:
     def kept(self, entry: Entry) -> dict[str, Any] | None:
         """What result.json holds of a point that has finished; None for one that is to be run."""
         folder = self.folder / entry.folder
-        values = events.read_whole(folder / "result.json")
+        values = log.read_whole(folder / "result.json")
         if values.get("status") != "FINISHED":
             return None
         # What was killed in between has no end that could be tracked.
-        ended = any(event.get("event") == "ended" for event, _ in events.read(folder / "events.jsonl"))
+        ended = any(isinstance(event, Ended) for event, _ in log.read(folder / "events.jsonl"))
         return values if ended else None
 
     def note(self, entry: Entry, result: Mapping[str, Any], seconds: float | None = None) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
-from pipeline.record.events import EventLog, read, write_whole
+from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
+from pipeline.record.log import EventLog, read, write_whole
 from pipeline.record.tracking import LOG, recall
 from pipeline.run.views import Tracking
 from pipeline.views.mlflow.stores import Store
@@ -59,7 +60,7 @@ class Written:
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(self.lines, str(self.html), [(each.title, each.why) for each in self.left_out])
+        return report_lines(self.lines, str(self.html), [(left.title, left.why) for left in self.left_out])
 
 
 def write(folder: Path) -> Written:
@@ -78,11 +79,11 @@ def write(folder: Path) -> Written:
     beside.mkdir(exist_ok=True)
     for old in (path for kind in ("svg", "png") for path in beside.glob(f"*.{kind}")):
         old.unlink()
-    figures = [path for each in drawn if isinstance(each, Drawn) for path in _kept(each, beside)]
+    figures = [path for figure in drawn if isinstance(figure, Drawn) for path in _kept(figure, beside)]
     html, table = sweep.folder / "report.html", sweep.folder / "points.csv"
     write_whole(html, page.page(sweep, decided, drawn))
     write_whole(table, points_csv(sweep))
-    left_out = tuple(each for each in drawn if isinstance(each, LeftOut))
+    left_out = tuple(figure for figure in drawn if isinstance(figure, LeftOut))
     return Written(sweep, decided, html, table, tuple(figures), left_out)
 
 
@@ -94,17 +95,26 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
     """
     beside = folder.resolve() / FOLDER
     log = EventLog(beside / LOG)
-    here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+    now, pid, host = time.time(), os.getpid(), os.uname().nodename
     try:
         if any(read(beside / LOG)):
-            log.append(here | {"event": "resumed", "params": {}, "tags": {}})
+            log.append(Resumed(pid=pid, host=host, time=now))
         else:
-            name = written.sweep.name
-            about = {"key": uuid.uuid4().hex, "name": f"sweep {name}", "folder": str(beside)}
-            tags = {"sweep": name, "kind": "report"}
-            log.append(here | {"event": "run", **about, "experiment": store["experiment"], "params": {}, "tags": tags})
-        log.append(here | {"event": "report", **_told(written)})
-        log.append(here | {"event": "ended", "status": "FINISHED", "error": None})
+            log.append(
+                Run(
+                    key=uuid.uuid4().hex,
+                    name=f"sweep {written.sweep.name}",
+                    folder=str(beside),
+                    experiment=store["experiment"],
+                    tags={"sweep": written.sweep.name, "kind": "report"},
+                    pid=pid,
+                    host=host,
+                    version=VERSION,
+                    time=now,
+                )
+            )
+        log.append(_told(written, now))
+        log.append(Ended("FINISHED", time=now))
     finally:
         log.close()
     tracker.follow(beside, store)
@@ -149,7 +159,7 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
-def _told(written: Written) -> dict[str, Any]:
+def _told(written: Written, now: float) -> Report:
     """What MLflow shows of a report: files, the best point's numbers, and what it says."""
     best = written.verdict.best
     result = best.runs[0].result if best else {}
@@ -158,18 +168,17 @@ def _told(written: Written) -> dict[str, Any]:
         + (f", run {point.run.result['mlflow_run_id']}" if point.run.result.get("mlflow_run_id") else "")
         for point in written.sweep.points
     ]
-    return {
-        "files": {
+    return Report(
+        files={
             "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
             "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
         },
-        "values": {name: result[name] for name in METRICS if result.get(name) is not None},
-        "tags": {
+        values={name: result[name] for name in METRICS if result.get(name) is not None},
+        tags={
             "best": best.name if best else None,
             "confidence": written.verdict.confidence,
             "verdict": " ".join(written.verdict.lines),
         },
-        "text": "\n\n".join(
-            [*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]
-        ),
-    }
+        text="\n\n".join([*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]),
+        time=now,
+    )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from pipeline.data.examples import Examples
 from pipeline.private import cache_op, prefetch_op, shuffle_op
+from pipeline.record.events import StageCost
 from pipeline.worker.input import batches
 from pipeline.worker.input import reading as reads
 from pipeline.worker.tensorflow import source
@@ -81,8 +82,8 @@ class Profile:
         self._read_away()
         return _pieces(self._alone.read, steps)
 
-    def costs(self) -> list[dict[str, Any]]:
-        """What each stage of the input costs this process: `name`, `seconds_per_example`, and `seconds_per_step`."""
+    def costs(self) -> list[StageCost]:
+        """What each stage of the input costs this process."""
         # Meanwhile what is read ahead of the last piece of input comes to its end.
         time.sleep(min(self._ahead * self._input_seconds, FILL_SECONDS))
         return costs(self._data)
@@ -203,9 +204,9 @@ def stages(data: Data) -> list[Stage]:
     ]
 
 
-def costs(data: Data) -> list[dict[str, Any]]:
+def costs(data: Data) -> list[StageCost]:
     """What each stage adds to the seconds of an example, and of a step in this process: never less than nothing."""
-    found, before = [], 0.0
+    found, before = list[StageCost](), 0.0
     passing = _passing(data)
     for number, (name, made, examples) in enumerate(stages(data)):
         seconds = _seconds_per_element(made) / examples
@@ -213,7 +214,7 @@ def costs(data: Data) -> list[dict[str, Any]]:
         added = seconds if name == "batch" else max(0.0, seconds - before)
         before = max(seconds, before)
         count = passing[number] if number < len(passing) else examples
-        found.append({"name": name, "seconds_per_example": added, "seconds_per_step": added * count})
+        found.append(StageCost(name, added, added * count))
     return found
 
 
@@ -308,7 +309,7 @@ def _passing(data: Data) -> list[int]:
     opened = reads.opened(data.part) if split else data.part
     # Their input, and what comes before it.
     read = _nodes(opened.raw) if isinstance(opened, Examples) else chain
-    return [data.layout._share if any(node is each for each in read) else _local(data) for node in chain]
+    return [data.layout._share if any(node is other for other in read) else _local(data) for node in chain]
 
 
 def _local(data: Data) -> int:

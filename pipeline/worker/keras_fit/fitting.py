@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from pipeline.analyze import measure
 from pipeline.private import array_slicing
+from pipeline.record.events import Event
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitError, Passes, Place
 from pipeline.worker.keras_fit import agree
@@ -229,8 +230,8 @@ def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[kera
 
 def _callbacks(given: Any, where: Place) -> list[keras.callbacks.Callback]:
     inside = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
-    found = [each for each in keras.tree.flatten(inside) if each is not None]
-    wrong = [each for each in found if not isinstance(each, keras.callbacks.Callback)]
+    found = [given for given in keras.tree.flatten(inside) if given is not None]
+    wrong = [given for given in found if not isinstance(given, keras.callbacks.Callback)]
     if wrong:
         raise FitError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
     if found and where.processes > 1 and tf.distribute.has_strategy():
@@ -298,5 +299,5 @@ def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, 
             )
 
 
-def _tell_nobody(event: str, **fields: Any) -> None:
+def _tell_nobody(event: Event) -> None:
     """Takes what a training tells of: a person reads the history."""

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.plan import Checkpoints
+from pipeline.record.events import Checkpoint, Warned
 from pipeline.worker.engine import Tell
 from pipeline.worker.tensorflow.loop import TrainingError
 
@@ -213,12 +214,8 @@ class Checkpointer:
                 tf.io.gfile.remove(self._path(archive))
             raise
         self._tidy()
-        self._tell(
-            "checkpoint",
-            step=state.values["step"],
-            path=self._path(f"{state.name}.json"),
-            seconds=time.perf_counter() - began,
-        )
+        path = self._path(f"{state.name}.json")
+        self._tell(Checkpoint(state.values["step"], path, seconds=time.perf_counter() - began))
 
     def _tidy(self) -> None:
         """Leaves the last ones and the best, and no archive that nothing refers to."""
@@ -259,7 +256,7 @@ class Checkpointer:
         return posixpath.join(self._folder, name)
 
     def _warn(self, text: str) -> None:
-        self._tell("warning", text=text)
+        self._tell(Warned(text))
 
 
 class _Hashing(io.RawIOBase):

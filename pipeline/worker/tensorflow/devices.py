@@ -11,6 +11,7 @@ import tensorflow as tf
 from pipeline.config import targets
 from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
+from pipeline.record.events import Warned
 from pipeline.strategies.parameter_server import serve
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import service
@@ -105,7 +106,7 @@ def addresses_by_role(plan: Plan) -> dict[str, Any]:
 def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
     addresses = [process.address for process in plan.processes if process.address]
     if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
-        tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
+        tell(Warned(f"TensorFlow listens on every network interface of this machine at {process.address}."))
 
 
 def versions() -> dict[str, str]:

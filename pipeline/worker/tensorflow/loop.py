@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.record.events import Beat
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
@@ -126,7 +127,7 @@ class Loop:
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
         self._compile = partial(steps.training_steps, model, strategy, gradient_bits, fed, layout.last != "short")
         self._train = self._compile()
-        held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
+        held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
         self._results = tf.function(model.get_metrics_result, autograph=False)
@@ -187,7 +188,7 @@ class Loop:
                 count = min(steps_per_call, left)
                 totals.add(*self._validate_some(validate, iterator, count))
                 left, done = left - count, done + count
-                tell("beat", validated=done)
+                tell(Beat(validated=done))
         return totals.means() | self.metrics()
 
     def graph(self) -> Any:

@@ -15,6 +15,7 @@ from pipeline.data.examples import Broken, Examples
 from pipeline.data.manifest import SPLITS
 from pipeline.plan.batches import dealt, shared
 from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, cache, integrity
 from pipeline.worker.input.layout import Layout
@@ -48,11 +49,11 @@ class OwnData:
                   for name, part in self.whole.items()}  # fmt: skip
         flaws = () if self.has_shards() else integrity.flaws(self.whole["train"], plan.data.num_classes)
         if plan.data.on_error == "stop":
-            integrity.refuse([each for found in broken.values() for each in found], flaws)
+            integrity.refuse([one for found in broken.values() for one in found], flaws)
         else:
             self._sift(broken, reports=self.has_shards() or number == plan.leaders[0])
         for flaw in flaws if number == plan.leaders[0] else ():
-            self._tell("warning", text=f"There are {flaw}.")
+            self._tell(Warned(f"There are {flaw}."))
         self._tell_loaded(broken)
 
     def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:
@@ -67,11 +68,11 @@ class OwnData:
                     )
                     broken[name].append(Broken(None, 0, lost, which, why))
 
-    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+    def drop(self, broken: Mapping[str, Mapping[str, list[Lost]]]) -> None:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
         own = [broken.get(str(self._process.rank), {})] if self.has_shards() else broken.values()
         for name, part in self.whole.items():
-            lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
+            lost = [Broken(**vars(found)) for of_process in own for found in of_process.get(name, ())]
             if not isinstance(part, tf.data.Dataset):
                 self.whole[name] = integrity.without(part, lost)
         self._tell_loaded({})
@@ -83,12 +84,9 @@ class OwnData:
             mine, sharded[name] = self._divided(part)
             # What is broken is left out first.
             self.parts[name] = mine if any(broken.values()) else self._cached(name, mine)
-        self._tell(
-            "loaded",
-            sharded=sharded,
-            examples={name: 0 if part is None else batches.count(part) for name, part in self.parts.items()},
-            broken={name: [dataclasses.asdict(each) for each in found] for name, found in broken.items()},
-        )
+        examples = {name: 0 if part is None else batches.count(part) for name, part in self.parts.items()}
+        lost = {name: [Lost(**vars(one)) for one in found] for name, found in broken.items()}
+        self._tell(Loaded(sharded, examples, lost))
 
     def _cached(self, name: str, part: Any) -> Any:
         """The part, made once and kept, where that was asked for."""
@@ -100,7 +98,7 @@ class OwnData:
         build = json.dumps(plan.data.build, sort_keys=True, default=str)
         if isinstance(part, Examples) and part.digest is not None:
             # Other runs on the same data can use it.
-            files = [dataclasses.astuple(each) for each in part.raw] if part.in_files else part.count
+            files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
             return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
         mine = self._process.rank if self.has_shards() else 0
         return cache.in_file(part, self._folder / "cache", f"{build} {name} {mine}")
@@ -112,7 +110,7 @@ class OwnData:
             return part, len(leaders) > 1 and self.has_shards()
         if not (isinstance(part, Examples) and part.in_files):
             return part, False
-        files = [each.records for each in part.raw]
+        files = [segment.records for segment in part.raw]
         # Files that were lost may leave too few for what was asked.
         asked = self._plan.data.shard if len(files) >= len(leaders) else "auto"
         if shared(asked, files, len(leaders)) == "element":

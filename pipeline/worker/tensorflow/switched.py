@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.record.commands import Explain
+from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.loop import Call, Loop
@@ -43,13 +44,14 @@ class Switched:
         self._own_statistics: step.Steps | None = None
         self._copies: dict[int, _Copy] = {}
 
-    def timed(self, command: Explain) -> dict[str, Any]:
-        """What `explaining` tells of such a command."""
+    def timed(self, command: Explain) -> Explaining:
+        """What is told of such a command."""
         match command.what:
             case "no step":
-                return {"seconds": self._no_step()}
+                return Explaining(command.what, seconds=self._no_step())
             case "no communication":
-                return {"replicas": self._no_communication(command.replicas, command.seconds, command.steps_per_call)}
+                taken = self._no_communication(command.replicas, command.seconds, command.steps_per_call)
+                return Explaining(command.what, replicas=taken)
             case "everything":
                 examples, seconds = self._steps(command, self._loop.reader())
             case "no input":
@@ -61,16 +63,14 @@ class Switched:
                 # The step is traced when it is called first.
                 with build.with_own_statistics(self._loop.model):
                     examples, seconds = self._steps(command, self._there(), self._own_statistics)
-        return {"examples": examples, "seconds": seconds}
+        return Explaining(command.what, examples, seconds)
 
     def _no_step(self) -> float:
         """Seconds of a call of the compiled loop in which no step is made."""
         batches = self._loop.reader()
         return sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
 
-    def _no_communication(
-        self, replicas: Sequence[int], seconds: float, steps_per_call: int
-    ) -> list[tuple[int, float]]:
+    def _no_communication(self, replicas: Sequence[int], seconds: float, steps_per_call: int) -> list[TimedReplica]:
         """(number, seconds of a step) of those of these replicas that are here: each trains a copy of its own.
 
         All at the same time, for at least so many seconds.
@@ -82,14 +82,14 @@ class Switched:
             self._copies[number].train(1)
         ready = threading.Barrier(max(1, len(mine)))
 
-        def work(number: int) -> tuple[int, float]:
+        def work(number: int) -> TimedReplica:
             ready.wait()
             began, steps = time.perf_counter(), 0
             while not steps or time.perf_counter() - began < seconds:
                 self._copies[number].train(steps_per_call)
                 steps += steps_per_call
                 self._beat()
-            return number, (time.perf_counter() - began) / steps
+            return TimedReplica(number, (time.perf_counter() - began) / steps)
 
         # One of several is held to a device's share of the cores, as the baseline is, and as it has while all compute.
         cores = self._share(mine[0]) if len(mine) == 1 < len(self._replicas) else ()
@@ -135,8 +135,8 @@ class Switched:
 
     def _share(self, number: int) -> tuple[int, ...]:
         """The cores that one of this process's replicas is meant to have."""
-        each, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
-        return self._cores[place * each : (place + 1) * each]
+        count, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
+        return self._cores[place * count : (place + 1) * count]
 
 
 class _Copy:
