@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -170,6 +171,13 @@ def test_what_is_not_known_or_odd_is_kept_as_it_is(values):
 
 def test_what_a_later_version_adds_to_a_kind_is_passed_over():
     assert from_plain({"time": 8.0, "event": "saved", "path": "a", "bytes": 7}) == Saved("a", time=8.0)
+
+
+def test_every_kind_that_is_logged_is_in_the_docs():
+    page = Path(__file__).parents[1].joinpath("docs", "results.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## events.jsonl")[2].partition("\n## ")[0], re.MULTILINE)
+    logged = {name for name, kind in events.KINDS.items() if kind not in events.PASSING}
+    assert sorted(rows) == sorted(logged)
 
 
 def test_numbers_that_json_lacks_are_written_as_null():

@@ -35,19 +35,19 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
     def end(number: int, frame: object) -> None:
         if spared(number):
             return
-        for each in ENDING:
-            signal.signal(each, signal.SIG_IGN)
+        for other in ENDING:
+            signal.signal(other, signal.SIG_IGN)
         raise Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {each: signal.signal(each, end) for each in ENDING}
+    kept = {number: signal.signal(number, end) for number in ENDING}
     try:
         yield
     finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def die_with_conductor() -> None:

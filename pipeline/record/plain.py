@@ -62,7 +62,7 @@ def made_of(kind: type[Made], values: Mapping[str, object]) -> Made:
         raise MismatchError(str(error)) from None
 
 
-def read(kind: Any, value: object) -> Any:
+def read(kind: object, value: object) -> Any:
     """What `to_plain` made this value of, which was of a type. Raises `MismatchError`.
 
     >>> read(dict[str, list[float]], {"seconds": [1, None]})
@@ -90,7 +90,7 @@ def read(kind: Any, value: object) -> Any:
     raise MismatchError(f"Expected {kind}, received {value!r:.80}.")
 
 
-def _one_of(kinds: tuple[Any, ...], value: object) -> Any:
+def _one_of(kinds: tuple[object, ...], value: object) -> Any:
     if value is None and NoneType in kinds:
         return None
     for kind in kinds:
@@ -101,7 +101,7 @@ def _one_of(kinds: tuple[Any, ...], value: object) -> Any:
     raise problem
 
 
-def _named_tuple(kind: type[tuple[Any, ...]], values: list[object]) -> tuple[Any, ...]:
+def _named_tuple(kind: type[tuple[object, ...]], values: list[object]) -> tuple[object, ...]:
     hints = _hints(kind)
     if len(hints) != len(values):
         raise MismatchError(f"Expected {', '.join(hints)}, received {len(values)} values.")
@@ -121,7 +121,7 @@ def _as_float(value: float) -> float:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, object]:
     """The types of a class's fields, by name, without what belongs to the class itself."""
     names = kind._fields if issubclass(kind, tuple) else [field.name for field in dataclasses.fields(kind)]
     hints = get_type_hints(kind)

@@ -124,9 +124,9 @@ class Sweep:
         target = self.folder / found.folder
         if made is not None and made.resolve() != target.resolve():
             target.mkdir(exist_ok=True)
-            for each in made.iterdir():
-                if not (target / each.name).exists():
-                    each.replace(target / each.name)
+            for path in made.iterdir():
+                if not (target / path.name).exists():
+                    path.replace(target / path.name)
             shutil.rmtree(made)
         target.mkdir(exist_ok=True)
         return found
@@ -151,7 +151,7 @@ class Sweep:
     def write(self) -> None:
         """Writes `sweep.json`."""
         points = [
-            dataclasses.asdict(each) for each in sorted(self.entries, key=lambda entry: (entry.place, entry.repeat))
+            dataclasses.asdict(entry) for entry in sorted(self.entries, key=lambda entry: (entry.place, entry.repeat))
         ]
         write_whole(self.folder / SWEEP, json.dumps({"name": self.folder.name, "points": points}, indent=2))
 

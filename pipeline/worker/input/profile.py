@@ -200,7 +200,7 @@ def stages(data: Data) -> list[Stage]:
     # What is not made yet has other labels, or none.
     unchecked = dataclasses.replace(data.reading, classes=None)
     return [
-        (name, _stream(dataclasses.replace(data, part=each, reading=unchecked)), _local(data)) for name, each in found
+        (name, _stream(dataclasses.replace(data, part=part, reading=unchecked)), _local(data)) for name, part in found
     ]
 
 
@@ -342,11 +342,11 @@ def _in_chunks(node: tf.data.Dataset) -> tf.data.Dataset:
 
 def _seconds_per_element(made: tf.data.Dataset) -> float:
     """Seconds between two elements, once the first is there."""
-    each = iter(made)
-    next(each)
+    elements = iter(made)
+    next(elements)
     began, count = time.perf_counter(), 0
     while (seconds := time.perf_counter() - began) < STAGE_SECONDS or not count:
-        next(each)
+        next(elements)
         count += 1
     return seconds / count
 
@@ -360,8 +360,8 @@ def _read(iterator: Any, count: Any) -> Any:
     """Examples of the global batches of so many steps, once they are there."""
 
     def one(index: Any, seen: Any) -> Any:
-        examples, each = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(each)):
+        examples, batch = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(batch)):
             return index + 1, seen + examples
 
     return tf.while_loop(lambda index, _: index < count, one, (0, 0.0))[1]

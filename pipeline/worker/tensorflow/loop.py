@@ -240,7 +240,7 @@ class Loop:
             values = np.asarray(value)
             if name in ("loss", *self.outputs):
                 continue
-            many = {f"{name}_{index}": float(each) for index, each in enumerate(values.flat)}
+            many = {f"{name}_{index}": float(one) for index, one in enumerate(values.flat)}
             flat |= many if values.ndim else {name: float(values)}
         return flat
 
