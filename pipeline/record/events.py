@@ -313,7 +313,7 @@ class Unknown(Told):
 
     def own(self) -> dict[str, object]:
         """Its values as they were read."""
-        return {"event": self.name, **self.values}
+        return {"event": self.name} | {name: plain.to_plain(value) for name, value in self.values.items()}
 
 
 Event = (

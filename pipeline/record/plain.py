@@ -7,12 +7,14 @@ none: an odd one does not hide the others.
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Made = TypeVar("Made")
+Read = Callable[[object], Any]
 LEFT_OUT = "left out"
 
 
@@ -42,24 +44,17 @@ def to_plain(value: object) -> object:
 
 def fields_of(made: object, without: frozenset[str] = frozenset()) -> dict[str, object]:
     """A dataclass's fields as plain values, but for some."""
-    found = {
-        field.name: (getattr(made, field.name), LEFT_OUT in field.metadata)
-        for field in dataclasses.fields(made)  # type: ignore[arg-type]
-        if field.name not in without
-    }
-    return {name: to_plain(value) for name, (value, left_out) in found.items() if not left_out or value is not None}
+    values = [(name, getattr(made, name), left_out) for name, left_out in _fields(made) if name not in without]
+    return {name: to_plain(value) for name, value, left_out in values if not left_out or value is not None}
 
 
-def made_of(kind: type[Made], values: Mapping[str, object]) -> Made:
+def made_of(kind: Callable[..., Made], values: Mapping[str, object]) -> Made:
     """The dataclass that `fields_of` gave these values of. Raises `MismatchError`.
 
     What is missing has its default, and what a later version adds is passed over.
     """
-    hints = _hints(kind)  # type: ignore[arg-type]
-    try:
-        return kind(**{name: read(hints[name], value) for name, value in values.items() if name in hints})
-    except TypeError as error:
-        raise MismatchError(str(error)) from None
+    made: Made = _reader(kind)(dict(values))
+    return made
 
 
 def read(kind: object, value: object) -> Any:
@@ -68,51 +63,91 @@ def read(kind: object, value: object) -> Any:
     >>> read(dict[str, list[float]], {"seconds": [1, None]})
     {'seconds': [1.0, nan]}
     """
-    origin, inner = get_origin(kind), get_args(kind)
+    return _reader(kind)(value)
+
+
+@cache
+def _reader(kind: Any) -> Read:
+    """What reads a value of a type: found once, since a run tells hundreds of events a second."""
+    origin, given = get_origin(kind), get_args(kind)
+    inner = [] if origin is Literal else [_reader(one) for one in given if one is not Ellipsis]
+    if kind in (object, Any):
+        return lambda value: value
+    if kind is float:
+        return _number
+    if kind == dict[str, float]:
+        return lambda value: {name: _as_float(item) for name, item in _expect(dict, value).items()}
     if origin in (Union, UnionType):
-        return _one_of(inner, value)
-    if origin is list and isinstance(value, list):
-        return [read(inner[0], item) for item in value]
-    if kind == dict[str, float] and isinstance(value, Mapping):
-        return {str(key): _as_float(item) if _is_number(item) else math.nan for key, item in value.items()}
-    if origin is dict and isinstance(value, Mapping):
-        return {read(inner[0], key): read(inner[1], item) for key, item in value.items()}
-    if kind is float and value is None:
-        return math.nan
-    if kind is float and _is_number(value):
-        return _as_float(value)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        return made_of(kind, value)
-    if isinstance(kind, type) and issubclass(kind, tuple) and isinstance(value, list):
-        return _named_tuple(kind, value)
-    if kind in (object, Any) or kind is type(value) or (origin is Literal and value in inner):
-        return value
-    raise MismatchError(f"Expected {kind}, received {value!r:.80}.")
+        return partial(_one_of, NoneType in given, inner)
+    if origin is Literal:
+        return partial(_choice, given)
+    if origin is list:
+        return lambda value: [inner[0](item) for item in _expect(list, value)]
+    if origin is dict:
+        return lambda value: {inner[0](key): inner[1](item) for key, item in _expect(dict, value).items()}
+    if origin is tuple:
+        return lambda value: tuple(inner[0](item) for item in _expect(list, value))
+    if issubclass(kind, tuple):
+        return partial(_named_tuple, kind, [_reader(hint) for hint in _hints(kind, kind._fields)])
+    if hasattr(kind, "__dataclass_fields__"):
+        names = [name for name, _ in _fields(kind)]
+        return partial(_dataclass, kind, dict(zip(names, map(_reader, _hints(kind, names)), strict=True)))
+    return partial(_exactly, kind)
 
 
-def _one_of(kinds: tuple[object, ...], value: object) -> Any:
-    if value is None and NoneType in kinds:
+def _dataclass(kind: Callable[..., object], readers: Mapping[str, Read], values: object) -> object:
+    given = _expect(dict, values)
+    try:
+        return kind(**{name: readers[name](value) for name, value in given.items() if name in readers})
+    except TypeError as error:
+        raise MismatchError(str(error)) from None
+
+
+def _named_tuple(kind: Callable[..., object], readers: Sequence[Read], values: object) -> object:
+    given = _expect(list, values)
+    if len(given) != len(readers):
+        raise MismatchError(f"Expected {len(readers)} values, received {len(given)}.")
+    return kind(*(reader(value) for reader, value in zip(readers, given, strict=True)))
+
+
+def _one_of(optional: bool, readers: Sequence[Read], value: object) -> object:
+    if value is None and optional:
         return None
-    for kind in kinds:
-        try:
-            return read(kind, value)
-        except MismatchError as error:
-            problem = error
-    raise problem
+    for reader in readers:
+        with suppress(MismatchError):
+            return reader(value)
+    raise MismatchError(f"Expected one of several types, received {value!r:.80}.")
 
 
-def _named_tuple(kind: type[tuple[object, ...]], values: list[object]) -> tuple[object, ...]:
-    hints = _hints(kind)
-    if len(hints) != len(values):
-        raise MismatchError(f"Expected {', '.join(hints)}, received {len(values)} values.")
-    return kind(*(read(hint, value) for hint, value in zip(hints.values(), values, strict=True)))
+def _choice(choices: Sequence[object], value: object) -> object:
+    if value not in choices:
+        raise MismatchError(f"Expected one of {choices}, received {value!r:.80}.")
+    return value
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _exactly(kind: type, value: object) -> object:
+    # True is no whole number.
+    if type(value) is not kind:
+        raise MismatchError(f"Expected {kind.__name__}, received {value!r:.80}.")
+    return value
 
 
-def _as_float(value: float) -> float:
+def _expect(kind: type[Made], value: object) -> Made:
+    if not isinstance(value, kind):
+        raise MismatchError(f"Expected {kind.__name__}, received {value!r:.80}.")
+    return value
+
+
+def _number(value: object) -> float:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise MismatchError(f"Expected a number, received {value!r:.80}.")
+    return _as_float(value)
+
+
+def _as_float(value: object) -> float:
+    """A number; NaN where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
     try:
         return float(value)
     except OverflowError:
@@ -120,9 +155,11 @@ def _as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-@cache
-def _hints(kind: Any) -> dict[str, object]:
-    """The types of a class's fields, by name, without what belongs to the class itself."""
-    names = kind._fields if issubclass(kind, tuple) else [field.name for field in dataclasses.fields(kind)]
+def _fields(made: object) -> list[tuple[str, bool]]:
+    """The fields of a dataclass, or of one: the name, and is it left out where it is None?"""
+    return [(field.name, LEFT_OUT in field.metadata) for field in dataclasses.fields(made)]  # type: ignore[arg-type]
+
+
+def _hints(kind: Any, names: Sequence[str]) -> list[object]:
     hints = get_type_hints(kind)
-    return {name: hints[name] for name in names}
+    return [hints[name] for name in names]

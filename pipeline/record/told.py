@@ -56,9 +56,9 @@ def stamped(event: Kind, time: float, group: str | None = None, rank: int | None
 def to_plain(event: Told) -> dict[str, object]:
     """The values of its line."""
     by = {} if event.group is None else {"group": event.group, "rank": event.rank}
-    return {"time": event.time, "event": event.kind} | by | event.own()
+    return {"time": plain.to_plain(event.time), "event": event.kind} | by | event.own()
 
 
 def to_line(event: Told) -> bytes:
     """The event as a line of JSON; numbers that JSON lacks (NaN, infinity) become null."""
-    return json.dumps(plain.to_plain(to_plain(event)), default=str).encode() + b"\n"
+    return json.dumps(to_plain(event), default=str).encode() + b"\n"
