@@ -307,6 +307,7 @@ class Config:
 
     mode: Mode = part_of(default=Mode.run)
     backend: str = part_of(Part.POINT, default="tensorflow")
+    collective: str = part_of(Part.POINT, default="tensorflow")
     workers: int | None = part_of(Part.POINT, default=None)
     output_dir: str = part_of(default="outputs")
     resume: str = part_of(default="auto")

@@ -8,9 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+# One of something, or tuples, lists and dictionaries of such, as batches have it: what `tf.nest` calls a structure.
+Nested: TypeAlias = T | Sequence["Nested[T]"] | Mapping[str, "Nested[T]"]
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def check_ranges(config: Config) -> None:
     _check_counts(config)
     _check_amounts(config)
     _check_names(config)
+    _check_collective(config)
     _check_training(config)
     _check_survival(config)
     check_path(config.data)
@@ -109,6 +110,14 @@ def _check_amounts(config: Config) -> None:
         if number is not None and not 0 < number < math.inf:
             raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
         _check_size(key, number, usual)
+
+
+def _check_collective(config: Config) -> None:
+    if config.strategy.asynchronous and config.collective != Config.collective:
+        raise PlanError(
+            f"Expected collective={Config.collective}, since the workers of {config.strategy.name} step by themselves "
+            f"and add nothing up, received {config.collective}. Try strategy=multi_worker."
+        )
 
 
 def _check_names(config: Config) -> None:

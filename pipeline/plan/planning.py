@@ -88,6 +88,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         checkpoint=_checkpoints(config),
         output_dir=config.output_dir,
         backend=config.backend,
+        collective=config.collective,
         notes=tuple(notes),
     )
 

@@ -53,10 +53,11 @@ def fingerprint(config: Config) -> str:
     >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
     False
     """
-    # As 0.1.0 had them: one host where none is named, and one engine.
+    # As 0.1.0 had them: one host where none is named, one engine and one collective.
     hosts = 1 if config.hardware.hosts is None else config.hardware.hosts
     said = asked(dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT)
-    return _digest({key: value for key, value in said.items() if (key, value) != ("backend", Config.backend)})
+    since = {"backend": Config.backend, "collective": Config.collective}
+    return _digest({key: value for key, value in said.items() if since.get(key) != value})
 
 
 def fingerprint_of_words(overrides: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
+from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
@@ -280,7 +281,7 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: Place) -> int:
     mine = random.randrange(2**31)
     if where.processes == 1:
         return mine
-    return int(agree.from_first(strategy)([tf.constant([mine], tf.float64)])[0][0])
+    return int(agree.from_first(strategy, over(strategy))([tf.constant([mine], tf.float64)])[0][0])
 
 
 def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, Any]) -> None:
@@ -288,8 +289,8 @@ def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, 
     if where.processes == 1:
         return
     mine = tf.constant([-1.0 if value is None else float(value) for value in said.values()], tf.float64)
-    (first,) = agree.from_first(strategy)([mine])
-    (differing,) = agree.over_replicas(strategy)([tf.cast(mine != first, tf.float64)])
+    (first,) = agree.from_first(strategy, over(strategy))([mine])
+    (differing,) = agree.over_replicas(strategy, over(strategy))([tf.cast(mine != first, tf.float64)])
     for name, here, there, found in zip(said, mine.numpy(), first.numpy(), differing.numpy(), strict=True):
         if found:
             mine = "another elsewhere" if here == there else f"{here:g} here"

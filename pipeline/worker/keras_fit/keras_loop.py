@@ -14,6 +14,7 @@ import tensorflow as tf
 from pipeline.private import pythonify_logs
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, Passes
+from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
 
@@ -195,14 +196,14 @@ class KerasHooks(Callbacks):
         verbose: Any,
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        send: Agree,
         chief: bool,
         alone: bool,
         epochs: int,
         steps: int,
     ) -> None:
         known = None if steps == UNTIL_IT_ENDS else steps
-        super().__init__(callbacks, model, strategy, chief, alone, epochs, known, verbose)
+        super().__init__(callbacks, model, send, chief, alone, epochs, known, verbose)
         self.epoch, self._initial_epoch, self._alone = 0, initial_epoch, alone
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self

@@ -8,8 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline.data.examples import Nested
+from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow import step
+from pipeline.worker.tensorflow.collective import Addend, over
 
 
 class ModelError(ValueError):
@@ -25,12 +28,13 @@ def model(
     loss: Any = None,
     metrics: Any = None,
     rate_scale: float = 1.0,
+    collective: Collective[Addend] | None = None,
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
     not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
-    multiplied by `rate_scale`. Raises `ModelError`.
+    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own. Raises `ModelError`.
     """
     with strategy.scope():
         made = make()
@@ -42,7 +46,7 @@ def model(
             _scale(made.optimizer, rate_scale)
         if strategy.num_replicas_in_sync > 1:
             _check_optimizer(made.optimizer)
-        return made, ready(made, strategy, batch)
+        return made, ready(made, strategy, batch, collective or over(strategy))
 
 
 def check_step(made: keras.Model) -> None:
@@ -55,14 +59,16 @@ def check_step(made: keras.Model) -> None:
             )
 
 
-def ready(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> list[str]:
+def ready(
+    made: keras.Model, strategy: tf.distribute.Strategy, batch: Nested[tf.Tensor], collective: Collective[Addend]
+) -> list[str]:
     """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output."""
     made._symbolic_build(data_batch=batch)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
-        _synchronize(made)
-    return losses.make_exact(made)
+        _synchronize(made, collective)
+    return losses.make_exact(made, collective)
 
 
 @contextlib.contextmanager
@@ -76,7 +82,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
             kept += [(layer, "synchronized", layer.synchronized) for layer in normalizations(made)]
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
-            outputs = ready(made, strategy, batch)
+            outputs = ready(made, strategy, batch, over(strategy))
         step.all_reduce_once(made.optimizer)
         yield outputs
     finally:
@@ -143,23 +149,27 @@ def unscaled(optimizer: Any) -> None:
         inner._learning_rate = inner._learning_rate.schedule
 
 
-def _synchronize(made: keras.Model) -> None:
+def _synchronize(made: keras.Model, collective: Collective[Addend]) -> None:
     """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
     for layer in normalizations(made):
         layer.synchronized = True
         if type(layer)._moments is keras.layers.BatchNormalization._moments:
             # Past Keras's own setter, which would track it.
-            vars(layer)["_moments"] = partial(_moments, layer)
+            vars(layer)["_moments"] = partial(_moments, layer, collective)
 
 
-def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
+def _moments(
+    layer: keras.layers.BatchNormalization,
+    collective: Collective[Addend],
+    inputs: tf.Tensor,
+    mask: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
 
     Exchanged once. Keras exchanges sums, sums of squares and counts one after the other, which takes three times as
     long where they are small, and those of a masked input not at all.
     """
-    context = tf.distribute.get_replica_context()
-    if context is None:
+    if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
     axes, padding = layer._reduction_axes, 0.0
     if mask is None:
@@ -171,7 +181,7 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> 
     here = tf.stack(
         [tf.reduce_sum(inputs, axes), tf.reduce_sum(tf.square(inputs), axes), tf.cast(counts, inputs.dtype)]
     )
-    sums, squares, counts = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+    sums, squares, counts = tf.unstack(*collective.sum([here]))
     mean = tf.math.divide_no_nan(sums, counts + padding)
     # The sum of (x - mean)^2, without a second exchange.
     spread = squares - 2 * mean * sums + counts * tf.square(mean)

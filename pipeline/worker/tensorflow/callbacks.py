@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.keras_fit.agree import from_first
+from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.step import innermost
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -25,22 +25,23 @@ class Callbacks:
         self,
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        send: Agree,
         chief: bool,
         alone: bool,
         epochs: int,
         steps: int | None,
         verbose: Any = 0,
     ) -> None:
-        """`steps` is the number of steps in an epoch; `alone` says that there is no other process.
+        """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
+        that there is no other process.
 
         `verbose` is that of Keras's own fit, whose progress bar the first process then shows.
         """
-        self.model, self.strategy, self.chief = model, strategy, chief
+        self.model, self.chief = model, chief
         self.own = list(callbacks)
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
-        self._send = from_first(strategy)
+        self._send = send
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(
             list(callbacks) if chief else [],

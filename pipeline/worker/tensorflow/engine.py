@@ -18,6 +18,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Event, Failed, Told, Warned
+from pipeline.worker.collective import Collective, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, integrity
 from pipeline.worker.input.layout import Layout, Position
@@ -26,6 +27,7 @@ from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
     make_strategy,
     prepare_devices,
@@ -60,7 +62,8 @@ class TensorFlowEngine:
         prepare_devices(plan, process)
         if process.rank in plan.leaders:
             strategy = make_strategy(plan, process, self._tell)
-            self._work = Work(plan, process, strategy, self._tell, self._asked_to_leave)
+            collective: Collective[Addend] = collective_of(plan, process, strategy)
+            self._work = Work(plan, process, strategy, collective, self._tell, self._asked_to_leave)
         else:
             self._server = start_server(plan, process, self._tell)
         return versions()
@@ -94,11 +97,12 @@ class Work:
         plan: Plan,
         process: Process,
         strategy: tf.distribute.Strategy,
+        collective: Collective[Addend],
         tell: Tell,
         asked_to_leave: Callable[[], bool],
     ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
-        self._asked_to_leave = asked_to_leave
+        self._collective, self._asked_to_leave = collective, asked_to_leave
         self.data = OwnData(plan, process, tell)
         self._loop: Loop | None = None
         # Kept for the process's life, as a loop's iterators are.
@@ -216,7 +220,7 @@ class Work:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
-        return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position)
+        return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective)
 
     def _model(
         self, under: tf.distribute.Strategy, sample: Any, shape: Any, classes: int | None
@@ -232,6 +236,7 @@ class Work:
             targets.value(plan.training.loss, "train.loss"),
             targets.value(plan.training.metrics, "train.metrics"),
             plan.training.rate_scale,
+            self._collective if under is self._strategy else None,
         )
 
     def _size(self) -> None:
@@ -354,7 +359,7 @@ class Work:
                 there = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
                 state = Checkpointer(there, self._tell).last(is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
-            state = on_all(state, self._strategy)
+            state = on_all(state, self._strategy, self._collective)
         data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data.build}
         about = {"data": data, "learning_rate": plan.training.learning_rate}
         self._survival = Survival(

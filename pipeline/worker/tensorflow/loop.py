@@ -12,11 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.record.events import Beat
+from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.collective import Addend, over
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -114,18 +116,22 @@ class Loop:
         alone: bool = True,
         rest: Data | None = None,
         position: Position = BEGINNING,
+        collective: Collective[Addend] | None = None,
     ) -> None:
         """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
 
         `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
+        Replicas add up by the `collective`, or TensorFlow's own.
         """
-        self.model, self.strategy = model, strategy
+        self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
-        self._position = position
+        self._position, self._gradient_bits = position, gradient_bits
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
-        self._compile = partial(steps.training_steps, model, strategy, gradient_bits, fed, layout.last != "short")
+        self._compile = partial(
+            steps.training_steps, model, strategy, self.collective, gradient_bits, fed, layout.last != "short"
+        )
         self._train = self._compile()
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
@@ -197,8 +203,12 @@ class Loop:
         return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
 
     def facts(self) -> dict[str, Any]:
-        """What else there is to tell of the training so far."""
-        return {}
+        """What else there is to tell of the training so far: bytes that a replica sends in a step for its gradients.
+
+        Those of embeddings count as if none of their rows were left out.
+        """
+        size = sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables) * self._gradient_bits
+        return {"sent_bytes": self.collective.sent_bytes(size // 8)}
 
     def counts(self) -> dict[str, Any]:
         """What was counted of the training so far, as plain values."""
@@ -227,7 +237,7 @@ class Loop:
         return Totals(("loss", *self.outputs))
 
     def _validation_function(self, padded: bool) -> Any:
-        return steps.validation_steps(self.model, self.strategy, padded)
+        return steps.validation_steps(self.model, self.strategy, self.collective, padded)
 
     def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))

@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 from pipeline.private import get_keras_mask, keras_loss
+from pipeline.worker.collective import Collective
+from pipeline.worker.tensorflow.collective import Addend
 
 
 @contextlib.contextmanager
@@ -31,7 +33,7 @@ def without_keras_scaling() -> Iterator[None]:
             setattr(keras_loss, name, function)
 
 
-def make_exact(model: keras.Model) -> list[str]:
+def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
     """Wraps the compiled losses of a built model; returns the names of its losses per output.
 
     There are none for a model with a single loss, as in Keras.
@@ -42,7 +44,7 @@ def make_exact(model: keras.Model) -> list[str]:
     if compiled is None or not compiled._flat_losses:
         return []
     compiled._flat_losses = [
-        entry if isinstance(entry.loss, _ExactLoss) else entry._replace(loss=_ExactLoss(entry.loss))
+        entry if isinstance(entry.loss, _ExactLoss) else entry._replace(loss=_ExactLoss(entry.loss, collective))
         for entry in compiled._flat_losses
     ]
     many = len(compiled._flat_losses) > 1
@@ -96,9 +98,8 @@ class _LossesOfThread(threading.local):
 class _ExactLoss:
     """A Keras loss brought to the rule that its value times the replica's share adds up to the global value."""
 
-    def __init__(self, loss: Any) -> None:
-        self.loss = loss
-        self.name = loss.name
+    def __init__(self, loss: keras.losses.Loss, collective: Collective[Addend]) -> None:
+        self.loss, self.name, self._collective = loss, loss.name, collective
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         value = self.loss(y_true, y_pred, sample_weight)
@@ -121,6 +122,5 @@ class _ExactLoss:
             here = tf.reduce_sum(tf.cast(mask, tf.float32))
         else:
             return None
-        context = tf.distribute.get_replica_context()
         here *= tf.cast(_tracing.share > 0, tf.float32)  # An example that only pads a static batch is none.
-        return tf.math.divide_no_nan(here, context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+        return tf.math.divide_no_nan(here, *self._collective.sum([here]))

@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.private import global_state
+from pipeline.worker.collective import Collective
 from pipeline.worker.keras_fit.agree import from_first
 from pipeline.worker.tensorflow.checkpoint import State, grouped
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import TrainingError
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.tensorflow.tables import joined
@@ -95,9 +97,9 @@ def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, A
             setattr(callback, key, _rich(value, state.arrays))
 
 
-def on_all(state: State | None, strategy: tf.distribute.Strategy) -> State | None:
+def on_all(state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> State | None:
     """The first process's state on every process, all of which call this together."""
-    send = from_first(strategy)
+    send = from_first(strategy, collective)
     header, body = _packed(state) if state is not None else (b"", b"")
     sizes = tf.constant([len(header), len(body)], tf.int64)
     (sizes,) = send([sizes])

@@ -15,6 +15,7 @@ import tensorflow as tf
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.build import ModelError
+from pipeline.worker.tensorflow.collective import ALONE
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {
@@ -79,7 +80,7 @@ def _check_shapes(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec]) 
 
 
 def _check_compiles(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
-    step = steps.training_step(model, gradient_bits, always_fed=True, static=True)
+    step = steps.training_step(model, ALONE, gradient_bits, always_fed=True, static=True)
     examples = float(leaves[0].shape[0])
     model.optimizer.build(model.trainable_variables)
 

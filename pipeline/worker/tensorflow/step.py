@@ -13,7 +13,9 @@ import keras
 import tensorflow as tf
 
 from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinism_enabled, keras_variables
+from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow.collective import Addend
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -27,6 +29,7 @@ Steps = Callable[[Iterator[Any], Any], tuple[Any, Any, Any]]
 def training_steps(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
     gradient_bits: int,
     always_fed: bool = False,
     static: bool = False,
@@ -37,10 +40,12 @@ def training_steps(
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
     gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
     """
-    return _many(strategy, training_step(model, gradient_bits, always_fed, static))
+    return _many(strategy, training_step(model, collective, gradient_bits, always_fed, static))
 
 
-def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
+def training_step(
+    model: keras.Model, collective: Collective[Addend], gradient_bits: int, always_fed: bool, static: bool
+) -> Callable[[Any, Any], Any]:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
     call = caller(model)
@@ -60,7 +65,7 @@ def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, stat
         # Nothing from a replica without examples may reach the sum: what it divides by is 0.
         if not always_fed:
             gradients = [_where(share > 0, gradient) for gradient in gradients]
-        summed, values = _sum(gradients, values, gradient_bits)
+        summed, values = _sum(collective, gradients, values, gradient_bits)
         model.optimizer.apply(summed, variables)
         model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
@@ -179,7 +184,9 @@ def _added_in_place() -> Iterator[None]:
         keras_variables.Variable.assign_add = kept
 
 
-def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padded: bool = False) -> Steps:
+def validation_steps(
+    model: keras.Model, strategy: tf.distribute.Strategy, collective: Collective[Addend], padded: bool = False
+) -> Steps:
     """A compiled function that evaluates `model` for a number of steps and updates its metrics.
 
     With `padded`, each replica has one example, and those of the last replicas may only pad the global batch.
@@ -193,7 +200,7 @@ def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padde
         values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
         with _undone_unless(share > 0, model.metrics_variables if padded else []):
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        return collective.sum([values])[0]
 
     return _many(strategy, replica_step)
 
@@ -279,21 +286,15 @@ def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
     return made, tf.cast(there - asked, tf.float32)
 
 
-def _sum(gradients: list[Any], values: Any, gradient_bits: int) -> tuple[list[Any], Any]:
+def _sum(
+    collective: Collective[Addend], gradients: Sequence[Addend | None], values: tf.Tensor, gradient_bits: int
+) -> tuple[list[Addend | None], tf.Tensor]:
     """Gradients and loss values summed over replicas."""
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return gradients, values
-    add = tf.distribute.ReduceOp.SUM
     present = [gradient for gradient in gradients if gradient is not None]
-    if gradient_bits == 16:
-        narrow = context.all_reduce(add, [_narrow(gradient) for gradient in present])
-        summed = [_widen(total, gradient.dtype) for total, gradient in zip(narrow, present, strict=True)]
-        values = context.all_reduce(add, values)
-    else:
-        *summed, values = context.all_reduce(add, [*present, values])
-    each = iter(summed)
-    return [None if gradient is None else next(each) for gradient in gradients], values
+    narrow = gradient_bits == 16 and collective.replicas > 1
+    *sums, values = collective.sum([*map(_narrow, present), values] if narrow else [*present, values])
+    summed = (_widen(total, gradient.dtype) for total, gradient in zip(sums, present, strict=True))
+    return [None if gradient is None else next(summed) for gradient in gradients], values
 
 
 def _narrow(gradient: Any) -> Any:

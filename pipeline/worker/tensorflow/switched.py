@@ -18,6 +18,7 @@ from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
 from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.loop import Call, Loop
 
 # Calls without a step that are timed together.
@@ -145,7 +146,7 @@ class _Copy:
     def __init__(
         self, model: keras.Model, under: tf.distribute.Strategy, batch: Any, always_fed: bool, static: bool
     ) -> None:
-        self._steps = step.training_steps(model, under, 32, always_fed, static)
+        self._steps = step.training_steps(model, under, ALONE, 32, always_fed, static)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
         # Kept, since the compiled function holds its variables weakly.

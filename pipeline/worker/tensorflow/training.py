@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, stamped, to_plain
 from pipeline.worker.engine import Tell
-from pipeline.worker.keras_fit.agree import over_replicas
+from pipeline.worker.keras_fit.agree import from_first, over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Call, Loop, TrainingError
@@ -126,8 +126,9 @@ class Training:
     def _run(self) -> Iterator[Call]:
         loop = self._loop
         self._hooks = hooks = self._make_hooks(
-            self._callbacks, loop.model, loop.strategy, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch
-        )
+            self._callbacks, loop.model, from_first(loop.strategy, loop.collective), loop.chief, loop.alone,
+            self._epochs, loop.steps_per_epoch,
+        )  # fmt: skip
         hooks.call("on_train_begin")
         self._epoch = hooks.first_epoch
         self._done = self._epoch * loop.steps_per_epoch
@@ -254,7 +255,7 @@ class Training:
         by_time = kept.every_minutes is not None and self._clock() - self._saved_when >= 60 * kept.every_minutes
         asked = [float(by_time and loop.chief), float(self._survival.leave())]
         if not loop.alone:
-            (sums,) = over_replicas(loop.strategy)([tf.constant(asked, tf.float32)])
+            (sums,) = over_replicas(loop.strategy, loop.collective)([tf.constant(asked, tf.float32)])
             asked = sums.numpy().tolist()
         by_steps = kept.every_steps is not None and self._done % kept.every_steps == 0 and self._saved_at != self._done
         self._leaving = self._leaving or asked[1] > 0
@@ -368,7 +369,7 @@ class Training:
             return
         self._survival.checkpointer.wait()
         if not self._loop.alone:
-            over_replicas(self._loop.strategy)([tf.constant(0.0)])
+            over_replicas(self._loop.strategy, self._loop.collective)([tf.constant(0.0)])
 
     def _active(self) -> float:
         """Seconds that this training has had so far."""
