@@ -3,16 +3,22 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
-from pipeline.data.examples import Nested
+from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import Addend, over
+
+# What `compile` takes.
+OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
+LossChoice: TypeAlias = Nested[keras.losses.Loss | str] | None
+MetricsChoice: TypeAlias = Nested[keras.metrics.Metric | str] | None
 
 
 class ModelError(ValueError):
@@ -20,13 +26,13 @@ class ModelError(ValueError):
 
 
 def model(
-    make: Callable[[], Any],
+    make: Callable[[], keras.Model],
     strategy: tf.distribute.Strategy,
-    batch: Any,
-    optimizer: Any = None,
+    batch: Batch,
+    optimizer: OptimizerChoice = None,
     learning_rate: float | None = None,
-    loss: Any = None,
-    metrics: Any = None,
+    loss: LossChoice = None,
+    metrics: MetricsChoice = None,
     rate_scale: float = 1.0,
     collective: Collective[Addend] | None = None,
 ) -> tuple[keras.Model, list[str]]:
@@ -72,9 +78,9 @@ def ready(
 
 
 @contextlib.contextmanager
-def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Iterator[list[str]]:
+def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> Iterator[list[str]]:
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
-    kept: list[tuple[Any, str, Any]] = []
+    kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
             made._symbolic_build(data_batch=batch)
@@ -94,7 +100,9 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
         step.sum_as_keras_does(made.optimizer)
 
 
-def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any) -> None:
+def _compile(
+    made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
+) -> None:
     if made.compiled:
         # What compile is not given, it keeps.
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
@@ -107,7 +115,7 @@ def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, los
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
     if accumulated:
         raise ModelError(
@@ -117,7 +125,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
+def _with_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> keras.optimizers.Optimizer:
     """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
     inner = step.innermost(optimizer)
     return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
@@ -129,11 +137,11 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, scale: float) -> None:
         self.schedule, self._scale = schedule, scale
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
         return self.schedule(step) * self._scale
 
 
-def _scale(optimizer: Any, scale: float) -> None:
+def _scale(optimizer: keras.optimizers.Optimizer, scale: float) -> None:
     inner = step.innermost(optimizer)
     rate = inner._learning_rate
     if isinstance(rate, keras.Variable):
@@ -142,7 +150,7 @@ def _scale(optimizer: Any, scale: float) -> None:
         inner._learning_rate = _Scaled(rate, scale)
 
 
-def unscaled(optimizer: Any) -> None:
+def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back the schedule that it was made with, which loads without this program."""
     inner = step.innermost(optimizer)
     if isinstance(inner._learning_rate, _Scaled):
@@ -203,6 +211,6 @@ def with_own_statistics(made: keras.Model) -> Iterator[None]:
                 vars(layer)["_moments"] = moments
 
 
-def normalizations(made: keras.Model) -> list[Any]:
+def normalizations(made: keras.Model) -> list[keras.layers.BatchNormalization]:
     """The layers whose statistics are those of the global batch."""
     return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]

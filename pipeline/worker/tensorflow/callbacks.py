@@ -4,8 +4,7 @@ A callback may end training, set the learning rate or change weights. After each
 first process to the others in one reduction; with one process nothing is sent.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -30,7 +29,7 @@ class Callbacks:
         alone: bool,
         epochs: int,
         steps: int | None,
-        verbose: Any = 0,
+        verbose: int | str = 0,
     ) -> None:
         """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
         that there is no other process.
@@ -58,7 +57,7 @@ class Callbacks:
         """The epoch that training begins with, known once `on_train_begin` was called."""
         return 0
 
-    def call(self, hook: str, *arguments: Any) -> None:
+    def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
         watched = self._shares and (self._batches_matter or "batch" not in hook)
         before = self._weights() if watched and self.chief else []
@@ -82,7 +81,7 @@ class Callbacks:
         if changed_there:
             self._send_values(self.model.weights)
 
-    def _send_values(self, variables: list[Any]) -> None:
+    def _send_values(self, variables: list[keras.Variable]) -> None:
         for variable, value in zip(variables, self._send([_value(variable) for variable in variables]), strict=True):
             variable.assign(value)
 
@@ -90,7 +89,7 @@ class Callbacks:
         return [_value(variable) for variable in self.model.weights]
 
 
-def _value(variable: Any) -> np.ndarray:
+def _value(variable: keras.Variable | float) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable))
 
 

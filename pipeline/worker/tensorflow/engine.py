@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import keras
 import tensorflow as tf
@@ -22,6 +22,7 @@ from pipeline.worker.collective import Collective, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, integrity
 from pipeline.worker.input.layout import Layout, Position
+from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import build, static, tables
@@ -54,7 +55,7 @@ class TensorFlowEngine:
         self._plan, self._process, self._tell, self._asked_to_leave = plan, process, tell, asked_to_leave
         self._work: Work | None = None
         # Kept for the process's life.
-        self._server: Any = None
+        self._server: object = None
 
     def join(self) -> dict[str, str]:
         """Takes its devices; returns the versions that a measurement depends on, once every process has joined."""
@@ -186,7 +187,7 @@ class Work:
             )
         )
 
-    def _build_under_strategy(self, sample: Any, shape: Any, classes: int | None) -> tuple[keras.Model, list[str]]:
+    def _build_under_strategy(self, sample: Batch, shape: Shape, classes: int | None) -> tuple[keras.Model, list[str]]:
         """The model, where its variables are to be, and the names of its outputs."""
         plan = self._plan
 
@@ -223,7 +224,7 @@ class Work:
         return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective)
 
     def _model(
-        self, under: tf.distribute.Strategy, sample: Any, shape: Any, classes: int | None
+        self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None
     ) -> tuple[keras.Model, list[str]]:
         """The plan's model, compiled under a strategy, and the names of its outputs."""
         plan = self._plan

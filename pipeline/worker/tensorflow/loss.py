@@ -9,13 +9,13 @@ every mean over examples and for penalties on weights alike, the shares adding u
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.private import get_keras_mask, keras_loss
 from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.collective import Addend
 
 
@@ -51,7 +51,9 @@ def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
     return [f"{entry.name}_loss" for entry in compiled._flat_losses] if many else []
 
 
-def weighted(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: Any, share: Any, training: bool) -> Any:
+def weighted(
+    model: keras.Model, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None, share: tf.Tensor, training: bool
+) -> tf.Tensor:
     """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
 
     Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
@@ -68,8 +70,9 @@ def weighted(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: Any, shar
 class _Tracing(threading.local):
     """What the losses of the step being traced need to know; each replica is traced in a thread of its own."""
 
-    share: Any = None
-    values: list[Any]
+    # Set before a loss is traced.
+    share: tf.Tensor
+    values: list[tf.Tensor]
 
 
 _tracing = _Tracing()
@@ -83,15 +86,15 @@ class _LossesOfThread(threading.local):
     """
 
     def __init__(self) -> None:
-        self._losses: list[Any] = []
+        self._losses: list[tf.Tensor] = []
 
-    def extend(self, losses: list[Any]) -> None:
+    def extend(self, losses: list[tf.Tensor]) -> None:
         self._losses.extend(losses)
 
     def clear(self) -> None:
         self._losses.clear()
 
-    def __getitem__(self, index: slice) -> list[Any]:
+    def __getitem__(self, index: slice) -> list[tf.Tensor]:
         return self._losses[index]
 
 
@@ -101,7 +104,7 @@ class _ExactLoss:
     def __init__(self, loss: keras.losses.Loss, collective: Collective[Addend]) -> None:
         self.loss, self.name, self._collective = loss, loss.name, collective
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         value = self.loss(y_true, y_pred, sample_weight)
         part = self._part(y_pred, sample_weight)
         if part is not None:
@@ -109,7 +112,7 @@ class _ExactLoss:
         _tracing.values.append(value)
         return value
 
-    def _part(self, y_pred: Any, sample_weight: Any) -> Any:
+    def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
         """What this replica's value counts for in the global one; None where that is its share of the examples."""
         reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
         if reduction in ("sum", "none", None):

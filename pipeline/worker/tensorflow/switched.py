@@ -7,9 +7,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,6 +16,7 @@ import tensorflow as tf
 from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
+from pipeline.worker.input.part import Batch, Batches, Step
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.loop import Call, Loop
@@ -41,7 +41,7 @@ class Switched:
         """
         self._loop, self._make, self._beat = loop, make, beat
         self._replicas, self._cores = tuple(replicas), tuple(cores)
-        self._ready: Iterator[Any] | None = None
+        self._ready: Batches | None = None
         self._own_statistics: step.Steps | None = None
         self._copies: dict[int, _Copy] = {}
 
@@ -97,7 +97,7 @@ class Switched:
         with _pinned(cores), ThreadPoolExecutor(max(1, len(mine))) as threads:
             return list(threads.map(work, mine))
 
-    def _steps(self, command: Explain, batches: Iterator[Any], train: step.Steps | None = None) -> tuple[float, float]:
+    def _steps(self, command: Explain, batches: Batches, train: step.Steps | None = None) -> tuple[float, float]:
         """(examples of the global batches, seconds) of as many steps as the command says, after those that warm up."""
         warmup_steps, steps, steps_per_call = command.warmup_steps, command.steps, command.steps_per_call
 
@@ -111,13 +111,13 @@ class Switched:
         calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
         return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
 
-    def _there(self) -> Iterator[Any]:
+    def _there(self) -> Batches:
         """A batch that is there, again and again."""
         if self._ready is None:
             self._ready = again(self._batch(), self._loop.reader().element_spec)  # type: ignore[attr-defined]
         return self._ready
 
-    def _batch(self) -> Any:
+    def _batch(self) -> Step:
         """(examples, a batch for each replica here) of a step that has a whole global batch."""
         wanted = self._loop.train_data.layout.global_batch
         while float((found := next(self._loop.reader()))[0]) < wanted:
@@ -136,15 +136,15 @@ class Switched:
 
     def _share(self, number: int) -> tuple[int, ...]:
         """The cores that one of this process's replicas is meant to have."""
-        count, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
-        return self._cores[place * count : (place + 1) * count]
+        share, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
+        return self._cores[place * share : (place + 1) * share]
 
 
 class _Copy:
     """A copy of the model that trains on a device by itself, on one batch."""
 
     def __init__(
-        self, model: keras.Model, under: tf.distribute.Strategy, batch: Any, always_fed: bool, static: bool
+        self, model: keras.Model, under: tf.distribute.Strategy, batch: Batch, always_fed: bool, static: bool
     ) -> None:
         self._steps = step.training_steps(model, under, ALONE, 32, always_fed, static)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
@@ -171,7 +171,7 @@ def _pinned(cores: Sequence[int]) -> Iterator[None]:
         _hold_to(usual)
 
 
-def _hold_to(cores: Any) -> None:
+def _hold_to(cores: Iterable[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)

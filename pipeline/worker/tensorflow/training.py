@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -261,7 +261,9 @@ class Training:
         self._leaving = self._leaving or asked[1] > 0
         self._saving = self._saving or asked[0] > 0 or by_steps or self._leaving
 
-    def _checkpoint(self, metrics: Mapping[str, Any] | None = None, best: Mapping[str, float] | None = None) -> None:
+    def _checkpoint(
+        self, metrics: Mapping[str, np.ndarray] | None = None, best: Mapping[str, float] | None = None
+    ) -> None:
         """Has the first process write a checkpoint of this moment; raises `Preempted` where all are to leave.
 
         `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
@@ -278,7 +280,7 @@ class Training:
         if self._leaving:
             raise Preempted
 
-    def _state(self, metrics: Mapping[str, Any], best: Mapping[str, float] | None) -> State:
+    def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
         assert self._survival is not None
         loop, own = self._loop, self._hooks.own
         names = [type(callback).__name__ for callback in own]
@@ -311,7 +313,7 @@ class Training:
         self._recent.append(stamped(event, time.time()))
         self._tell(event)
 
-    def _of_metrics(self) -> dict[str, Any]:
+    def _of_metrics(self) -> dict[str, np.ndarray]:
         """The metrics of the epoch under way; all processes take part."""
         return grouped("metrics", self._loop.metrics_state()) | grouped("totals", self._totals.state())
 
@@ -376,7 +378,16 @@ class Training:
         return self._seconds + self._clock() - self._resumed
 
 
-def _split(logs: dict[str, float]) -> dict[str, Any]:
+class Figures(TypedDict):
+    """What an epoch came to, in training and on held-out data."""
+
+    loss: float | None
+    metrics: dict[str, float]
+    val_loss: float | None
+    val_metrics: dict[str, float]
+
+
+def _split(logs: dict[str, float]) -> Figures:
     """Keras's flat logs as loss, metrics, val_loss and val_metrics.
 
     >>> _split({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
