@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import machine
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.signals import CONDUCTOR
@@ -34,6 +35,8 @@ AGAIN_SECONDS = 0.2
 GONE = (EOFError, ConnectionError, ProcessLookupError)
 PRELOAD = ["pipeline.launch.preload"]
 
+Context = ForkServerContext | SpawnContext
+
 
 class LocalCluster:
     """This machine."""
@@ -42,8 +45,9 @@ class LocalCluster:
         self._config, self._environ = config, environ
         self._machine: Machine | None = None
         self._reserved: list[socket.socket] = []
-        self._context: Any = mp.get_context(config.start_method.value)
-        if config.start_method.value == "forkserver":
+        forks = config.start_method is StartMethod.forkserver
+        self._context: Context = mp.get_context("forkserver") if forks else mp.get_context("spawn")
+        if forks:
             self._context.set_forkserver_preload(PRELOAD)
 
     def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
@@ -93,7 +97,7 @@ class LocalCluster:
 class LocalJob:
     """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
 
-    def __init__(self, context: Any, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
+    def __init__(self, context: Context, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
         self._group, self._context, self._plan, self._folder, self._ranks = group, context, plan, folder, ranks
         self._processes: dict[int, BaseProcess] = {}
         self._events: dict[int, Connection] = {}
@@ -207,6 +211,7 @@ class LocalJob:
             # to start anew, for one that is started again too.
             with _quiet_environment():
                 started.start()
+            assert started.pid is not None
             self._processes[rank] = started
             child.die_with(lifeline, started.pid)
         finally:

@@ -35,19 +35,19 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
     def end(number: int, frame: object) -> None:
         if spared(number):
             return
-        for other in ENDING:
-            signal.signal(other, signal.SIG_IGN)
+        for ending in ENDING:
+            signal.signal(ending, signal.SIG_IGN)
         raise Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {number: signal.signal(number, end) for number in ENDING}
+    kept = {ending: signal.signal(ending, end) for ending in ENDING}
     try:
         yield
     finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+        for ending, handler in kept.items():
+            signal.signal(ending, handler)
 
 
 def die_with_conductor() -> None:

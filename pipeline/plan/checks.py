@@ -3,8 +3,8 @@
 import difflib
 import math
 import re
-from typing import Any
 
+from pipeline.config.json import Json
 from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Store, holds_password
 from pipeline.plan.errors import PlanError
 
@@ -250,7 +250,7 @@ def _check_host(host: str) -> None:
         )
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: Json) -> None:
     if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
         return
     if not isinstance(optimizer, str):
@@ -266,7 +266,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _check_named(key: str, node: Any, usual: str) -> None:
+def _check_named(key: str, node: Json, usual: str) -> None:
     """Refuses what is neither a Keras name nor a function, nor a list of these or one for each of a model's outputs."""
     if node is None or (isinstance(node, dict) and "_target_" in node) or (isinstance(node, str) and node.strip()):
         return
