@@ -1,6 +1,6 @@
 """Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, a verdict in words.
 
-    python -m pipeline report sweep=NAME
+    python -m pipeline report NAME
 
 It reads what the runs wrote and starts none. `track` has one MLflow run stand for the sweep, with the report in it.
 """
