@@ -5,6 +5,7 @@ python benchmarks/transcripts.py
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 import record
 
+# What bars show on a terminal, in place of lines.
+PASSING = re.compile(r"(starting|joined|built|preparing|training|measuring its first steps|repeat \d+ of \d+|saved): ")
 WIDTHS = "model.build.hidden=[256],[2048]"
 SEEN = ("strategy=mirrored", "model=mlp", "train.replica_batch=512", "hardware.price_per_hour=2", "tracking=none")
 
@@ -64,11 +67,12 @@ def main() -> int:
 
 
 def shown(said: list[str], begins: str, ends: str) -> list[str]:
-    """The lines from that which begins with a word to the one before that which begins with another.
+    """The lines that stay on a terminal, from that which begins with a word to the one before another word.
 
-    >>> shown(["plan   a", "lost   b", "       c", "batch  d"], "lost", "batch")
+    >>> shown(["plan   a", "joined: 1", "lost   b", "       c", "batch  d"], "lost", "batch")
     ['lost   b', '       c']
     """
+    said = [line for line in said if not PASSING.match(line)]
     first = next(place for place, line in enumerate(said) if line.startswith(begins))
     last = next((place for place, line in enumerate(said) if ends and place > first and line.startswith(ends)), None)
     return said[first:last]

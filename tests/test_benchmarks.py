@@ -19,6 +19,12 @@ BLOCKS = [
     for page in PAGES
     for place in range(len(re.findall("<!-- figures: ", page.read_text())))
 ]  # fmt: skip
+# Benchmarks that have not had a full run since pages show them; `make figures` writes their tables once they have.
+DUE = ["estimates", "explain", "input", "predict", "prepare", "reading", "ties", "transcripts"]
+# What a run measures, as it would be written by hand.
+BY_HAND = re.compile(
+    r"\d (examples/s|seconds in all)|\b\d+\.\d+x\b|\b\d+\.\d+ times\b|\b\d+ of \d+ (tied|held|points)\b"
+)
 
 
 @pytest.fixture
@@ -32,16 +38,31 @@ def test_there_are_programs_to_run():
     assert {"side_by_side", "predict", "sweep"} <= set(PROGRAMS)
 
 
+def test_every_benchmark_has_a_table_and_every_table_a_full_run(figures):
+    shown = {found["name"] for page in PAGES for found in figures.BLOCK.finditer(page.read_text())}
+    assert shown == set(PROGRAMS) == set(figures.TABLES)
+    assert figures.pages() == PAGES
+    assert figures.not_measured(figures.RESULTS) == DUE
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_shows_is_what_benchmarks_measured(figures, page):
     text = page.read_text()
     assert figures.filled(text, figures.RESULTS) == text, f"{page.name} is not what benchmarks say: make figures"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_page_has_a_figure_by_hand(figures, page):
+    text = figures.BLOCK.sub("", page.read_text())
+    assert not [found[0] for found in BY_HAND.finditer(text)]
+
+
 @pytest.mark.parametrize(("page", "place"), BLOCKS, ids=lambda part: getattr(part, "stem", part))
 def test_a_figure_that_was_changed_by_hand_is_found(figures, page, place):
     text = page.read_text()
     block = list(figures.BLOCK.finditer(text))[place]
+    if block["name"] in DUE:
+        return
     digit = re.search(r"\d", block["table"])
     assert digit, f"a {block['name']} without a figure"
     at = block.start("table") + digit.start()
