@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMON = ("tracking=none", "measure.baseline=none", "measure.repeats=3", "hardware=2cpu")
@@ -22,14 +22,25 @@ CASES = {
     "mlp, multi_worker": ("model=mlp", "strategy=multi_worker", "workers=2", "train.replica_batch=32"),
 }
 
+SMALL = ("data=digits", "train.steps=5", "measure.repeats=1", "measure.steps=5")
 
-def compare(commit: str, rounds: int, smoke: bool) -> list[dict[str, Any]]:
+
+class Ratios(TypedDict):
+    """A case's medians over rounds, of this version's figure over the other one's, and all of them."""
+
+    throughput: float
+    throughput_range: list[float]
+    startup: float
+    ratios: list[dict[str, float]]
+
+
+def compare(commit: str, rounds: int, smoke: bool) -> dict[str, Ratios]:
     """Prints, for each case, throughput here over throughput there, and seconds to start; returns all of them.
 
     Medians over rounds, each a command here and a command there, who goes first in turn. Exits where there is no such
     commit.
     """
-    cases = dict(list(CASES.items())[2:3]) if smoke else CASES
+    cases = {"mlp, one_device": (*CASES["mlp, one_device"], *SMALL)} if smoke else CASES
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory(prefix="against-") as folder:
         there = Path(folder) / "there"
@@ -51,18 +62,18 @@ def compare(commit: str, rounds: int, smoke: bool) -> list[dict[str, Any]]:
                     )
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(there)], cwd=ROOT, check=False)
-    rows = [{"case": name} | _middle(ratios) for name, ratios in taken.items()]
-    for row in rows:
+    rows = {name: _middle(ratios) for name, ratios in taken.items()}
+    for name, row in rows.items():
         low, high = row["throughput_range"]
         print(
-            f"{row['case']}: {row['throughput']:.2f} times the throughput of {commit} ({low:.2f} to {high:.2f}), "
+            f"{name}: {row['throughput']:.2f} times the throughput of {commit} ({low:.2f} to {high:.2f}), "
             f"{row['startup']:.2f} times its seconds to start, {rounds} rounds",
             flush=True,
         )
     return rows
 
 
-def _middle(ratios: list[dict[str, float]]) -> dict[str, Any]:
+def _middle(ratios: list[dict[str, float]]) -> Ratios:
     speeds = [ratio["throughput"] for ratio in ratios]
     return {
         "throughput": statistics.median(speeds),

@@ -10,7 +10,6 @@ their quartiles. Time is that between the events of two calls, so that copying a
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -51,12 +50,7 @@ def _run(pairs: int, overrides: list[str]) -> tuple[list[float], list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         # The first hundred steps warm up.
         length = f"train.steps={2 * WINDOW * (1 + pairs)}"
-        ran = subprocess.run(
-            [sys.executable, "-m", "pipeline", *LONG, length, *overrides],
-            cwd=folder, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if ran.returncode:
-            sys.exit(f"pipeline {' '.join(overrides)} ended with {ran.returncode}:\n{ran.stderr}")
+        record.typed(folder, *LONG, length, *overrides)
         (log,) = Path(folder).glob("outputs/runs/*/events.jsonl")
         told = [json.loads(line) for line in log.read_text().splitlines()]
     at = {event["step"]: event["time"] for event in told if event["event"] == "steps"}

@@ -24,7 +24,7 @@ from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
-from pipeline.record.events import Event
+from pipeline.record.events import Event, Started
 from pipeline.run import timing
 from pipeline.run.group import Group, Preemption, RunFailed
 
@@ -59,9 +59,7 @@ class Ours:
                 group.joined()
                 timing.build(group)
             self._pace = max(
-                answer["step_seconds"]
-                for group in self._groups
-                for answer in group.ask(commands.Calibrate(None)).values()
+                answer.step_seconds for group in self._groups for answer in group.ask(commands.Calibrate(None)).values()
             )
         except BaseException as failure:
             self.stop()
@@ -92,8 +90,8 @@ class Ours:
             group.stop()
 
     def _note(self, event: Event) -> None:
-        if event["event"] == "started":
-            self.pids.append(event["pid"])
+        if isinstance(event, Started) and event.pid is not None:
+            self.pids.append(event.pid)
 
 
 class Rival:
@@ -114,7 +112,7 @@ class Rival:
             self._pipes.append(pipe)
         self.pids = [process.pid for process in self._processes if process.pid]
         try:
-            self._pace = max(answer["step_seconds"] for answer in self._answers())
+            self._pace = max(answer.step_seconds for answer in self._answers())
         except BaseException:
             self.stop()
             raise

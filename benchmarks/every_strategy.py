@@ -7,21 +7,19 @@ the same steps on the same global batches; for asynchronous workers, which make 
 """
 
 import argparse
+import io
 import json
-import os
-import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import keras
+import h5py
 import numpy as np
 import record
 
-OWN = Path(__file__).resolve().parent / "own"
 MODELS = {
     "functional, two inputs, two outputs": "functional",
     "subclassed, own call, added loss": "subclassed",
@@ -49,10 +47,10 @@ COMMON = (
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to: its weights and its result, or the words it was refused with."""
+    """What a run came to: its weights and held-out metrics by name, or the words it was refused with."""
 
-    weights: list[np.ndarray]
-    result: dict[str, Any]
+    weights: Mapping[str, np.ndarray]
+    metrics: Mapping[str, float]
     refusal: str = ""
 
 
@@ -62,9 +60,6 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS.values(), default=list(MODELS.values()))
     parser.add_argument("--only", default="", help="the strategies whose names hold this")
     arguments = record.parse(parser, smoke=["--models=functional", "--only=default"])
-    sys.path.insert(0, str(OWN))
-    import persons  # noqa: F401  # so that saved models find their classes
-
     one = {model: _trained(model, *ONE) for model in arguments.models}
     rows = {"one_device": [_reached(trained) for trained in one.values()]}
     for name, typed in _held(SAME_STEPS, arguments.only):
@@ -87,23 +82,31 @@ def _held(typed: Mapping[str, tuple[str, ...]], text: str) -> list[tuple[str, tu
 def _trained(model: str, *arguments: str) -> Trained:
     named = (f"model.build._target_=persons.{model}", "data.build._target_=persons.data", f"+data.build.kind={model}")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pipeline", *arguments, *named, *COMMON]
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join((str(OWN), *sys.path[:1], str(OWN.parent.parent)))}
-        ran = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+        ran = record.typed(folder, *arguments, *named, *COMMON, fine=(0, 2))
         if ran.returncode == 2:
-            return Trained([], {}, ran.stderr.removeprefix("pipeline: ").strip())
+            return Trained({}, {}, ran.stderr.removeprefix("pipeline: ").strip())
         (path,) = Path(folder).glob("outputs/runs/*/result.json")
-        result = json.loads(path.read_text())
-        if ran.returncode != 0:
-            sys.exit(f"{' '.join(command)} ended with {ran.returncode}: {result['error']}")
-        saved = keras.saving.load_model(path.parent / "model.keras")
-        return Trained([np.asarray(weight) for weight in saved.get_weights()], result)
+        return Trained(_weights(path.parent / "model.keras"), json.loads(path.read_text())["val_metrics"])
+
+
+def _weights(saved: Path) -> dict[str, np.ndarray]:
+    """A saved model's weights, by where they are in its file, without those of its optimizer."""
+    found: dict[str, np.ndarray] = {}
+
+    def add(name: str, node: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(node, h5py.Dataset) and not name.startswith("optimizer/"):
+            found[name] = np.asarray(node)
+
+    with zipfile.ZipFile(saved) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
+        file.visititems(add)
+    return found
 
 
 def _compared(trained: Trained, one: Trained) -> str:
     """The largest difference of a weight from one device, and of a metric on the held-out data."""
-    weights = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(trained.weights, one.weights, strict=True))
-    metrics = max(abs(value - one.result["val_metrics"][name]) for name, value in trained.result["val_metrics"].items())
+    assert trained.weights.keys() == one.weights.keys() != set()
+    weights = max(float(np.abs(trained.weights[name] - one.weights[name]).max()) for name in one.weights)
+    metrics = max(abs(value - one.metrics[name]) for name, value in trained.metrics.items())
     return f"{weights:.0e}, metrics {metrics:.0e}"
 
 
@@ -111,7 +114,7 @@ def _reached(trained: Trained) -> str:
     """The held-out metrics, or the refusal's first sentence."""
     if trained.refusal:
         return f"refused: {trained.refusal.partition('. ')[0]}"
-    return ", ".join(f"{name} {value:.3f}" for name, value in trained.result["val_metrics"].items())
+    return ", ".join(f"{name} {value:.3f}" for name, value in trained.metrics.items())
 
 
 if __name__ == "__main__":

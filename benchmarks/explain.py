@@ -8,7 +8,6 @@ that others are at, workers wait for each other at every exchange, which is comm
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -56,10 +55,7 @@ def main() -> int:
 
 
 def _explained(folder: Path, arguments: list[str]) -> dict[str, object]:
-    command = [sys.executable, "-m", "pipeline", *arguments]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        sys.exit(f"pipeline {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
+    record.typed(folder, *arguments)
     (result,) = folder.glob("outputs/runs/*/result.json")
     return dict(json.loads(result.read_text())["explained"])
 

@@ -9,9 +9,7 @@ two differ much, other work on the machine decides.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -34,14 +32,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("overrides", nargs="*", help="for every run, such as strategy=mirrored workers=2")
-    arguments = record.parse(parser, smoke=["--rounds=1", "measure.repeats=1", "model.build.hidden=[64]"])
+    arguments = record.parse(
+        parser, smoke=["--rounds=1", "measure.repeats=1", "model.build.hidden=[64]", "train.steps=5"]
+    )
     ratios = []
     for number in range(arguments.rounds):
         kind = KINDS[number % len(KINDS)]
-        before = _run([*arguments.overrides, FAST])["examples_per_second"]
+        before = _run([FAST, *arguments.overrides])["examples_per_second"]
         slow = [SLOW, f"+data.build.slow={kind}", "data.profile=true", "measure.steps=0"]
-        found = _run([*arguments.overrides, *slow])["profile"]
-        after = _run([*arguments.overrides, FAST])["examples_per_second"]
+        found = _run([*slow, *arguments.overrides])["profile"]
+        after = _run([FAST, *arguments.overrides])["examples_per_second"]
         made = (before + after) / 2
         costliest = max(found["stages"], key=lambda stage: stage["share"])
         if found["ceiling_examples_per_second"] is None:
@@ -62,14 +62,8 @@ def main() -> int:
 
 def _run(overrides: list[str]) -> dict[str, Any]:
     """What result.json says of a run."""
-    search = os.pathsep.join(filter(None, (str(Path(__file__).parent / "own"), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
-        ran = subprocess.run(
-            [sys.executable, "-m", "pipeline", *COMMON, *overrides],
-            cwd=folder, env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if ran.returncode:
-            sys.exit(f"pipeline {' '.join(overrides)} ended with {ran.returncode}:\n{ran.stderr}")
+        record.typed(folder, *COMMON, *overrides)
         (path,) = Path(folder).glob("outputs/runs/*/result.json")
         return json.loads(path.read_text())
 

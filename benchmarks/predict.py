@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ import record
 
 WORKERS = (1, 2)
 SEEN, UNSEEN = (256, 2048), (384, 512, 768, 1024, 1536)
+SMALL = ("data=digits", "train.replica_batch=8", "train.steps=5", "measure.repeats=1", "measure.steps=5")
 QUIET = ("strategy=mirrored", "model=mlp", "tracking=none", "measure.baseline=none", "train.save=false", "resume=never")
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--unseen", type=int, nargs="+", default=UNSEEN, help="widths to predict: %(default)s")
     parser.add_argument("--folder", type=Path, help="keeps the runs there; left out: they are removed")
     parser.add_argument("overrides", nargs="*", help="for every command, such as train.replica_batch=512")
-    arguments = record.parse(parser, smoke=["--rounds=1", "--unseen=512", "measure.repeats=1", "train.steps=5"])
+    arguments = record.parse(parser, smoke=["--rounds=1", "--unseen=512", *SMALL])
     with tempfile.TemporaryDirectory() as made:
         folder = (arguments.folder or Path(made)).resolve()
         (folder / "seen").mkdir(parents=True)
@@ -58,7 +58,7 @@ def main() -> int:
         found = [(abs(ratio - 1), held) for width, ratio, held in rows if (width.bit_count() == 1) is wanted]
         if not found:
             continue
-        held = [each for _, held in found for each in held]
+        held = [whether for _, intervals in found for whether in intervals]
         print(f"{kind}: median error {statistics.median(error for error, _ in found):.1%}, within 10%: "
               f"{sum(error <= 0.1 for error, _ in found)} of {len(found)}, intervals held: {sum(held)} of {len(held)}"
         )  # fmt: skip
@@ -106,7 +106,7 @@ def _predicted(folder: Path) -> dict[tuple[int, int], list[dict[str, float]]]:
 
 def _compared(made: list[dict[str, float]], speeds: list[float]) -> tuple[float, list[bool]]:
     """(predicted over measured, whether each interval held) of one unseen point."""
-    predicted = [each["examples_per_second"] for each in made]
+    predicted = [prediction["examples_per_second"] for prediction in made]
     pairs = list(zip(made, speeds, strict=True))
     ratios = [pair["examples_per_second"] / speed for pair, speed in pairs]
     held = [pair["low"] <= speed <= pair["high"] for pair, speed in pairs]
@@ -127,14 +127,7 @@ def _run(folder: Path, widths: Sequence[int], workers: Sequence[int], *arguments
         f"workers={','.join(map(str, workers))}",
         f"output_dir={folder}",
     )
-    ran = subprocess.run(
-        [sys.executable, "-m", "pipeline", "-m", *QUIET, *points, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode:
-        sys.exit(f"pipeline {' '.join((*points, *arguments))} ended with {ran.returncode}:\n{ran.stderr}")
+    record.typed(folder, "-m", *QUIET, *points, *arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,8 +31,11 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="for every command, such as shard_mib=16")
     arguments = record.parse(parser, smoke=["--rounds=1", "--examples=500"])
     synthetic = ["data=synthetic", f"data.build.train_examples={arguments.examples}", "shards=16"]
+    sources = {f"{arguments.examples:,} images": synthetic, "digits": ["data=digits", "shards=4"]}
+    if arguments.smoke:
+        del sources["digits"]
     rows = {}
-    for label, source in ((f"{arguments.examples:,} images", synthetic), ("digits", ["data=digits", "shards=4"])):
+    for label, source in sources.items():
         rows[label] = _compare(label, [*source, *arguments.overrides], arguments.rounds)
     record.write(arguments, arguments.rounds, rows)
     return 0 if all(row["same_bytes"] for row in rows.values()) else 1
@@ -67,14 +69,11 @@ def _run(arguments: list[str]) -> tuple[float, float, str]:
     """(seconds of the command, seconds that its shards took, a checksum of all of them)."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        ran = subprocess.run(
-            [sys.executable, "-m", "pipeline", "prepare", *arguments, f"out={folder}/out"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        ran = record.typed(folder, "prepare", *arguments, f"out={folder}/out")
         seconds = time.monotonic() - began
         making = re.search(r"of these ([\d.]+) s for the shards", ran.stdout)
-        if ran.returncode or making is None:
-            sys.exit(f"pipeline prepare {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
+        if making is None:
+            sys.exit(f"Expected pipeline prepare to tell the seconds of shards, received: {ran.stdout}")
         checksum = hashlib.sha256()
         for path in sorted(Path(folder, "out").glob("*.tfrecord")):
             checksum.update(path.read_bytes())

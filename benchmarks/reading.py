@@ -9,9 +9,7 @@ Ratios are of two runs that follow each other; which of them is first changes wi
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +20,7 @@ COMMON = ("measure.baseline=none", "tracking=none", "train.save=false", "resume=
 # Timed for some ten seconds, in which the machine's own ups and downs even out.
 LONG = "measure.repeats=12"
 PARTS = ("shards", "kept", "services")
+SMALL = ("model=mlp", "train.replica_batch=8", "train.steps=3", "measure.repeats=1", "measure.steps=3")
 SHARDS = ("data=tfrecord", "data.path=prepared")
 COSTLY = (
     "strategy=one_device", "data.build._target_=costly.through", "+data.build.slow=busy", "data.num_classes=4",
@@ -35,15 +34,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("overrides", nargs="*", help="for the first part, such as strategy=multi_worker workers=2")
-    arguments = record.parse(parser, smoke=["--rounds=1", "--only=kept", "measure.repeats=1", "measure.steps=20"])
-    given, memory = (LONG, *arguments.overrides), "data=mnist5k"
+    arguments = record.parse(parser, smoke=["--rounds=1", "--only", "kept", "services"])
+    small = SMALL if arguments.smoke else ()
+    given, memory, costly = (LONG, *arguments.overrides, *small), "data=mnist5k", (*COSTLY, *small)
     pairs = {
         "shards": ("shards / memory", (memory, *given), (*SHARDS, *given)),
         "kept": ("shards kept in memory / memory", (memory, *given), (*SHARDS, "data.cache=memory", *given)),
-        "services": ("two data servers / none", COSTLY, (*COSTLY, "data.service=2")),
+        "services": ("two data servers / none", costly, (*costly, "data.service=2")),
     }
     with tempfile.TemporaryDirectory() as folder:
-        _call(folder, "pipeline", "prepare", memory, "out=prepared", "workers=2")
+        record.typed(folder, "prepare", memory, "out=prepared", "workers=2")
         rows = {part: _compare(folder, *pairs[part], arguments.rounds) for part in arguments.only}
     record.write(arguments, arguments.rounds, rows)
     return 0
@@ -53,7 +53,7 @@ def _compare(folder: str, name: str, one: tuple[str, ...], other: tuple[str, ...
     ratios = []
     for number in range(rounds):
         order = (one, other) if number % 2 == 0 else (other, one)
-        made = {each: _throughput(folder, *each) for each in order}
+        made = {command: _throughput(folder, *command) for command in order}
         ratios.append(made[other] / made[one])
         print(f"{name}: {made[other]:,.0f} / {made[one]:,.0f} examples/s = {ratios[-1]:.3f}", flush=True)
     print(f"{name}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds\n")
@@ -63,19 +63,9 @@ def _compare(folder: str, name: str, one: tuple[str, ...], other: tuple[str, ...
 def _throughput(folder: str, *overrides: str) -> float:
     """Examples per second of a run, as its result.json has them."""
     before = set(Path(folder).glob("outputs/runs/*"))
-    _call(folder, "pipeline", *COMMON, *overrides)
+    record.typed(folder, *COMMON, *overrides)
     (made,) = set(Path(folder).glob("outputs/runs/*")) - before
     return float(json.loads((made / "result.json").read_text())["examples_per_second"])
-
-
-def _call(folder: str, module: str, *arguments: str) -> None:
-    search = os.pathsep.join(filter(None, (str(Path(__file__).parent / "own"), os.environ.get("PYTHONPATH"))))
-    ran = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=folder, env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        sys.exit(f"{module} {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Gives every benchmark the same two options, and writes what it measured with what it was measured on.
+"""Gives every benchmark the same two options, types the program's commands for it, and writes what it measured.
 
 --smoke       the smallest size, which shows that the program runs and says nothing of speed
 --json FILE   what was measured, as JSON; a full run writes it to benchmarks/results/ where nothing is said
@@ -10,15 +10,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from pipeline.launch import machine
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+# Where the functions are that benchmarks name in configs.
+OWN = ROOT / "benchmarks" / "own"
+# What JSON can hold.
+Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | bool | None
 
 
 def parse(parser: argparse.ArgumentParser, smoke: Sequence[str]) -> argparse.Namespace:
@@ -31,7 +35,40 @@ def parse(parser: argparse.ArgumentParser, smoke: Sequence[str]) -> argparse.Nam
     return parser.parse_intermixed_args([*given, *(smoke if "--smoke" in given else ())])
 
 
-def write(arguments: argparse.Namespace, rounds: int, rows: Any) -> None:
+def in_a_network_of_its_own() -> None:
+    """Starts the program anew in a network namespace, unless it is in one: what its loopback carries is its own.
+
+    Needs Linux with `unshare` and `ip`, and rights to make namespaces.
+    """
+    if "OWN_NETWORK" not in os.environ:
+        os.environ["OWN_NETWORK"] = "yes"
+        inside = 'ip link set lo up && exec "$@"'
+        command = ("unshare", "--net", "--map-root-user", "sh", "-c", inside, "sh", sys.executable, *sys.argv)
+        os.execvp(command[0], command)
+
+
+def types(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Types `python -m pipeline ARGUMENTS` in a folder, as a person does, and waits until it ends."""
+    search = os.pathsep.join(filter(None, (str(OWN), str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+# How commands are typed; `smoke.py` has another way.
+typist: Callable[[Path, Sequence[str]], subprocess.CompletedProcess[str]] = types
+
+
+def typed(folder: Path | str, *arguments: str, fine: Sequence[int] = (0,)) -> subprocess.CompletedProcess[str]:
+    """Types a command of the program in a folder; exits with what it said where its exit code is not `fine`."""
+    ran = typist(Path(folder), arguments)
+    if ran.returncode not in fine:
+        sys.exit(f"pipeline {' '.join(arguments)} ended with {ran.returncode}:\n{ran.stderr}")
+    return ran
+
+
+def write(arguments: argparse.Namespace, rounds: int, rows: Json) -> None:
     """Writes what a benchmark measured in so many rounds: any JSON values, one row a line of what it prints."""
     name = Path(sys.argv[0]).stem
     path = arguments.json or (None if arguments.smoke else RESULTS / f"{name}.json")
@@ -57,7 +94,7 @@ def _commit() -> str | None:
     with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=RESULTS.parent, capture_output=True, text=True, timeout=10, check=True,
+            cwd=ROOT, capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
         return said.stdout.strip()
     return None

@@ -98,6 +98,8 @@ CLAIMS = {
         Claim("multi_worker", ("bare-multi_worker-same",), 0.97),
     ),
 }
+# One contestant of each kind.
+SMOKE = ("mlp:limit", "mlp:mirrored", "mlp:bare-multi_worker-same", "mlp:fit-mirrored-arrays")
 REPLICA_BATCH = {"cnn": 64, "mlp": 32}
 
 
@@ -365,7 +367,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--against", metavar="COMMIT", help="this version in turn with another one, in place of the others"
     )
-    small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", "--only=mlp"]
+    small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", f"--only={','.join(SMOKE)}"]
     arguments = record.parse(parser, smoke=small)
     if min(arguments.lives, arguments.rounds) < 1 or arguments.workers < 2 or not arguments.seconds > 0:
         parser.error("Expected --rounds and --lives of 1 or more, --workers of 2 or more and --seconds above 0.")

@@ -8,7 +8,6 @@ Arguments with `=` go to every command. At least 18 of 20 are to be ties.
 import argparse
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,8 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("overrides", nargs="*", help="for every command, such as model=cnn")
-    arguments = record.parse(parser, smoke=["--pairs=1"])
-    asked = dict(each.split("=", 1) for each in (*COMMON, "strategy=mirrored", *arguments.overrides))
+    arguments = record.parse(parser, smoke=["--pairs=1", "measure.repeats=1", "measure.steps=20"])
+    asked = dict(override.split("=", 1) for override in (*COMMON, "strategy=mirrored", *arguments.overrides))
     strategy = asked.pop("strategy")
     overrides = [f"strategy={strategy},{strategy}", *(f"{name}={value}" for name, value in asked.items())]
     ties, apart = 0, []
@@ -47,12 +46,7 @@ def main() -> int:
 
 
 def _pair(folder: Path, output: str, overrides: list[str]) -> report.Written:
-    ran = subprocess.run(
-        [sys.executable, "-m", "pipeline", "-m", *overrides, f"output_dir={output}"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        sys.exit(f"pipeline -m {' '.join(overrides)} ended with {ran.returncode}:\n{ran.stderr}")
+    record.typed(folder, "-m", *overrides, f"output_dir={output}")
     (sweep,) = (folder / output / "sweeps").iterdir()
     return report.write(sweep)
 

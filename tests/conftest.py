@@ -1,6 +1,8 @@
 """What tests share: the command as a person types it, run for real in a folder of its own."""
 
+import atexit
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -16,6 +18,8 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from asking import Asking
+from warm import Command, Warm
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,16 +89,30 @@ def with_(plan: Any, part: str, **values: Any) -> Any:
     return dataclasses.replace(plan, **{part: dataclasses.replace(getattr(plan, part), **values)})
 
 
-def start(folder: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-    """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"} | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def environment(**environ: str) -> dict[str, str]:
+    """That of a command."""
+    path = os.pathsep.join(map(str, (ROOT, OWN, ROOT / "tests" / "warm")))
+    return os.environ | {"PYTHONPATH": path, "COLUMNS": "120"} | environ
+
+
+def start(folder: Path, *arguments: str, cold: bool = False, **environ: str) -> subprocess.Popen[str]:
+    """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported.
+
+    Its fork server has TensorFlow imported before (`warm/`), unless `cold`.
+    """
+    command, given = [sys.executable, "-m", "pipeline", *arguments], environment(**environ)
+    if cold or sys.platform != "linux":
+        pipes = subprocess.PIPE
+        return subprocess.Popen(command, cwd=folder, env=given, stdout=pipes, stderr=pipes, text=True)
+    return Command(warm(), command, folder, given)
+
+
+@functools.cache
+def warm() -> Warm:
+    """What starts the commands of this process's tests."""
+    made = Warm()
+    atexit.register(made.close)
+    return made
 
 
 def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: float) -> Ran:
@@ -110,6 +128,27 @@ def pipeline(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     def run(*arguments: str, timeout: float = 240.0, **environ: str) -> Ran:
         began = time.monotonic()
         return finish(start(tmp_path, *arguments, **environ), tmp_path, began, timeout)
+
+    yield run
+    assert not left_behind(tmp_path)
+
+
+@functools.cache
+def asking() -> Asking:
+    """What runs commands that train nothing for this process's tests."""
+    made = Asking()
+    atexit.register(made.close)
+    return made
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+    """As `pipeline`, for what trains nothing: a fork of a process that has imported all runs it (`warm/`)."""
+
+    def run(*arguments: str, timeout: float = 60.0, module: str = "pipeline", **environ: str) -> Ran:
+        began = time.monotonic()
+        ended = asking().ask(arguments, tmp_path, environment(**environ), module, timeout)
+        return Ran(*ended, time.monotonic() - began, tmp_path)
 
     yield run
     assert not left_behind(tmp_path)

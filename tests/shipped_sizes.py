@@ -42,9 +42,8 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
     cluster = LocalCluster(ClusterConfig("local"), os.environ)
     try:
         for model, data, precision in choices:
-            each = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
-            sized = model_size.learn(_offline(each, data), cluster)
-            yield each, size.from_plain({name: sized[name] for name in size.Size.__dataclass_fields__})
+            made = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
+            yield made, model_size.learn(_offline(made, data), cluster)
     finally:
         cluster.close(0)
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism
 
 from pipeline.plan.plan import Checkpoints
+from pipeline.record.events import Event, to_plain
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
@@ -33,8 +34,8 @@ class Told:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
-    def __call__(self, event: str, **fields: Any) -> None:
-        self.events.append({"event": event, **fields})
+    def __call__(self, event: Event) -> None:
+        self.events.append(to_plain(event))
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Never
 
 import pytest
 
@@ -9,9 +10,7 @@ from pipeline.record import commands, events
 
 MADE = [
     commands.Load("outputs/runs/mine"),
-    commands.Drop(
-        {"1": {"train": [{"name": "a.png", "why": "is cut off", "first": 3, "examples": 1}], "validation": []}}
-    ),
+    commands.Drop({"1": {"train": [events.Lost("a.png", 3, 1, "a.png", "is cut off")], "validation": []}}),
     commands.Build([100, 28], [10], "back"),
     commands.Size(),
     commands.Profile("input", 20),
@@ -34,11 +33,11 @@ def test_a_command_comes_out_as_it_went_in(command):
     assert commands.from_json(command.to_json()) == command
     assert json.loads(command.to_json())["do"] == type(command).__name__.lower()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        command.answer = "other"
+        command.folder = "other"
 
 
 def test_what_answers_a_command_is_a_kind_of_event():
-    told = [made.answer for made in commands.COMMANDS.values() if made.answer]
-    assert told
-    for kind in told:
-        assert f"\n    {kind} " in events.__doc__
+    answers = {name: made.answered_by() for name, made in commands.COMMANDS.items()}
+    assert {name for name, answer in answers.items() if answer is Never} == {"begin", "leave", "exit"}
+    assert {answer for answer in answers.values() if answer is not Never} <= set(events.KINDS.values())
+    assert answers["measure"] is events.Measured

@@ -2,12 +2,13 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import OWN, QUICK, ROOT, Ran
+from conftest import OWN, QUICK, ROOT, Ran, finish, start
 from hydra import compose, initialize_config_dir
 
 from pipeline.config import config as configs
@@ -19,6 +20,12 @@ CONF = f"--config-dir={OWN}/conf"
 TWO = ("strategy=multi_worker", "workers=2")
 # The requirement is two seconds on a quiet machine; a test must pass on a busy one.
 SECONDS = 10.0
+
+
+@pytest.fixture
+def pipeline(asked):
+    """Hardly a command here trains."""
+    return asked
 
 
 def refusal(ran: Ran) -> str:
@@ -151,6 +158,12 @@ def refusal(ran: Ran) -> str:
 )
 def test_bad_input_is_refused_in_one_message_and_nothing_is_started(pipeline, arguments, words):
     assert words in refusal(pipeline(*arguments))
+
+
+def test_a_command_that_is_started_is_refused_within_seconds(tmp_path):
+    began = time.monotonic()
+    ran = finish(start(tmp_path, "strategy=mirored", cold=True), tmp_path, began, 60)
+    assert "received mirored. Try strategy=mirrored." in refusal(ran)
 
 
 @pytest.mark.parametrize(

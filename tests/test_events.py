@@ -1,11 +1,203 @@
-"""The event log: whole lines only, whatever a crash has left of the last one."""
+"""Events are written and read as lines, whatever comes; of the log whole lines alone, whatever a crash has left."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from pipeline.record import events
-from pipeline.record.events import EventLog, read, to_line
+from pipeline.plan.size import Size, Variable
+from pipeline.record import events, log
+from pipeline.record.events import (
+    Beat,
+    Built,
+    Calibrated,
+    Checkpoint,
+    Ended,
+    Epoch,
+    Event,
+    Exited,
+    Explained,
+    Explaining,
+    Failed,
+    Finished,
+    Joined,
+    Left,
+    Loaded,
+    Lost,
+    Measured,
+    Profiled,
+    Profiling,
+    Report,
+    Restarted,
+    Restored,
+    Result,
+    Resumed,
+    Run,
+    Saved,
+    Signalled,
+    Sized,
+    StageCost,
+    Started,
+    Steps,
+    Stopped,
+    System,
+    TimedCall,
+    TimedReplica,
+    Told,
+    Unknown,
+    Warned,
+    from_line,
+    from_plain,
+    stamped,
+    to_line,
+    to_plain,
+)  # fmt: skip
+from pipeline.record.log import EventLog, read
+from pipeline.record.profile import Explanation, Part, Profile, Stage
 
-FIRST, SECOND, THIRD = ({"event": "steps", "step": step} for step in (1, 2, 3))
+OLD = Path(__file__).with_name("from_0_1_0")
+FIRST, SECOND, THIRD = (Steps(step, [0.5], time=1.0, group="point") for step in (1, 2, 3))
+SIZE = Size((Variable("dense/kernel", (2, 3), "float32", True, 48),), 8, 100, 4, 2, None)
+# One of each kind, and of those that come in several forms one of each form.
+TOLD: list[Event] = [
+    Run(
+        "key", "mirrored-2", "outputs/runs/mine", "pipeline", {"workers": 2, "hidden": [16]}, {"host": "vm"}, 7, "vm", 1
+    ),
+    Resumed({"workers": 2}, {"host": "vm"}, 7, "vm"),
+    Started(7, "chief", 1),
+    Joined(["CPU:0"], {"keras": "3.1"}),
+    Loaded({"train": False}, {"train": 8}, {"train": [Lost(None, 3, 1, "a.png", "is cut off", None)]}),
+    Built(9610, 38440, 1, [8, 8, 1], {"image": "float32"}, 10, 100, 20, 2, 4, 3, "ab12"),
+    Sized(SIZE),
+    Sized(error="it cannot be built"),
+    Profiling("input", 0.1),
+    Profiling("model", examples=[64.0], seconds=[0.5]),
+    Profiling("stages", stages=[StageCost("map", 0.1, 0.2)]),
+    Profiled(Profile(480.0, 9000.0, "input", None, [Stage("map", 2012.0, 0.96)])),
+    Calibrated(0.1),
+    Measured(0, 640.0, 2.0, 10, [TimedCall(5, 1.0), TimedCall(5, 1.0)], [0.1]),
+    Restored(8, True),
+    Restored(8, True, (FIRST, Epoch(1, 8))),
+    Checkpoint(8, "checkpoints/step-8.json", 0.1),
+    Restarted("It was lost.", 2, 1, 1),
+    Left(8),
+    Left(8, False),
+    Signalled(15),
+    Steps(4, [0.5, 0.25], 1, {"accuracy": 0.5}, 128.0, 4.0, 0.1),
+    Epoch(1, 4, 2.5, {"accuracy": 0.5}, 2.0, {"accuracy": 0.25}, 5.0),
+    System("host0", {"cpu_utilization_percentage": 50.0}),
+    Warned("Slow disk."),
+    Saved("model.keras"),
+    Failed("Expected a finite loss.", False, True),
+    Finished(["d78d"]),
+    Finished(["d78d"], 3, 0.5, {"accuracy": 0.5}, None, {}, 0.5, 2, 10, 640, 10, [6, 4]),
+    Explaining("everything", 640.0, 2.0),
+    Explaining("no communication", replicas=[TimedReplica(1, 0.1)]),
+    Explained(Explanation(0.45, 0.4, 0.5, [Part("communication", 0.4, 0.38, 0.42)], None, "worker 1", "Try less.")),
+    Result({"status": "FINISHED", "speedup": None}),
+    Report({"": ["report.html"]}, {"speedup": 1.5}, {"best": None}, "It scales."),
+    Ended("FAILED", "Out of memory."),
+    Beat(7, 1.5),
+    Beat(validated=4),
+    Stopped(),
+    Exited(-9),
+    Unknown("some new kind", {"event": "some new kind", "value": [1, None]}),
+]
+
+
+def test_every_kind_is_here():
+    assert {type(event) for event in TOLD} == set(get_args(Event)) == {*events.KINDS.values(), Unknown}
+    # `Event` lists them, so that the type checker finds who forgot one.
+    assert set(Told.__subclasses__()) == set(get_args(Event))
+
+
+@pytest.mark.parametrize("event", TOLD, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("group", ["point", None])
+def test_an_event_comes_out_as_it_went_in(event, group):
+    told = stamped(event, 8.0, group, 0 if group is None else 3)
+    line = to_line(told)
+    read = from_line(line)
+    assert to_line(read) == line
+    if not isinstance(event, Unknown):
+        assert read == told
+    values = json.loads(line)
+    assert (values["time"], values.get("group"), values.get("rank")) == (8.0, group, None if group is None else 3)
+
+
+def test_who_passes_an_event_on_says_by_whom_and_when_it_was_told():
+    assert stamped(Warned("Slow."), 8.0, "point", 3) == Warned("Slow.", time=8.0, group="point", rank=3)
+    # An earlier moment, and a group, stay.
+    assert stamped(Warned("Slow.", time=2.0, group="baseline"), 8.0, "point") == Warned(
+        "Slow.", time=2.0, group="baseline"
+    )
+
+
+def test_every_line_of_0_1_0_is_read_and_written_as_it_was():
+    for path in sorted(OLD.glob("**/events.jsonl")):
+        for line in path.read_bytes().splitlines(keepends=True):
+            event, values = from_line(line), json.loads(line)
+            assert not isinstance(event, Unknown), line
+            # Since then a log says what version its lines are of.
+            assert to_plain(event) == values | ({"version": 0} if isinstance(event, Run) else {})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"time": 8.0, "event": "some new kind", "group": "point", "rank": 1, "value": [1, {"a": None}]},
+        {"time": 8.0, "event": "steps", "group": "point", "rank": 1, "step": "not a number", "losses": []},
+        {"time": 8.0, "event": "steps", "group": "point", "rank": 1, "step": True, "losses": [0.5]},
+        {"time": 8.0, "event": "measured", "group": "point", "rank": 1, "repeat": 0},
+        {"time": 8.0, "event": "measured", "repeat": 0, "examples": 1, "seconds": 1, "calls": [[1]]},
+        {"time": 8.0, "event": "sized", "variables": "many"},
+        {"time": 8.0, "event": "profiling", "what": "the moon"},
+        {"time": "noon", "event": "warning", "group": 7, "rank": None, "text": "Slow."},
+        {"time": 8.0, "event": ["steps"]},
+        {"value": 1},
+        {},
+    ],
+)
+def test_what_is_not_known_or_odd_is_kept_as_it_is(values):
+    event = from_plain(values)
+    assert isinstance(event, Unknown)
+    assert to_plain(event).items() >= values.items()
+    assert json.loads(to_line(event)).items() >= values.items()
+    if values.get("group") == "point":
+        assert (event.time, event.group, event.rank) == (8.0, "point", 1)
+
+
+def test_what_a_later_version_adds_to_a_kind_is_passed_over():
+    assert from_plain({"time": 8.0, "event": "saved", "path": "a", "bytes": 7}) == Saved("a", time=8.0)
+
+
+def test_every_kind_that_is_logged_is_in_the_docs():
+    page = Path(__file__).parents[1].joinpath("docs", "results.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## events.jsonl")[2].partition("\n## ")[0], re.MULTILINE)
+    logged = {name for name, kind in events.KINDS.items() if kind not in events.PASSING}
+    assert sorted(rows) == sorted(logged)
+
+
+def test_numbers_that_json_lacks_are_written_as_null():
+    line = to_line(Steps(2, [math.nan, math.inf], metrics={"auc": -math.inf}, seconds=math.nan))
+    values = json.loads(line)
+    assert (values["losses"], values["metrics"], values["seconds"]) == ([None, None], {"auc": None}, None)
+    assert all(map(math.isnan, from_line(line).losses))
+
+
+def test_a_metric_that_is_no_number_does_not_hide_the_others():
+    odd = {"auc": 0.5, "yes": True, "said": "0.5", "none": None, "large": 10**400}
+    metrics = from_plain({"event": "steps", "step": 1, "losses": [], "metrics": odd}).metrics
+    assert (metrics.pop("auc"), metrics.pop("large")) == (0.5, math.inf)
+    assert len(metrics) == 3
+    assert all(map(math.isnan, metrics.values()))
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"[1]\n", b"7\n", b'{"event": "ste\n', b"\xff\n"])
+def test_a_line_without_an_object_is_no_event(line):
+    assert from_line(line) is None
 
 
 @pytest.mark.parametrize("cut", range(1, len(to_line(SECOND))))
@@ -13,14 +205,14 @@ def test_a_line_that_was_cut_short_is_not_replayed_and_gone_once_the_log_is_open
     path = tmp_path / "events.jsonl"
     path.write_bytes(to_line(FIRST) + to_line(SECOND)[:cut])
     assert [event for event, _ in read(path)] == [FIRST]
-    log = EventLog(path)
-    log.append(THIRD)
-    log.close()
+    written = EventLog(path)
+    written.append(THIRD)
+    written.close()
     assert path.read_bytes() == to_line(FIRST) + to_line(THIRD)
     assert list(read(path)) == [(FIRST, len(to_line(FIRST))), (THIRD, path.stat().st_size)]
 
 
-@pytest.mark.parametrize("size", [events.BLOCK_BYTES - 1, events.BLOCK_BYTES, 3 * events.BLOCK_BYTES + 1])
+@pytest.mark.parametrize("size", [log.BLOCK_BYTES - 1, log.BLOCK_BYTES, 3 * log.BLOCK_BYTES + 1])
 def test_a_cut_line_of_any_length_is_found_from_the_end(tmp_path, size):
     path = tmp_path / "events.jsonl"
     path.write_bytes(to_line(FIRST) + b"x" * size)
@@ -34,7 +226,7 @@ def test_a_cut_line_of_any_length_is_found_from_the_end(tmp_path, size):
 def test_whole_lines_stay_as_they_are(tmp_path):
     path = tmp_path / "events.jsonl"
     for event in (FIRST, SECOND):
-        log = EventLog(path)
-        log.append(event)
-        log.close()
+        written = EventLog(path)
+        written.append(event)
+        written.close()
     assert path.read_bytes() == to_line(FIRST) + to_line(SECOND)

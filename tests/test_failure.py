@@ -107,7 +107,7 @@ def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, 
 
 def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path):
     # It says what it has imported.
-    process = start(tmp_path, *QUICK, PYTHONPROFILEIMPORTTIME="1")
+    process = start(tmp_path, *QUICK, cold=True, PYTHONPROFILEIMPORTTIME="1")
     assert process.stderr
     while "hydra" not in process.stderr.readline():
         assert process.poll() is None
@@ -118,7 +118,7 @@ def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path)
 
 
 def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
-    process = start(tmp_path, *QUICK, *TWO, *LONG)
+    process = start(tmp_path, *QUICK, *TWO, *LONG, cold=True)
     wait_for(tmp_path, "run")
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -133,7 +133,7 @@ def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
     "moment", [pytest.param("run", marks=pytest.mark.slow), pytest.param("started", marks=pytest.mark.slow), "steps"]
 )
 def test_a_conductor_killed_outright_leaves_no_process(tmp_path, moment):
-    process = start(tmp_path, *QUICK, *TWO, *LONG)
+    process = start(tmp_path, *QUICK, *TWO, *LONG, cold=True)
     wait_for(tmp_path, moment)
     process.kill()
     process.wait()
@@ -235,7 +235,7 @@ def test_a_busy_loop_once_training_steps_is_ended_after_twice_the_progress_timeo
 @pytest.mark.parametrize(("restarts", "code"), [(1, 0), (0, 1)])
 def test_a_fork_server_killed_while_it_starts_processes_is_started_again_so_often(tmp_path, restarts, code):
     process = start(tmp_path, *QUICK, *TWO, "model=mlp", "data=digits", "train.steps=2",
-                    f"launch.max_restarts={restarts}")  # fmt: skip
+                    f"launch.max_restarts={restarts}", cold=True)  # fmt: skip
     wait_for(tmp_path, "run")
     # By now the conductor waits for the first process, while the server still imports.
     time.sleep(0.5)

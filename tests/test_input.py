@@ -9,6 +9,7 @@ from conftest import QUICK, Ran
 
 from pipeline.analyze import measure
 from pipeline.analyze.measure import Repeat
+from pipeline.record.events import Measured, TimedCall
 
 TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=8", "train.steps_per_call=4")
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
@@ -22,7 +23,7 @@ def test_the_longest_wait_of_each_repeat_counts_and_their_median_is_told():
 
 
 def test_a_process_is_not_said_to_wait_for_longer_than_it_was_timed():
-    told = {"examples": 8, "seconds": 0.5, "calls": [[1, 0.5]], "input_seconds": [0.5001]}
+    told = Measured(0, examples=8, seconds=0.5, calls=[TimedCall(1, 0.5)], input_seconds=[0.5001])
     assert measure.slowest({0: told}).input_shares == (1.0,)
 
 

@@ -8,10 +8,11 @@ import pytest
 from pipeline.analyze import measure
 from pipeline.analyze.measure import Repeat
 from pipeline.plan.plan import REPEAT_SECONDS
+from pipeline.record.events import Measured, TimedCall
 
 
-def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> dict:
-    return {"examples": examples, "seconds": seconds, "calls": [list(call) for call in calls]}
+def timed(seconds: float, *calls: tuple[int, float], examples: float = 640) -> Measured:
+    return Measured(0, examples, seconds, calls=[TimedCall(*call) for call in calls])
 
 
 def test_the_slowest_process_decides_as_a_whole_and_in_each_call():

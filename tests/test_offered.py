@@ -1,4 +1,4 @@
-"""A cluster and views of a package outside the checkout, found by the names under which it offers them."""
+"""A cluster, a collective and views of a package outside the checkout, found by the names it offers them under."""
 
 import json
 import os
@@ -13,6 +13,12 @@ theirs = theirs:Cluster
 broken = theirs:Broken
 partial = theirs:Partial
 lost = theirs_that_is_gone:Cluster
+
+[pipeline.collectives]
+sums = theirs:Sums
+broken = theirs:NoSums
+half = theirs:HalfOfSums
+lost = theirs_that_is_gone:Sums
 
 [pipeline.engines]
 mean = theirs:Mean
@@ -81,6 +87,10 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
         ("cluster=partial", "Expected cluster=partial to have serve(), received one without. Try cluster=local."),
         ("cluster=broken", "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster"),
         (
+            "collective=rings",
+            "Expected collective to be one that is there (broken, half, lost, sums, tensorflow), received rings. Try",
+        ),
+        (
             "backend=torch",
             "Expected backend to be one that is there (fails, mean, tensorflow), received torch. Try backend=tensor",
         ),
@@ -93,6 +103,56 @@ def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, offered,
     assert ran.code != 0
     assert words in ran.err, ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_collective_of_another_package_trains_to_the_losses_of_tensorflows_own(pipeline, offered, tmp_path):
+    arguments, environ = offered
+    found = []
+    for collective in ("tensorflow", "sums"):
+        ran = pipeline(
+            *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", f"collective={collective}",
+            f"output_dir={tmp_path / collective}", "train.deterministic=true",
+            "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]", **environ,
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        (log,) = (tmp_path / collective).glob("runs/*/events.jsonl")
+        found.append([json.loads(line) for line in log.read_text().splitlines()])
+    losses, weights = (
+        [[(event["rank"], event[name]) for event in events if event["event"] == kind] for events in found]
+        for kind, name in (("steps", "losses"), ("finished", "weights"))
+    )
+    assert losses[0] == losses[1]
+    assert sorted(weights[0]) == sorted(weights[1])
+    (parameters,) = {event["parameters"] for event in found[1] if event["event"] == "built" and event["rank"] == 0}
+    sent = [int(line) for line in (tmp_path / "sums" / "sums-1.txt").read_text().split()]
+    # Gradients and the loss, each step; what is validated and what callbacks decide goes the same way.
+    assert sent.count(4 * (parameters + 1)) == 6
+    assert len(sent) > 6
+    (told,) = (event["sent_bytes"] for event in found[1] if event["event"] == "finished" and event["rank"] == 0)
+    assert told == 4 * parameters
+
+
+@pytest.mark.parametrize(
+    ("collective", "words"),
+    [
+        ("lost", "which a package offers as collective=lost, to be there, received ModuleNotFoundError"),
+        ("broken", "Expected collective=broken to work, received KeyError: 'no such ring'. Try collective=tensorflow."),
+        ("half", "Expected collective=half to have sum, received one without. Try collective=tensorflow."),
+    ],
+)
+def test_a_collective_that_is_broken_is_refused_in_a_sentence(pipeline, offered, collective, words):
+    arguments, environ = offered
+    ran = pipeline(*arguments, "strategy=mirrored", "workers=2", "hardware=2cpu", f"collective={collective}", **environ)
+    assert ran.code == 1
+    assert words in ran.err, ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_collective_is_refused_for_workers_that_add_nothing_up(pipeline, offered):
+    arguments, environ = offered
+    ran = pipeline(*arguments, "strategy=parameter_server", "workers=2", "hardware=2cpu", "collective=sums", **environ)
+    assert ran.code == 2
+    assert "since the workers of parameter_server step by themselves and add nothing up, received sums." in ran.err
 
 
 def test_an_engine_of_another_package_is_measured_trained_and_recorded_like_ours(pipeline, offered):

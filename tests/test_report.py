@@ -36,7 +36,8 @@ def a_point(folder: Path, strategy: str, workers: int, speed: float, **result: A
         "predictions": [{"examples_per_second": speed * 1.1, "low": speed * 0.9, "high": speed * 1.3} | SCORED],
         "explained": {
             "lost": lost, "lost_low": lost - 0.02, "lost_high": lost + 0.02, "bound": "communication",
-            "straggler": None, "parts": [{"name": name, "share": share} for name, share in PARTS.items()],
+            "straggler": None,
+            "parts": [{"name": name, "share": share, "low": share, "high": share} for name, share in PARTS.items()],
             "advice": "Communication takes 20% of the ideal throughput: try train.gradient_bits=16.",
         } if workers > 1 else None,
     }  # fmt: skip

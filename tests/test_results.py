@@ -13,6 +13,7 @@ from pipeline.config.parts import flat, leaves
 from pipeline.record import baselines, predictions, results, sweeps, tracking
 from pipeline.record.baselines import Baseline
 from pipeline.record.predictions import FittedOn, Line, Scored
+from pipeline.record.profile import Explanation, Part, Profile, Stage
 from pipeline.record.results import (
     Choices,
     Cost,
@@ -46,8 +47,8 @@ WHOLE = Result(
     Cost(10.0, 2.0, 0.5, 300.0),
     Tracked("abc123", "MLflow does not hold all of it yet."),
     Environment("here", {"keras": "3"}),
-    {"bound": "input"},
-    {"lost": 0.1, "parts": [{"name": "other", "share": 0.1}]},
+    Profile(480.0, 9000.0, "input", 9000.0, [Stage("map(slow)", 2012.0, 0.96)]),
+    Explanation(0.1, 0.0, 0.2, [Part("other", 0.1, 0.0, 0.2)], None, None, "Try less."),
     (SCORED,),
     ("What a reader should know.",),
 )  # fmt: skip

@@ -20,7 +20,31 @@ from rich.console import Console, RenderableType
 from pipeline.config.parts import leaves, unflat
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import results
-from pipeline.record.events import Event
+from pipeline.record.events import (
+    Beat,
+    Built,
+    Calibrated,
+    Checkpoint,
+    Ended,
+    Epoch,
+    Event,
+    Failed,
+    Finished,
+    Joined,
+    Loaded,
+    Measured,
+    Restarted,
+    Restored,
+    Run,
+    Saved,
+    Started,
+    Steps,
+    TimedCall,
+    Warned,
+    from_plain,
+    stamped,
+    to_plain,
+)
 from pipeline.run.views import PointResult
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
 from pipeline.views.terminal.run_state import RunState
@@ -86,51 +110,47 @@ def a_run(plan: Plan, baseline: bool = True, epochs: int = 3, seconds: float = 0
     now = 0.0
     groups = {"point": range(len(plan.processes))} | ({"baseline": range(1)} if baseline else {})
 
-    def each(kind: str, group: str, after: float = 0.1, **fields: Any) -> Iterator[tuple[float, Event]]:
+    def all_of(group: str, event: Event, after: float = 0.1) -> Iterator[tuple[float, Event]]:
         nonlocal now
         for rank in groups[group]:
             now += after
-            yield now, {"time": 1.7e9 + now, "event": kind, "group": group, "rank": rank, **fields}
+            yield now, stamped(event, 1.7e9 + now, group, rank)
 
-    def chief(kind: str, after: float = 0.1, **fields: Any) -> tuple[float, Event]:
+    def chief(event: Event, after: float = 0.1) -> tuple[float, Event]:
         nonlocal now
         now += after
-        return now, {"time": 1.7e9 + now, "event": kind, "group": "point", "rank": 0, **fields}
+        return now, stamped(event, 1.7e9 + now, "point", 0)
 
-    yield now, {"time": 1.7e9, "event": "run", "key": "key"}
+    yield now, Run("key", time=1.7e9)
     for group in groups:
-        yield from each("started", group, pid=1, role="worker", host=0)
+        yield from all_of(group, Started(1, "worker", 0))
     for group in groups:
-        yield from each("beat", group, 1.0, progress=0, cpu_seconds=1.0)
-        yield from each("joined", group, devices=["CPU:0"], versions={})
+        yield from all_of(group, Beat(0, 1.0), 1.0)
+        yield from all_of(group, Joined(["CPU:0"]))
     for group in groups:
-        yield from each("loaded", group, sharded=False)
-        yield from each(
-            "built", group, parameters=1_199_882, train_examples=5_120, validation_examples=1_000,
-            steps_per_epoch=40, epochs=epochs,
-        )  # fmt: skip
+        yield from all_of(group, Loaded({"train": False}, {"train": 5_120}))
+        built = Built(1_199_882, train_examples=5_120, validation_examples=1_000, steps_per_epoch=40, epochs=epochs)
+        yield from all_of(group, built)
     for group in groups:
-        yield from each("calibrated", group, step_seconds=0.04)
+        yield from all_of(group, Calibrated(0.04))
     for repeat in range(plan.measurement.repeats):
         for group in groups:
-            yield from each("beat", group, 0.5, progress=1, cpu_seconds=2.0)
+            yield from all_of(group, Beat(1, 2.0), 0.5)
             examples = 20 * (plan.training.global_batch if group == "point" else plan.training.replica_batch)
-            yield from each("measured", group, repeat=repeat, steps=20, examples=examples, seconds=0.8, calls=[])
+            yield from all_of(group, Measured(repeat, examples, 0.8, 20, [TimedCall(20, 0.8)]))
     for epoch in range(1, epochs + 1):
         for call in range(1, 6):
-            yield chief(
-                "steps", seconds, epoch=epoch, step=40 * (epoch - 1) + 8 * call, losses=[0.9 / epoch] * 8,
-                metrics={"accuracy": 0.9}, examples=8 * plan.training.global_batch, seconds=seconds, learning_rate=0.1,
+            steps = Steps(
+                40 * (epoch - 1) + 8 * call, [0.9 / epoch] * 8, epoch, {"accuracy": 0.9},
+                examples=8 * plan.training.global_batch, seconds=seconds, learning_rate=0.1,
             )  # fmt: skip
-        yield chief("beat", validated=4)
-        yield chief(
-            "epoch", epoch=epoch, step=40 * epoch, loss=0.6 / epoch, metrics={"accuracy": 0.91},
-            val_loss=0.7 / epoch, val_metrics={"accuracy": 0.89}, seconds=2.1,
-        )  # fmt: skip
-    yield chief("beat", 0.5, progress=100, cpu_seconds=9.0)
-    yield chief("saved", path="model.keras")
-    yield from each("finished", "point")
-    yield chief("ended", status="FINISHED", error=None)
+            yield chief(steps, seconds)
+        yield chief(Beat(validated=4))
+        yield chief(Epoch(epoch, 40 * epoch, 0.6 / epoch, {"accuracy": 0.91}, 0.7 / epoch, {"accuracy": 0.89}, 2.1))
+    yield chief(Beat(100, 9.0), 0.5)
+    yield chief(Saved("model.keras"))
+    yield from all_of("point", Finished())
+    yield chief(Ended("FINISHED"))
 
 
 def told(plan: Plan, events: Iterator[tuple[float, Event]], console: Console | None = None) -> str:
@@ -256,7 +276,7 @@ def test_a_long_epoch_gets_a_line_about_every_ten_seconds() -> None:
 
 
 def test_processes_that_keep_one_waiting_get_a_line_about_every_ten_seconds() -> None:
-    beats = ((second / 2, {"event": "beat", "group": "point", "rank": 0}) for second in range(100))
+    beats = ((second / 2, Beat(group="point")) for second in range(100))
     assert told(a_plan(), beats).splitlines() == [
         f"starting: 0 of 1 processes joined, {seconds} s so far" for seconds in (10, 20, 30, 40)
     ]
@@ -270,26 +290,16 @@ def test_a_reused_baseline_takes_no_part_in_the_repeats() -> None:
 
 def test_a_repeat_is_as_fast_as_its_slowest_process() -> None:
     plan = a_plan(processes=2, devices=1)
-    events: list[Event] = [
-        {
-            "event": "measured",
-            "group": "point",
-            "rank": rank,
-            "repeat": 0,
-            "examples": 100,
-            "seconds": seconds,
-        }
-        for rank, seconds in enumerate((1.0, 2.0))
-    ]
+    events = [Measured(0, 100, seconds, group="point", rank=rank) for rank, seconds in enumerate((1.0, 2.0))]
     assert "repeat 1 of 2: 50.0 examples/s" in told(plan, ((0.0, event) for event in events))
 
 
 def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
     plan = a_plan()
     events = [event for _, event in a_run(plan, baseline=False)]
-    timed = max(place for place, event in enumerate(events) if event["event"] == "measured")
-    steps = [event for event in events if event["event"] == "steps"]
-    rest = [event for event in events[timed:] if event["event"] != "steps"]
+    timed = max(place for place, event in enumerate(events) if isinstance(event, Measured))
+    steps = [event for event in events if isinstance(event, Steps)]
+    rest = [event for event in events[timed:] if not isinstance(event, Steps)]
     text = told(plan, ((0.0, event) for event in [*events[: timed - 1], *steps, *rest]))
     assert [line.split(":")[0] for line in text.splitlines()][3:] == [
         "measuring its first steps",
@@ -304,15 +314,15 @@ def test_training_is_told_of_once_though_its_first_steps_are_timed() -> None:
 
 
 def test_each_warning_is_told_once_and_moves_no_cursor() -> None:
-    event = {"event": "warning", "text": "low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host"}
-    text = told(a_plan(), ((0.0, event | {"rank": rank}) for rank in range(300)))
+    said = "low \x1b[31mmemory\x1b[2J\x07\non\rthis\x1b host"
+    text = told(a_plan(), ((0.0, Warned(said, rank=rank)) for rank in range(300)))
     assert text == "warning: low memory on this host\n"
 
 
 def test_who_failed_is_told_and_those_that_only_lost_it_are_not() -> None:
-    events: list[Event] = [
-        {"event": "failed", "rank": 0, "group": "point", "error": "Socket closed", "peer": True},
-        {"event": "failed", "rank": 1, "group": "point", "error": "Expected a finite loss.", "peer": False},
+    events = [
+        Failed("Socket closed", peer=True, group="point", rank=0),
+        Failed("Expected a finite loss.", group="point", rank=1),
     ]
     text = told(a_plan(processes=2, hosts=2), ((0.0, event) for event in events))
     assert text == "failed: worker 1 on host 1: Expected a finite loss.\n"
@@ -320,7 +330,7 @@ def test_who_failed_is_told_and_those_that_only_lost_it_are_not() -> None:
 
 def test_hundreds_of_failures_are_told_in_a_few_lines() -> None:
     events: Iterator[tuple[float, Event]] = (
-        (0.0, {"event": "failed", "rank": rank, "error": f"out of memory at {rank}"}) for rank in range(300)
+        (0.0, Failed(f"out of memory at {rank}", rank=rank)) for rank in range(300)
     )
     lines = told(a_plan(processes=300, devices=1), events).splitlines()
     assert len(lines) == 6
@@ -363,17 +373,17 @@ def test_nothing_is_drawn_while_a_repeat_is_timed() -> None:
     console, plan = a_terminal(), a_plan()
     events = [event for _, event in a_run(plan)]
     last_calibrated, first_steps = (
-        max(place for place, event in enumerate(events) if event["event"] == "calibrated"),
-        min(place for place, event in enumerate(events) if event["event"] == "steps"),
+        max(place for place, event in enumerate(events) if isinstance(event, Calibrated)),
+        min(place for place, event in enumerate(events) if isinstance(event, Steps)),
     )
     with Progress(plan, console, 0.0) as progress:
         for place, event in enumerate(events[:first_steps]):
             before = written(console)
             progress.update(event, float(place))
             if place > last_calibrated:
-                assert (written(console) != before) == (event["event"] == "measured")
+                assert (written(console) != before) == isinstance(event, Measured)
             before = written(console)
-            progress.update({"event": "warning", "text": f"number {place}."}, place + 0.5)
+            progress.update(Warned(f"number {place}."), place + 0.5)
             if last_calibrated <= place < first_steps - 1:
                 assert written(console) == before
     assert all(f"warning: number {place}." in written(console) for place in range(first_steps))
@@ -383,20 +393,20 @@ def test_bars_are_drawn_at_most_four_times_a_second() -> None:
     plan, console = a_plan(processes=300, devices=1), a_terminal()
     with Progress(plan, console, 0.0) as progress:
         for tick in range(3_000):
-            event = {"event": ("beat", "started", "joined")[tick % 3], "group": "point", "rank": tick % 299}
-            progress.update(event, tick / 1_000)
+            kind = (Beat, Started, Joined)[tick % 3]
+            progress.update(kind(group="point", rank=tick % 299), tick / 1_000)
     assert without_codes(written(console)).count("processes joined") <= 13
 
 
 def test_bars_are_drawn_only_inside_the_block() -> None:
     console = a_terminal()
     progress = Progress(a_plan(), console, 0.0)
-    progress.update({"event": "run"}, 0.0)
-    progress.update({"event": "warning", "text": "early"}, 1.0)
+    progress.update(Run(), 0.0)
+    progress.update(Warned("early"), 1.0)
     with progress:
         pass
-    progress.update({"event": "warning", "text": "late"}, 100.0)
-    progress.update({"event": "ended", "status": "KILLED"}, 200.0)
+    progress.update(Warned("late"), 100.0)
+    progress.update(Ended("KILLED"), 200.0)
     assert written(console) == "warning: early\nwarning: late\n"
 
 
@@ -421,7 +431,7 @@ def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, 
         1e300,
         "\x1b[2J",
     ]
-    events = [dict(event) for _, event in a_run(plan)]
+    events = [to_plain(event) for _, event in a_run(plan)]
     rng.shuffle(events)
     for event in events:
         for name in list(event):
@@ -430,7 +440,9 @@ def test_events_in_any_order_with_odd_or_missing_fields_are_survived(seed: int, 
             elif rng.random() < 0.2:
                 del event[name]
     console = a_terminal() if terminal else Console(file=io.StringIO())
-    text = told(plan, ((rng.random() * place, event) for place, event in enumerate([*events, {}])), console)
+    text = told(
+        plan, ((rng.random() * place, from_plain(values)) for place, values in enumerate([*events, {}])), console
+    )
     assert terminal or "\x1b" not in text
     assert text.rfind(HIDE) <= text.rfind(SHOW)
 
@@ -466,6 +478,7 @@ def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
     program = f"""
         import signal, sys, time
         sys.path[:0] = {[str(ROOT), str(Path(__file__).parent)]!r}
+        from pipeline.record.events import Beat
         from pipeline.views.terminal import Progress, console_on
         from test_show import a_plan
         # A shell has what it starts in the background ignore it.
@@ -473,7 +486,7 @@ def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
         try:
             with Progress(a_plan(), console_on(sys.stdout), 0.0) as progress:
                 for tick in range(100_000):
-                    progress.update({{"event": "beat"}}, tick)
+                    progress.update(Beat(), tick)
                     time.sleep(0.001)
         except KeyboardInterrupt:
             print("stopped in order")
@@ -519,7 +532,7 @@ def test_a_pipe_with_few_characters_gets_question_marks_instead_of_an_error() ->
     stream = io.TextIOWrapper(bytes_written, encoding="ascii")
     console = console_on(stream)
     with Progress(a_plan(), console, 0.0) as progress:
-        progress.update({"event": "warning", "text": "naïve"}, 0.0)
+        progress.update(Warned("naïve"), 0.0)
     console.print(table_of(a_result(notes=["naïve"])))
     stream.flush()
     assert bytes_written.getvalue().count(b"na?ve") == 2
@@ -789,18 +802,16 @@ def test_importing_it_imports_nothing_heavy() -> None:
 def test_a_run_that_is_started_again_says_so_and_shows_its_steps_from_where_it_goes_on() -> None:
     seen = RunState(a_plan(), 0.0)
     for event in (
-        {"event": "started", "rank": 0}, {"event": "joined", "rank": 0}, {"event": "built", "rank": 0},
-        {"event": "steps", "rank": 0, "step": 9, "epoch": 1, "losses": [1.0], "seconds": 1.0, "examples": 8.0},
-        {"event": "checkpoint", "rank": 0, "step": 8},
+        Started(), Joined(), Built(), Steps(9, [1.0], 1, seconds=1.0, examples=8.0), Checkpoint(8),
     ):  # fmt: skip
         seen.take(event, 1.0)
     assert "saved at 8" in seen.view().figures
-    (line,) = seen.take({"event": "restarted", "text": "It was lost.", "processes": 2, "leaders": 2}, 2.0)
+    (line,) = seen.take(Restarted("It was lost.", processes=2, leaders=2), 2.0)
     assert line.text == "warning: It was lost."
     assert line.lasting
     assert seen.view().where == "0 of 2 processes joined"
-    assert [line.text for line in seen.take({"event": "started", "rank": 0}, 3.0)] == ["starting: 2 processes"]
-    told = seen.take({"event": "restored", "rank": 0, "step": 8, "found": True}, 3.0)
+    assert [line.text for line in seen.take(Started(), 3.0)] == ["starting: 2 processes"]
+    told = seen.take(Restored(8, True), 3.0)
     assert [line.text for line in told] == ["going on from step 8"]
-    told = seen.take({"event": "restored", "rank": 0, "step": 0, "found": False}, 3.0)
+    told = seen.take(Restored(), 3.0)
     assert [line.text for line in told] == ["going on from the beginning: there is no checkpoint yet"]

@@ -32,10 +32,11 @@ from test_track import (  # the fixture that sets MLflow up applies here too
     wait_for,
 )
 
-from pipeline.record import events
+from pipeline.record.log import read
 from pipeline.record.tracking import recall
 from pipeline.views.mlflow import Tracker
-from pipeline.views.mlflow.changes import Point, Replay, changes
+from pipeline.views.mlflow.change import Point
+from pipeline.views.mlflow.changes import Replay, changes
 from pipeline.views.mlflow.state import remember
 
 __all__ = ["_mlflow_settings", "own_tracker"]
@@ -52,12 +53,12 @@ SHORT = (
 def told(log: Path) -> Counter[Value]:
     """Every point of a log, once."""
     seen = Replay()
-    found = (change for event, _ in events.read(log) for change in changes(event, seen) if isinstance(change, Point))
+    found = (change for event, _ in read(log) for change in changes(event, seen) if isinstance(change, Point))
     return Counter({(each.name, each.value, each.time_ms, each.step): 1 for each in found})
 
 
 def key_of(log: Path) -> str:
-    return str(next(events.read(log))[0]["key"])
+    return str(next(read(log))[0].key)
 
 
 @pytest.mark.slow

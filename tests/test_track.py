@@ -29,11 +29,13 @@ with warnings.catch_warnings():
 
 import pipeline
 from pipeline.commands.sync import main
-from pipeline.record.events import Event, EventLog, to_line
+from pipeline.record.events import Ended, Resumed, Run, Warned, from_plain, to_line
+from pipeline.record.log import EventLog
 from pipeline.record.tracking import Store, recall
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import sync as syncing
-from pipeline.views.mlflow.changes import Begin, End, Point, Replay, Tag, changes
+from pipeline.views.mlflow.change import Begin, End, Point, Tag
+from pipeline.views.mlflow.changes import Replay, changes
 from pipeline.views.mlflow.copies import Copy
 from pipeline.views.mlflow.state import remember
 from pipeline.views.mlflow.stores import open_client
@@ -184,10 +186,10 @@ class Writer:
         tell = {"key": self.key, "name": folder.name, "folder": str(folder), "pid": os.getpid()}
         self.write({"time": BEGAN, "event": "run", **tell, "host": os.uname().nodename, "params": {}, "tags": {}} | run)
 
-    def write(self, *events: Event) -> "Writer":
+    def write(self, *lines: dict[str, Any]) -> "Writer":
         log = EventLog(self.log)
-        for event in events:
-            log.append(event)
+        for values in lines:
+            log.append(from_plain(values))
         log.close()
         return self
 
@@ -463,7 +465,8 @@ def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) 
     code = """
 import json, os, sys, time
 from pathlib import Path
-from pipeline.record.events import EventLog
+from pipeline.record.events import from_plain
+from pipeline.record.log import EventLog
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow import Tracker
 
@@ -471,7 +474,7 @@ folder, store, written = Path(sys.argv[1]), Store(**json.loads(sys.argv[2])), js
 tracker = Tracker(dict(os.environ), folder / "tracker.log")
 tracker.follow(folder, store)
 tracker.run_id(folder, 60)
-EventLog(folder / "events.jsonl").append(written)
+EventLog(folder / "events.jsonl").append(from_plain(written))
 print(tracker._process.pid, flush=True)
 time.sleep(60)
 """
@@ -771,7 +774,7 @@ def test_sync_ends_runs_whose_conductor_is_gone_and_no_others(tmp_path: Path) ->
         writer.steps(1, 3)
         remember(writer.folder, local(tmp_path))
     with gone.log.open("ab") as log:
-        log.write(to_line({"event": "steps", "time": BEGAN + 4})[:20])
+        log.write(to_line(Warned(time=BEGAN + 4))[:20])
     sent, lines = sync(tmp_path)
     uri = local(tmp_path).uri
     assert sent
@@ -917,17 +920,15 @@ def test_what_a_later_command_makes_again_is_sent_once_and_the_run_goes_on():
     seen = Replay()
 
     def points(**event: Any) -> list[tuple[str, int]]:
-        made = list(changes({"time": 9.0, "group": "point", "rank": 0, **event}, seen))
-        return [(each.name, each.step) for each in made if isinstance(each, Point)]
+        made = list(changes(from_plain({"time": 9.0, "group": "point", "rank": 0, **event}), seen))
+        return [(point.name, point.step) for point in made if isinstance(point, Point)]
 
-    list(changes({"time": 1.0, "event": "run", "params": {"workers": 2}}, seen))
+    list(changes(Run(params={"workers": 2}, time=1.0), seen))
     call = {"event": "steps", "losses": [0.3, 0.2], "metrics": {"accuracy": 0.5}, "seconds": 1.0}
     assert ("loss", 4) in points(**call, step=4)
-    (ended,) = [
-        each for each in changes({"time": 9.0, "event": "ended", "status": "PREEMPTED"}, seen) if isinstance(each, End)
-    ]
+    (ended,) = [change for change in changes(Ended("PREEMPTED", time=9.0), seen) if isinstance(change, End)]
     assert ended.status == "KILLED"
-    resumed = list(changes({"time": 10.0, "event": "resumed", "params": {"workers": 4}}, seen))
+    resumed = list(changes(Resumed({"workers": 4}, time=10.0), seen))
     assert Begin() in resumed
     assert Tag("error", "") in resumed
     assert Tag("resumed/workers", "4") in resumed

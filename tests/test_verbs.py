@@ -8,6 +8,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+from pipeline.commands import verbs
+
 MOVED = {
     "report": "report", "compare": "compare", "prepare": "prepare", "ui": "ui", "predict": "predict",
     "explain": "explain", "track sync": "sync", "run": "",
@@ -26,11 +28,16 @@ def said(tmp_path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui"])
+@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "predict", "explain"])
 def test_a_verb_says_how_it_is_typed(tmp_path, verb):
     told = said(tmp_path, "-m", "pipeline", verb, "--help")
     assert told.returncode == 0, told.stderr
     assert f"python -m pipeline {verb}" in told.stdout
+
+
+def test_the_help_of_a_training_names_all_verbs(tmp_path):
+    told = said(tmp_path, "-m", "pipeline", "--help")
+    assert f"\n{', '.join(verbs.VERBS)}\n" in told.stdout
 
 
 @pytest.mark.parametrize(("before", "now"), MOVED.items())

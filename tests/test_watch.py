@@ -2,13 +2,25 @@
 
 import random
 import signal
-from typing import Any
 
 import pytest
 from conftest import with_
 from test_plan import config, machine
 
 from pipeline.plan.planning import make
+from pipeline.record.events import (
+    Beat,
+    Event,
+    Exited,
+    Failed,
+    Finished,
+    Joined,
+    Started,
+    Steps,
+    Stopped,
+    System,
+    stamped,
+)
 from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0
@@ -28,16 +40,16 @@ class Story:
         self.counters = dict.fromkeys(self.ranks, 0)
         self.now = BEGIN
         for rank in self.ranks:
-            self.tell(rank, "started", pid=rank)
+            self.tell(rank, Started(pid=rank))
             if join:
-                self.tell(rank, "joined")
+                self.tell(rank, Joined())
 
-    def tell(self, rank: int, event: str, **fields: Any) -> None:
-        self.watch.note({"event": event, "rank": rank, "time": 0.0, **fields}, self.now)
+    def tell(self, rank: int, event: Event) -> None:
+        self.watch.note(stamped(event, self.now, "point", rank), self.now)
 
     def beat(self, rank: int, cpu_seconds: float = 0.0, progress: bool = False) -> None:
         self.counters[rank] += progress
-        self.tell(rank, "beat", progress=self.counters[rank], cpu_seconds=cpu_seconds)
+        self.tell(rank, Beat(progress=self.counters[rank], cpu_seconds=cpu_seconds))
 
     def alive(self, seconds: float, *ranks: int, progress: bool = True, cpu_share: float = 0.0) -> Failure | None:
         """Lets time pass in half seconds while `ranks` beat; returns the first failure."""
@@ -80,7 +92,7 @@ def test_an_orderly_end_is_no_failure():
     story = Story()
     story.watch.leaving = True
     for rank in story.ranks:
-        story.tell(rank, "exited", code=0)
+        story.tell(rank, Exited(code=0))
     assert story.watch.failure(story.now + 1_000) is None
 
 
@@ -88,7 +100,7 @@ def test_an_orderly_end_is_no_failure():
 def test_a_bad_end_while_leaving_is_still_a_failure(code, words):
     story = Story()
     story.watch.leaving = True
-    story.tell(1, "exited", code=code)
+    story.tell(1, Exited(code=code))
     assert found(story.watch.failure(story.now)).error == f"worker 1 {words}."
 
 
@@ -105,48 +117,48 @@ def test_a_bad_end_while_leaving_is_still_a_failure(code, words):
 )
 def test_a_process_that_ends_too_soon_is_named_with_how(code, words):
     story = Story()
-    story.tell(2, "exited", code=code)
+    story.tell(2, Exited(code=code))
     failure = found(story.watch.failure(story.now))
     assert failure == Failure(f"worker 2 {words}.", 2)
 
 
 def test_of_several_that_died_the_killed_one_is_blamed():
     story = Story()
-    story.tell(0, "exited", code=-signal.SIGABRT)
-    story.tell(2, "exited", code=-signal.SIGKILL)
+    story.tell(0, Exited(code=-signal.SIGABRT))
+    story.tell(2, Exited(code=-signal.SIGKILL))
     assert found(story.watch.failure(story.now)).rank == 2
 
 
 def test_a_process_that_ends_before_it_joins_is_named():
     story = Story(join=False)
-    story.tell(1, "exited", code=1)
+    story.tell(1, Exited(code=1))
     assert found(story.watch.failure(story.now)).error == "worker 1 ended with exit code 1."
 
 
 def test_a_process_that_dies_after_it_told_why_is_blamed_with_its_own_words():
     story = Story()
-    story.tell(1, "failed", error="the moon is not full", peer=False)
-    story.tell(1, "exited", code=1)
+    story.tell(1, Failed(error="the moon is not full", peer=False))
+    story.tell(1, Exited(code=1))
     assert found(story.watch.failure(story.now)) == Failure("the moon is not full", 1, lost=False)
 
 
 def test_peers_that_lost_a_killed_process_take_no_blame():
     story = Story()
     for rank in (0, 2):
-        story.tell(rank, "failed", error="UnavailableError: connection reset", peer=True)
+        story.tell(rank, Failed(error="UnavailableError: connection reset", peer=True))
     assert story.watch.failure(story.now) is None
     story.now += 1.0
     for rank in (0, 2):
-        story.tell(rank, "exited", code=1)
+        story.tell(rank, Exited(code=1))
     assert story.watch.failure(story.now) is None
-    story.tell(1, "exited", code=-signal.SIGKILL)
+    story.tell(1, Exited(code=-signal.SIGKILL))
     assert found(story.watch.failure(story.now)) == Failure("worker 1 was killed by SIGKILL.", 1)
 
 
 def test_peers_that_lost_a_stopped_process_take_no_blame():
     story = Story()
     assert story.alive(5.0, *story.ranks) is None
-    story.tell(0, "failed", error="UnavailableError: connection reset", peer=True)
+    story.tell(0, Failed(error="UnavailableError: connection reset", peer=True))
     failure = found(story.alive(BLAME_SECONDS, 0, 2))
     assert failure.rank == 1
     assert "gave no sign of life" in failure.error
@@ -155,23 +167,23 @@ def test_peers_that_lost_a_stopped_process_take_no_blame():
 
 def test_an_error_that_is_a_peer_s_end_in_other_words_is_not_believed():
     story = Story()
-    story.tell(0, "failed", error="InternalError: collective ops is aborted", peer=False)
-    story.tell(2, "exited", code=-signal.SIGKILL)
+    story.tell(0, Failed(error="InternalError: collective ops is aborted", peer=False))
+    story.tell(2, Exited(code=-signal.SIGKILL))
     assert found(story.watch.failure(story.now)).rank == 2
 
 
 def test_where_everybody_only_lost_everybody_the_run_still_ends():
     story = Story()
     for rank in story.ranks:
-        story.tell(rank, "failed", error="UnavailableError", peer=True)
+        story.tell(rank, Failed(error="UnavailableError", peer=True))
     failure = found(story.watch.failure(story.now))
     assert failure.error == "chief 0 lost the connection to the other processes."
 
 
 def test_where_nobody_else_shows_a_fault_the_one_that_lost_the_others_is_named_after_a_while():
     story = Story()
-    story.tell(1, "failed", error="UnavailableError", peer=True)
-    story.tell(1, "exited", code=1)
+    story.tell(1, Failed(error="UnavailableError", peer=True))
+    story.tell(1, Exited(code=1))
     assert story.alive(BLAME_SECONDS - 1.0, 0, 2) is None
     failure = found(story.alive(3.0, 0, 2))
     assert failure == Failure("worker 1 lost the connection to the other processes.", 1)
@@ -194,7 +206,7 @@ def test_a_process_stopped_before_it_joins_is_blamed_though_others_are_silent_lo
     story = Story(join=False)
     story.now += 10.0
     story.beat(1)
-    story.tell(1, "stopped")
+    story.tell(1, Stopped())
     story.now += STARTUP
     failure = found(story.watch.failure(story.now))
     assert failure.rank == 1
@@ -203,8 +215,8 @@ def test_a_process_stopped_before_it_joins_is_blamed_though_others_are_silent_lo
 
 def test_one_that_joins_while_another_does_not_is_not_blamed():
     story = Story(join=False)
-    story.tell(0, "joined")
-    story.tell(1, "joined")
+    story.tell(0, Joined())
+    story.tell(1, Joined())
     assert found(story.alive(STARTUP + 5.0, 0, 1)).rank == 2
 
 
@@ -212,7 +224,7 @@ def test_a_stopped_process_is_named_after_the_heartbeat_timeout_and_not_before()
     story = Story()
     assert story.alive(10.0, *story.ranks) is None
     assert story.alive(HEARTBEAT - 0.5, 0, 2) is None
-    story.tell(1, "stopped")
+    story.tell(1, Stopped())
     failure = found(story.alive(2.0, 0, 2))
     assert failure.rank == 1
     assert failure.error.startswith("worker 1 gave no sign of life for 3")
@@ -222,7 +234,7 @@ def test_a_stopped_process_is_named_after_the_heartbeat_timeout_and_not_before()
 
 def test_a_process_that_goes_on_in_time_is_forgiven():
     story = Story()
-    story.tell(1, "stopped")
+    story.tell(1, Stopped())
     assert story.alive(HEARTBEAT - 1.0, 0, 2) is None
     assert story.alive(100.0, *story.ranks) is None
 
@@ -252,7 +264,7 @@ def test_a_process_that_computes_is_tracing_for_ten_times_as_long_until_steps_ar
 def test_a_process_that_computes_without_a_step_once_steps_were_told_has_twice_as_long():
     story = Story(workers=2)
     story.watch.asked(story.now)
-    story.tell(0, "steps")
+    story.tell(0, Steps(1, [0.5]))
     assert story.alive(BUSY_PATIENCE * PROGRESS - 5.0, 0, 1, progress=False, cpu_share=0.9) is None
     failure = found(story.alive(10.0, 0, 1, progress=False, cpu_share=0.9))
     assert failure.error.startswith("chief 0 and worker 1 computed for 100 s without a step; ")
@@ -261,7 +273,7 @@ def test_a_process_that_computes_without_a_step_once_steps_were_told_has_twice_a
 
 def test_another_command_may_trace_anew():
     story = Story(workers=2)
-    story.tell(0, "steps")
+    story.tell(0, Steps(1, [0.5]))
     story.watch.asked(story.now)
     assert story.alive(3 * PROGRESS, 0, 1, progress=False, cpu_share=0.9) is None
 
@@ -319,7 +331,7 @@ def test_the_machine_s_load_is_a_sign_of_life_and_not_of_progress():
     story.watch.asked(story.now)
     while story.now <= BEGIN + PROGRESS:
         story.now += 0.5
-        story.tell(0, "system", host="host0", values={})
+        story.tell(0, System(host="host0", values={}))
     failure = found(story.watch.failure(story.now))
     assert failure.stuck
     assert "made no progress" in failure.error
@@ -330,7 +342,7 @@ def test_an_event_is_progress():
     story.watch.asked(story.now)
     while story.now <= BEGIN + 3 * PROGRESS:
         story.now += PROGRESS / 2
-        story.tell(0, "steps")
+        story.tell(0, Steps(1, [0.5]))
         assert story.watch.failure(story.now) is None
 
 
@@ -345,11 +357,11 @@ def racing(restarts: int = 3) -> Story:
 
 def test_a_racing_worker_that_died_is_replaced_and_nobody_blamed():
     story = racing()
-    story.tell(1, "exited", code=-signal.SIGKILL)
+    story.tell(1, Exited(code=-signal.SIGKILL))
     assert story.watch.failure(story.now) is None
     assert story.watch.to_replace(story.now) == {1: "worker 1 was killed by SIGKILL"}
     assert story.watch.to_replace(story.now) == {}
-    story.tell(1, "joined")
+    story.tell(1, Joined())
     assert story.alive(PROGRESS, 0, 1, 2, 3) is None
 
 
@@ -357,7 +369,7 @@ def test_a_racing_worker_that_is_stopped_is_replaced_after_the_heartbeat_timeout
     story = racing()
     assert story.alive(HEARTBEAT, 0, 1, 3) is None
     assert story.watch.to_replace(story.now) == {}
-    story.tell(2, "stopped")
+    story.tell(2, Stopped())
     assert story.alive(1.0, 0, 1, 3) is None
     assert story.watch.to_replace(story.now) == {2: "worker 2 gave no sign of life for 31 s: it is stopped"}
 
@@ -365,9 +377,9 @@ def test_a_racing_worker_that_is_stopped_is_replaced_after_the_heartbeat_timeout
 def test_a_racing_worker_is_replaced_so_often_and_no_more():
     story = racing(restarts=2)
     for _ in range(2):
-        story.tell(1, "exited", code=1)
+        story.tell(1, Exited(code=1))
         assert story.watch.to_replace(story.now)
-    story.tell(1, "exited", code=1)
+    story.tell(1, Exited(code=1))
     assert story.watch.to_replace(story.now) == {}
     error = found(story.watch.failure(story.now)).error
     assert error == "worker 1 ended with exit code 1, after it was started again 2 times (launch.max_restarts)."
@@ -376,7 +388,7 @@ def test_a_racing_worker_is_replaced_so_often_and_no_more():
 def test_before_training_begins_a_racing_worker_is_a_loss():
     story = racing()
     story.watch.replacing = False
-    story.tell(1, "exited", code=-signal.SIGKILL)
+    story.tell(1, Exited(code=-signal.SIGKILL))
     assert story.watch.to_replace(story.now) == {}
     assert found(story.watch.failure(story.now)).rank == 1
 
@@ -384,14 +396,14 @@ def test_before_training_begins_a_racing_worker_is_a_loss():
 @pytest.mark.parametrize(("rank", "name"), [(0, "coordinator 0"), (3, "parameter server 3")])
 def test_a_coordinator_or_a_parameter_server_is_never_replaced(rank, name):
     story = racing()
-    story.tell(rank, "exited", code=-signal.SIGKILL)
+    story.tell(rank, Exited(code=-signal.SIGKILL))
     assert story.watch.to_replace(story.now) == {}
     assert found(story.watch.failure(story.now)).error == f"{name} was killed by SIGKILL."
 
 
 def test_a_replaced_worker_that_never_joins_again_is_named():
     story = racing()
-    story.tell(1, "exited", code=1)
+    story.tell(1, Exited(code=1))
     story.watch.to_replace(story.now)
     failure = found(story.alive(STARTUP + 1, 0, 2, 3))
     assert failure.error.startswith("worker 1 did not join within 60 s")
@@ -411,10 +423,10 @@ def test_a_coordinator_that_waits_for_a_stopped_worker_is_not_blamed_and_has_its
     assert story.alive(HEARTBEAT, 1, 3) is None
     story.now += 0.5
     assert story.watch.failure(story.now) is None
-    story.tell(2, "stopped")
+    story.tell(2, Stopped())
     assert story.alive(0.5, 1, 3) is None
     assert list(story.watch.to_replace(story.now)) == [2]
-    story.tell(2, "joined")
+    story.tell(2, Joined())
     assert story.alive(HEARTBEAT, 1, 2, 3) is None
     assert found(story.alive(1.0, 1, 2, 3)).error.startswith("coordinator 0 gave no sign of life for")
 
@@ -435,6 +447,6 @@ def test_a_worker_that_may_not_be_replaced_any_more_is_blamed_before_a_coordinat
 def test_workers_that_serve_owe_nothing_once_their_coordinator_has_answered():
     story = racing()
     assert story.alive(PROGRESS - 1, *story.ranks, progress=False) is None
-    story.tell(0, "finished")
+    story.tell(0, Finished())
     story.watch.answer(0)
     assert story.alive(5.0, *story.ranks, progress=False) is None

@@ -6,11 +6,11 @@ Arithmetic only: no clock, no TensorFlow. What was switched off, and how, is in 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pipeline.plan.plan import Plan
+from pipeline.record.profile import Explanation, Part
 
 PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
 # Of the ends of each part, where there are rounds enough for it.
@@ -44,7 +44,7 @@ class Round:
     no_statistics: float | None = None
 
 
-def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[str, Any]:
+def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explanation:
     """The parts of the lost efficiency, `explained` of result.json, from rounds and the replicas' names.
 
     A share is that of the step time, and so of the throughput that ideal scaling would have brought in that time:
@@ -55,7 +55,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     behind = _behind(rounds)
     found, *of_rounds = (shares(one, behind) for one in (middle, *rounds))
     ranges = {name: _with_ends("share", name, found, of_rounds) for name in PARTS if name in found}
-    lost = [{"lost": sum(of_round.values())} for of_round in (found, *of_rounds)]
+    lost = [{"lost": sum(parts.values())} for parts in (found, *of_rounds)]
     straggler = None if behind is None else names[behind]
     of_lost = _with_ends("lost", "lost", lost[0], lost[1:], prefix="lost_")
     # No part that scaling has to do with can bring more than all that is lost.
@@ -69,13 +69,13 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> dict[s
     largest = max(ranges, key=lambda name: waits[0] if name == "input wait" else ranges[name]["share"])
     gain, low = gains[largest]
     bound = largest if gain >= LEAST_SHARE and low > 0 else None
-    return {
+    return Explanation(
         **of_lost,
-        "parts": [{"name": name, **part} for name, part in ranges.items()],
-        "bound": bound,
-        "straggler": straggler,
-        "advice": _advice(bound, gain, of_lost["lost"], straggler, plan),
-    }
+        parts=[Part(name, **share) for name, share in ranges.items()],
+        bound=bound,
+        straggler=straggler,
+        advice=_advice(bound, gain, of_lost["lost"], straggler, plan),
+    )
 
 
 def shares(one: Round, behind: int | None = None) -> dict[str, float]:
@@ -125,19 +125,20 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return sorted(values)[place], sorted(values, reverse=True)[place]
 
 
-def disagreement(explained: Mapping[str, Any], efficiency: tuple[float, float, float]) -> list[str]:
+def disagreement(explained: Explanation, efficiency: tuple[float, float, float]) -> list[str]:
     """What is to be said where the efficiency that was timed in training is another: the machine has changed.
 
-    >>> disagreement({"lost": 0.5, "lost_low": 0.4, "lost_high": 0.6}, (0.9, 0.8, 0.95))
+    >>> found = Explanation(0.5, 0.4, 0.6, parts=[], bound=None, straggler=None, advice="")
+    >>> disagreement(found, (0.9, 0.8, 0.95))
     ['The efficiency was 90% while training was timed, and 50% when its loss was explained: the machine has changed.']
-    >>> disagreement({"lost": 0.5, "lost_low": 0.4, "lost_high": 0.6}, (0.7, 0.6, 0.8))
+    >>> disagreement(found, (0.7, 0.6, 0.8))
     []
     """
     value, low, high = efficiency
-    if low <= 1 - explained["lost_low"] and high >= 1 - explained["lost_high"]:
+    if low <= 1 - explained.lost_low and high >= 1 - explained.lost_high:
         return []
     return [
-        f"The efficiency was {value:.0%} while training was timed, and {1 - explained['lost']:.0%} when its loss was "
+        f"The efficiency was {value:.0%} while training was timed, and {1 - explained.lost:.0%} when its loss was "
         f"explained: the machine has changed."
     ]
 
@@ -177,7 +178,7 @@ def _with_ends(
     value: str, name: str, found: Mapping[str, float], of_rounds: Iterable[Mapping[str, float]], prefix: str = ""
 ) -> dict[str, float]:
     """The value of that name, and the ends of the rounds' values, which may be moved for it to be between them."""
-    low, high = ends([of_round[name] for of_round in of_rounds])
+    low, high = ends([values[name] for values in of_rounds])
     return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import events, results, sweeps
-from pipeline.record.events import Event
+from pipeline.record import log, results, sweeps
+from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
 from pipeline.record.results import Result
 
 
@@ -41,14 +41,14 @@ class Run:
         # It needs NumPy, which whoever only shows results can do without.
         from pipeline.analyze import measure
 
-        attempt, told = 0, dict[int, tuple[int, dict[int, Event]]]()
+        attempt, told = 0, dict[int, tuple[int, dict[int, Measured]]]()
         for event in self._timing:
-            if event["event"] != "measured":
+            if not isinstance(event, Measured):
                 attempt += 1
             else:
                 # What was timed once more, perhaps by others, takes the place of what was cut short.
-                last, ranks = told.get(event["repeat"], (attempt, {}))
-                told[event["repeat"]] = attempt, {**(ranks if last == attempt else {}), event["rank"]: event}
+                last, ranks = told.get(event.repeat, (attempt, {}))
+                told[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
         # The result counts those that were whole, and that hold for its plan.
         whole = sorted(told)[: self.result.speed.repeats]
         return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
@@ -56,23 +56,22 @@ class Run:
     @cached_property
     def measured_at(self) -> float | None:
         """When its first repeat was timed, in seconds since 1970; None where none was."""
-        return next((float(event["time"]) for event in self._timing if event["event"] == "measured"), None)
+        return next((event.time for event in self._timing if isinstance(event, Measured)), None)
 
     @cached_property
     def _timing(self) -> list[Event]:
         """What its log tells of timed repeats, and of the beginnings after which they may come again."""
         return [
             event
-            for event, _ in events.read(self.folder / "events.jsonl")
-            if event.get("event") in ("resumed", "restarted")
-            or (event.get("event") == "measured" and event.get("group") == "point")
+            for event, _ in log.read(self.folder / "events.jsonl")
+            if isinstance(event, Resumed | Restarted) or (isinstance(event, Measured) and event.group == "point")
         ]
 
     @cached_property
     def train_examples(self) -> int | None:
         """Examples of an epoch, where the run has told."""
-        built = (event for event, _ in events.read(self.folder / "events.jsonl") if event.get("event") == "built")
-        return next((event.get("train_examples") for event in built if event.get("group", "point") == "point"), None)
+        told = (event for event, _ in log.read(self.folder / "events.jsonl"))
+        return next((event.train_examples for event in told if isinstance(event, Built) and event.of_point), None)
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,14 @@ def find(name: str, output: Path) -> Path:
         raise HistoryError(
             f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
         )
-    last = max(there, key=events.written, default=None)
+    last = max(there, key=log.written, default=None)
     instead = f"Try {last}." if last else "Try --output-dir=..."
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 
 def of(folder: Path, result: Result) -> Run:
     """The run in a folder that a result tells of, with its settings where these are still there."""
-    return Run(folder, result, events.read_whole(folder / "plan.json"))
+    return Run(folder, result, log.read_whole(folder / "plan.json"))
 
 
 def load(folder: Path) -> Run:
@@ -129,7 +128,7 @@ def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
         else [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
     )
     found = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
-    runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(found, key=events.written)]
+    runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(found, key=log.written)]
     return [
         TimedRun(run, run.plan, run.result.training.parameters)
         for run in runs
@@ -147,7 +146,7 @@ def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
     for folder in (Path(name), output / "sweeps" / name):
         if name and _is_sweep(folder):
             return folder
-    last = max(filter(_is_sweep, output.glob("sweeps/*")), key=events.written, default=None)
+    last = max(filter(_is_sweep, output.glob("sweeps/*")), key=log.written, default=None)
     instead = f"{key}={last.name}, or {otherwise}" if last else otherwise
     raise HistoryError(f"Expected {key} to be a sweep's name or folder, received {name or 'none'}. Try {instead}.")
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from pipeline.plan.plan import REPEAT_SECONDS
+from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, StageCost, Steps
+from pipeline.record.profile import Profile, Stage
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
 CALL_SECONDS = 0.25
@@ -48,23 +50,22 @@ def throughput(examples: float, seconds: float) -> float:
     return examples / seconds
 
 
-def slowest(measured: Mapping[int, Mapping[str, Any]]) -> Repeat:
+def slowest(measured: Mapping[int, Measured]) -> Repeat:
     """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
 
-    >>> slowest({0: {"examples": 64, "seconds": 1.0, "calls": [[2, 1.0]], "input_seconds": [0.5]},
-    ...          1: {"examples": 64, "seconds": 2.0, "calls": [[2, 2.0]], "input_seconds": [0.5]}})
+    >>> from pipeline.record.events import TimedCall
+    >>> slowest({0: Measured(0, 64.0, 1.0, calls=[TimedCall(2, 1.0)], input_seconds=[0.5]),
+    ...          1: Measured(0, 64.0, 2.0, calls=[TimedCall(2, 2.0)], input_seconds=[0.5])})
     Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25))
     """
     everyone = [measured[rank] for rank in sorted(measured)]
-    calls = zip(*(told["calls"] for told in everyone), strict=True)
+    calls = zip(*(repeat.calls for repeat in everyone), strict=True)
     return Repeat(
-        examples=float(everyone[0]["examples"]),
-        seconds=max(float(told["seconds"]) for told in everyone),
-        step_seconds=tuple(max(seconds / count for count, seconds in call) for call in calls),
+        examples=everyone[0].examples,
+        seconds=max(repeat.seconds for repeat in everyone),
+        step_seconds=tuple(max(timed.seconds / timed.steps for timed in call) for call in calls),
         # Those whose events are of an earlier version have none.
-        input_shares=tuple(
-            min(1.0, waited / float(told["seconds"])) for told in everyone for waited in told.get("input_seconds", ())
-        ),
+        input_shares=tuple(min(1.0, waited / repeat.seconds) for repeat in everyone for waited in repeat.input_seconds),
     )
 
 
@@ -92,48 +93,42 @@ def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) ->
     return int(np.clip(round(piece_seconds / max(step_seconds, 1e-9)), 1, MOST_STEPS_OF_PIECE))
 
 
-def slowest_rates(told: Sequence[Mapping[str, Any]]) -> list[float]:
+def slowest_rates(told: Sequence[Profiling]) -> list[float]:
     """Examples per second of each piece that all processes timed at the same time: the slowest decides.
 
-    >>> slowest_rates([{"examples": [64, 64], "seconds": [1.0, 2.0]}, {"examples": [64, 64], "seconds": [2.0, 1.0]}])
+    >>> slowest_rates([Profiling("input", None, [64, 64], [1.0, 2.0]), Profiling("input", None, [64, 64], [2.0, 1.0])])
     [32.0, 32.0]
     """
-    slowest_seconds = [max(of_piece) for of_piece in zip(*(event["seconds"] for event in told), strict=True)]
-    return [throughput(count, seconds) for count, seconds in zip(told[0]["examples"], slowest_seconds, strict=True)]
+    slow = [max(piece) for piece in zip(*(event.seconds or () for event in told), strict=True)]
+    return [throughput(examples, seconds) for examples, seconds in zip(told[0].examples or (), slow, strict=True)]
 
 
-def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[StageCost]) -> Profile:
     """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
 
     One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
     twentieth apart. Without the bound training could be as fast as what comes next: the model, or the input without its
     costliest stage; or the input, where the model is the bound.
 
-    >>> stages = [{"name": "range", "seconds_per_example": 2e-3, "seconds_per_step": 0.02},
-    ...           {"name": "map(slow)", "seconds_per_example": 8e-3, "seconds_per_step": 0.06}]
+    >>> stages = [StageCost("range", 2e-3, 0.02), StageCost("map(slow)", 8e-3, 0.06)]
     >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0], stages)
-    >>> found["bound"], found["ceiling_examples_per_second"], found["stages"][1]["share"]
+    >>> found.bound, found.ceiling_examples_per_second, found.stages[1].share
     ('input', 400.0, 0.75)
     """
     read, made = float(np.median(fed)), float(np.median(trained))
-    total = sum(stage["seconds_per_step"] for stage in stages)
-    shares = [stage["seconds_per_step"] / total if total else 0.0 for stage in stages]
-    bound, ceiling = "neither", None
+    total = sum(stage.seconds_per_step for stage in stages)
+    shares = [stage.seconds_per_step / total if total else 0.0 for stage in stages]
+    bound: Literal["input", "model", "neither"] = "neither"
+    ceiling = None
     if _upper(fed) < _lower(trained) and read < (1 - NEAR) * made:
         left = 1 - max(shares, default=0.0)
         bound, ceiling = "input", min(made, read / left) if left > 0 else made
     elif _upper(trained) < _lower(fed) and made < (1 - NEAR) * read:
         bound, ceiling = "model", read
-    return {
-        "input_examples_per_second": read,
-        "model_examples_per_second": made,
-        "bound": bound,
-        "ceiling_examples_per_second": ceiling,
-        "stages": [
-            {"name": stage["name"], "microseconds_per_example": 1e6 * stage["seconds_per_example"], "share": share}
-            for stage, share in zip(stages, shares, strict=True)
-        ],
-    }
+    costs = [
+        Stage(stage.name, 1e6 * stage.seconds_per_example, share) for stage, share in zip(stages, shares, strict=True)
+    ]
+    return Profile(read, made, bound, ceiling, costs)
 
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:
@@ -200,29 +195,28 @@ def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int =
     return concurrent_steps * per_call * int(np.clip(calls, 3, 1_000))
 
 
-def goodput(told: Sequence[Mapping[str, Any]]) -> tuple[int, float | None]:
+def goodput(told: Sequence[Event]) -> tuple[int, float | None]:
     """(steps that were made twice, share of a run's time in which it made steps that counted), from its events.
 
     A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
     steps that were made again and checkpoints count against it, and the time between two commands does not.
 
-    >>> steps = {"event": "steps", "group": "point", "losses": [1.0, 1.0], "seconds": 2.0}
-    >>> again = [steps | {"time": 3.0, "step": 2}, steps | {"time": 6.0, "step": 3}]
-    >>> goodput([{"event": "run", "time": 0.0}, *again])
+    >>> again = [Steps(step, [1.0, 1.0], seconds=2.0, time=time) for step, time in ((2, 3.0), (3, 6.0))]
+    >>> goodput([Run(time=0.0), *again])
     (1, 0.5)
     """
     top, repeated, useful, wall = 0, 0, 0.0, 0.0
     began = last = None
     for event in told:
-        if event.get("event") in ("run", "resumed"):
+        if isinstance(event, Run | Resumed):
             wall += 0.0 if began is None or last is None else last - began
-            began = event["time"]
-        last = event["time"]
-        if event.get("event") == "steps" and event.get("group", "point") == "point":
-            count, step = max(1, len(event["losses"])), event["step"]
+            began = event.time
+        last = event.time
+        if isinstance(event, Steps) and event.of_point:
+            count, step = max(1, len(event.losses)), event.step
             new = min(count, max(0, step - top))
             top, repeated = max(top, step), repeated + count - new
-            useful += event["seconds"] * new / count
+            useful += (event.seconds or 0.0) * new / count
     wall += 0.0 if began is None or last is None else last - began
     return repeated, useful / wall if wall > 0 else None
 

@@ -1,4 +1,4 @@
-"""The command that writes a sweep's report again: `python -m pipeline report sweep=NAME [output_dir=outputs]`.
+"""The command that writes a sweep's report again: `python -m pipeline report NAME [output_dir=outputs]`.
 
 It prints the table, the verdict and where the report is. 0: written. 2: there is no such sweep, or no writing there.
 """
@@ -13,7 +13,7 @@ from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 
-USAGE = "python -m pipeline report sweep=NAME|FOLDER [output_dir=outputs]"
+USAGE = "python -m pipeline report NAME|FOLDER [output_dir=outputs]"
 # For MLflow to have it all; what is not there by then is sent by `python -m pipeline sync`.
 DRAIN_SECONDS = 60.0
 

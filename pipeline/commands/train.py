@@ -22,7 +22,7 @@ from rich.console import Console
 from pipeline.analyze.history import HistoryError
 from pipeline.config import messages
 from pipeline.launch import signals
-from pipeline.record.events import PREEMPTING
+from pipeline.launch.signals import PREEMPTING
 from pipeline.run import run
 from pipeline.run.points import Points, Served, compose
 from pipeline.run.session import Session

@@ -20,6 +20,13 @@ COMMANDS = {
 }
 # Those that train, or say what training would do, and what they are short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
+# What is said of these before the choices and keys of a training.
+HELP = {
+    "predict": "python -m pipeline predict [-m] key=value ...\n\n"
+    "Says how fast a training would be, from the runs that were logged; trains nothing. Keys:\n",
+    "explain": "python -m pipeline explain key=value ...\npython -m pipeline explain RUN [--output-dir OUTPUT_DIR]\n\n"
+    "Trains, and takes apart what efficiency was lost to; of a RUN that was explained, says it again. Keys:\n",
+}
 VERBS = (*COMMANDS, *SETTINGS)
 
 
@@ -33,6 +40,8 @@ def main() -> int:
     if verb == "explain" and arguments and _is_word(arguments[0]):
         return int(import_module("pipeline.commands.explain").main(arguments))
     if verb in SETTINGS:
+        if {"-h", "--help"} & set(arguments):
+            print(HELP[verb])
         sys.argv[1:] = [*arguments, SETTINGS[verb]]
     elif _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)

@@ -147,12 +147,13 @@ def _name_by_choice(composed: DictConfig, files: IConfigRepository) -> None:
     choices = OmegaConf.select(composed, "hydra.runtime.choices") or {}
     for group in NAMED:
         node, choice = composed.get(group), choices.get(group)
-        # Without a function it is no choice that could be made, but for hardware.
-        if not isinstance(node, DictConfig) or not choice or not (group == "hardware" or node.get("build")):
+        if not isinstance(node, DictConfig) or not choice:
             continue
         found = files.load_config(f"{group}/{choice}")
-        says = found is not None and isinstance(found.config, DictConfig) and "name" in found.config.keys()  # noqa: SIM118 - `in` passes over "???"
-        if not says and OmegaConf.is_missing(node, "name"):
+        said = list(found.config.keys()) if found is not None and isinstance(found.config, DictConfig) else []
+        # A file that says nothing is no choice that could be made, but for hardware.
+        made = group == "hardware" or node.get("build") or said
+        if made and "name" not in said and OmegaConf.is_missing(node, "name"):
             node.name = str(choice).rpartition("/")[2]
 
 

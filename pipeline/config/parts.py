@@ -3,9 +3,16 @@
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SAYS, KEY, NAME = "part of", "key", "name"
+
+Made = TypeVar("Made", bound="DataclassInstance")
+Kind = type["DataclassInstance"]
+Field = dataclasses.Field[object]
 
 
 class Part(Enum):
@@ -32,26 +39,26 @@ class Part(Enum):
     POINT = "point"
 
 
-def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how: Any) -> Any:
+def part_of(*parts: Part, key: str | None = None, name: str | None = None, **how: object) -> Any:
     """A dataclass field that takes part in `parts`, or in none. `how` is what `dataclasses.field` takes.
 
     `key` is what a person types to set it, where that is not its group and name; `name` what it is called in files.
     """
-    return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)
+    return dataclasses.field(metadata={SAYS: frozenset(parts), KEY: key, NAME: name}, **how)  # type: ignore[call-overload]
 
 
-def leaves(kind: Any) -> dict[str, "dataclasses.Field[Any]"]:
+def leaves(kind: Kind) -> dict[str, Field]:
     """The fields of a dataclass and of those in it, by what they are called in files. One that says is taken whole."""
-    found: dict[str, dataclasses.Field[Any]] = {}
+    found: dict[str, Field] = {}
     for field in dataclasses.fields(kind):
-        if SAYS not in field.metadata and dataclasses.is_dataclass(field.type):
-            found |= leaves(field.type)
+        if inner := _inner(field):
+            found |= leaves(inner)
         else:
             found[field.metadata.get(NAME) or field.name] = field
     return found
 
 
-def flat(made: Any, part: Part | None = None) -> dict[str, Any]:
+def flat(made: "DataclassInstance", part: Part | None = None) -> dict[str, object]:
     """The values of nested dataclasses by what they are called in files; of those that take part in `part`, if given.
 
     >>> @dataclasses.dataclass
@@ -66,29 +73,35 @@ def flat(made: Any, part: Part | None = None) -> dict[str, Any]:
     >>> unflat(Outer, {"inner_size": 3, "notes": "none", "version": 2})
     Outer(inner=Inner(size=3), notes='none')
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for field in dataclasses.fields(made):
         value = getattr(made, field.name)
-        if SAYS not in field.metadata and dataclasses.is_dataclass(value):
+        if SAYS not in field.metadata and dataclasses.is_dataclass(value) and not isinstance(value, type):
             found |= flat(value, part)
         elif part is None or part in field.metadata.get(SAYS, ()):
             found[field.metadata.get(NAME) or field.name] = value
     return found
 
 
-def unflat(kind: Any, values: Mapping[str, Any]) -> Any:
+def unflat(kind: type[Made], values: Mapping[str, object]) -> Made:
     """The nested dataclasses that `flat` took apart. What `values` lack has its default; what nobody knows is left."""
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for field in dataclasses.fields(kind):
         name = field.metadata.get(NAME) or field.name
-        if SAYS not in field.metadata and dataclasses.is_dataclass(field.type):
-            given[field.name] = unflat(field.type, values)
+        if inner := _inner(field):
+            given[field.name] = unflat(inner, values)
         elif name in values:
             given[field.name] = values[name]
     return kind(**given)
 
 
-def silent(kind: type) -> list[str]:
+def _inner(field: Field) -> "Kind | None":
+    """The dataclass that a field holds, where it is not taken whole."""
+    kind = field.type
+    return kind if SAYS not in field.metadata and isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+
+def silent(kind: Kind) -> list[str]:
     """The fields of a dataclass, and of those in it, that do not say what they take part in.
 
     >>> @dataclasses.dataclass
@@ -101,17 +114,17 @@ def silent(kind: type) -> list[str]:
     return [name for name, field in leaves(kind).items() if SAYS not in field.metadata]
 
 
-def fields_of(kind: type, part: Part) -> tuple[str, ...]:
+def fields_of(kind: Kind, part: Part) -> tuple[str, ...]:
     """What those fields are called in files that take part in something, in the order of their definitions."""
     return tuple(name for name, field in leaves(kind).items() if part in field.metadata.get(SAYS, ()))
 
 
-def key_of(kind: type, name: str, group: str) -> str:
+def key_of(kind: Kind, name: str, group: str) -> str:
     """What a person types to set a field: `group` and its name, unless it says otherwise."""
     return leaves(kind)[name].metadata.get(KEY) or f"{group}.{name}"
 
 
-def facts(kind: type, part: Part, values: Mapping[str, Any]) -> dict[str, Any]:
+def facts(kind: Kind, part: Part, values: Mapping[str, object]) -> dict[str, object]:
     """Of values as `flat` makes them, those that take part in something.
 
     What an earlier version did not write has its default.
@@ -121,16 +134,16 @@ def facts(kind: type, part: Part, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not dataclasses.MISSING}
 
 
-def asked(config: Any, part: Part, inherited: bool = False) -> dict[str, Any]:
+def asked(config: "DataclassInstance", part: Part, inherited: bool = False) -> dict[str, object]:
     """Of the values of nested dataclasses, those that take part in something.
 
     What a field does not say of itself holds for it as for the one that it is in.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         takes_part = part in field.metadata[SAYS] if SAYS in field.metadata else inherited
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             inner = asked(value, part, takes_part)
             found |= {field.name: inner} if inner else {}
         elif takes_part:

@@ -8,8 +8,8 @@ planned". The classes are mutable because Hydra composes into them; what comes o
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
+from pipeline.config.json import Json, Object
 from pipeline.config.parts import Part, part_of
 
 # Where Hydra puts the points of a named sweep, which are numbered anew by each command.
@@ -143,7 +143,7 @@ class StrategyConfig:
     min_shard_bytes: int | None = None
     on_tpu: bool = False
     exchange: Exchange | None = None
-    build: dict[str, Any] = field(default_factory=dict)
+    build: Object = field(default_factory=dict)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class ModelConfig:
     """A model's name and the function that makes it."""
 
     name: str = "???"
-    build: dict[str, Any] = field(default_factory=dict)
+    build: Object = field(default_factory=dict)
 
 
 @dataclass
@@ -189,7 +189,7 @@ class DataConfig:
     service: str | None = None
     on_error: OnError = OnError.stop
     profile: bool = False
-    build: dict[str, Any] = field(default_factory=dict)
+    build: Object = field(default_factory=dict)
 
 
 @dataclass
@@ -200,11 +200,11 @@ class TrainConfig:
     steps: int | None = None
     replica_batch: int | None = None
     global_batch: int | None = None
-    optimizer: Any = None
+    optimizer: Json = None
     learning_rate: float | None = None
-    loss: Any = None
-    metrics: list[Any] | None = None
-    callbacks: list[Any] = field(default_factory=list)
+    loss: Json = None
+    metrics: list[Json] | None = None
+    callbacks: list[Json] = field(default_factory=list)
     seed: int = 0
     deterministic: bool = False
     precision: Precision | None = None
@@ -280,7 +280,7 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     base_port: int | None = None
     start_method: StartMethod = StartMethod.forkserver
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Object = field(default_factory=dict)
 
 
 @dataclass
@@ -307,6 +307,7 @@ class Config:
 
     mode: Mode = part_of(default=Mode.run)
     backend: str = part_of(Part.POINT, default="tensorflow")
+    collective: str = part_of(Part.POINT, default="tensorflow")
     workers: int | None = part_of(Part.POINT, default=None)
     output_dir: str = part_of(default="outputs")
     resume: str = part_of(default="auto")

@@ -11,11 +11,13 @@ import importlib
 import importlib.machinery
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from pipeline.config.json import Json
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -31,7 +33,7 @@ class TargetError(ValueError):
 
 
 def check(
-    node: Any, key: str, given: Sequence[str] = (), search: Sequence[str] = (), allowed: Sequence[str] | None = None
+    node: Json, key: str, given: Sequence[str] = (), search: Sequence[str] = (), allowed: Sequence[str] | None = None
 ) -> None:
     """Refuses a `_target_` in `node`, nested ones included, that does not exist or does not take its arguments.
 
@@ -40,14 +42,9 @@ def check(
     of another one is refused, save for ours and Keras's; one of Python's own library always is. What cannot be told
     from source files is left to the call. Raises `TargetError`.
     """
-    if isinstance(node, dict):
-        if KEY in node:
-            _check_one(node, key, given, tuple(search), None if allowed is None else (*OURS, *allowed))
-        for name, inner in node.items():
-            check(inner, f"{key}.{name}", (), search, allowed)
-    elif isinstance(node, list | tuple):
-        for index, inner in enumerate(node):
-            check(inner, f"{key}[{index}]", (), search, allowed)
+    for place, called in _called(node, key):
+        packages = None if allowed is None else (*OURS, *allowed)
+        _check_one(called, place, given if place == key else (), tuple(search), packages)
 
 
 def check_allowed(allowed: Sequence[str] | None) -> None:
@@ -60,7 +57,7 @@ def check_allowed(allowed: Sequence[str] | None) -> None:
             )
 
 
-def call(node: dict[str, Any], key: str, **given: Any) -> Any:
+def call(node: Mapping[str, Json], key: str, **given: object) -> Any:
     """Calls what `node` names with its arguments, and with those of `given` that its signature asks for by name.
 
     >>> call({"_target_": "fractions.Fraction", "numerator": 3}, "example", denominator=4, colour="red")
@@ -69,10 +66,10 @@ def call(node: dict[str, Any], key: str, **given: Any) -> Any:
     function = _import(str(node.get(KEY)), key)
     arguments = {name: value(inner, f"{key}.{name}") for name, inner in node.items() if name != KEY}
     asked = _asked(function)
-    return function(**{name: each for name, each in given.items() if name in asked}, **arguments)
+    return function(**{name: given[name] for name in given if name in asked}, **arguments)
 
 
-def value(node: Any, key: str) -> Any:
+def value(node: Json, key: str) -> Any:
     """A config value with every `_target_` in it called."""
     if isinstance(node, dict):
         return call(node, key) if KEY in node else {name: value(inner, f"{key}.{name}") for name, inner in node.items()}
@@ -81,20 +78,27 @@ def value(node: Any, key: str) -> Any:
     return node
 
 
-def sources(node: Any, search: Sequence[str] = ()) -> set[Path]:
+def sources(node: Json, search: Sequence[str] = ()) -> set[Path]:
     """The Python files of the functions that `node` names, nested ones included, but for this program's and Keras's."""
-    if isinstance(node, dict):
-        target = str(node.get(KEY, ""))
-        own = bool(target) and target.split(".")[0] not in ("pipeline", "keras", "tensorflow")
-        path = _module(target, tuple(search))[0] if own else None
-        mine = {path} if path is not None and path.suffix == ".py" else set()
-        return mine.union(*(sources(inner, search) for inner in node.values()))
-    if isinstance(node, list | tuple):
-        return set[Path]().union(*(sources(inner, search) for inner in node))
-    return set()
+    names = {str(called[KEY]) for _, called in _called(node, "")}
+    own = {name for name in names if name.split(".")[0] not in ("pipeline", "keras", "tensorflow")}
+    paths = (_module(name, tuple(search))[0] for name in own)
+    return {path for path in paths if path is not None and path.suffix == ".py"}
 
 
-def asks_for(node: dict[str, Any], key: str, name: str) -> bool:
+def _called(node: Json, key: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    """Where each `_target_` in a config value stands, and what it stands in; nested ones after what they are in."""
+    if isinstance(node, Mapping):
+        if KEY in node:
+            yield key, node
+        for name, inner in node.items():
+            yield from _called(inner, f"{key}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, inner in enumerate(node):
+            yield from _called(inner, f"{key}[{index}]")
+
+
+def asks_for(node: Mapping[str, Json], key: str, name: str) -> bool:
     """Does the signature of what `node` names have an argument `name`?"""
     return name in _asked(_import(str(node.get(KEY)), key))
 
@@ -136,40 +140,24 @@ def _import(target: str, key: str) -> Callable[..., Any]:
 
 
 def _check_one(
-    node: dict[str, Any], key: str, given: Sequence[str], search: tuple[str, ...], allowed: Sequence[str] | None
+    node: Mapping[str, Json], key: str, given: Sequence[str], search: tuple[str, ...], allowed: Sequence[str] | None
 ) -> None:
-    target = node[KEY]
-    _check_safe(node, target, key)
-    _check_place(target, target, key, allowed)
-    path, rest = _module(target, search)
-    module = ".".join(target.split(".")[: -len(rest)]) if rest else target
-    if path is None:
-        raise TargetError(
-            f"Expected {key}._target_ to name a function that exists, received {target}: there is no module "
-            f"{module or target.split('.')[0]!r}. Run from the folder that holds it, or install it."
-        )
-    if not rest:
-        raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
-    if path.suffix != ".py":
-        return
-    found = _definition(path, rest[0], module)
-    if isinstance(found, list):
-        near = difflib.get_close_matches(rest[0], found, 1)
-        instead = f" Try {key}.{KEY}={'.'.join([module, near[0], *rest[1:]])}." if near else ""
-        raise TargetError(
-            f"Expected {key}._target_ to name a function that exists, received {target}: no {rest[0]} in {module}."
-            + instead
-        )
-    hops = HOPS
-    while isinstance(found, str) and hops:
-        # An import: what it stands for counts.
-        real, hops = ".".join([found, *rest[1:]]), hops - 1
+    real = target = _check_safe(node, key)
+    for _ in range(HOPS):
         _check_place(real, target, key, allowed)
         path, rest = _module(real, search)
         module = ".".join(real.split(".")[: -len(rest)]) if rest else real
         if path is not None and not rest:
             raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
         found = _definition(path, rest[0], module) if path is not None and path.suffix == ".py" else None
+        if real == target and (path is None or isinstance(found, list)):
+            raise TargetError(_not_there(key, target, rest, module, found))
+        if not isinstance(found, str):
+            break
+        # An import: what it stands for counts.
+        real = ".".join([found, *rest[1:]])
+    if real == target and path is not None and path.suffix != ".py":
+        return
     if isinstance(found, ast.FunctionDef) and len(rest) > 1:
         raise TargetError(f"Expected {key}._target_ to name a function, received {target}: {rest[0]} is one itself.")
     if allowed is not None and len(rest) > 1 and not isinstance(found, ast.ClassDef):
@@ -181,14 +169,26 @@ def _check_one(
     if isinstance(found, ast.FunctionDef) and not found.decorator_list:
         _check_arguments(found.args, 0, node, key, given)
     if isinstance(found, ast.ClassDef) and len(rest) == 1:
-        methods = {each.name: each for each in found.body if isinstance(each, ast.FunctionDef)}
+        methods = {method.name: method for method in found.body if isinstance(method, ast.FunctionDef)}
         makes = methods.get("__init__")
         if makes and "__new__" not in methods and not makes.decorator_list:
             _check_arguments(makes.args, 1, node, key, given)
 
 
-def _check_safe(node: Mapping[str, Any], target: Any, key: str) -> None:
-    """Refuses what names no function, and arguments with which Keras would run code of a file."""
+def _not_there(key: str, target: str, rest: list[str], module: str, names: object) -> str:
+    """What is wrong with a name whose module is not there, or which is not among the names that its module has."""
+    what = f"Expected {key}._target_ to name a function that exists, received {target}"
+    if not isinstance(names, list):
+        missing = module or target.split(".")[0]
+        return f"{what}: there is no module {missing!r}. Run from the folder that holds it, or install it."
+    near = difflib.get_close_matches(rest[0], names, 1)
+    instead = f" Try {key}.{KEY}={'.'.join([module, near[0], *rest[1:]])}." if near else ""
+    return f"{what}: no {rest[0]} in {module}.{instead}"
+
+
+def _check_safe(node: Mapping[str, Json], key: str) -> str:
+    """What `node` names. Refuses what is no name, and arguments with which Keras would run code of a file."""
+    target = node[KEY]
     if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
         received = "none" if target is None else repr(target)
         raise TargetError(
@@ -201,15 +201,16 @@ def _check_safe(node: Mapping[str, Any], target: Any, key: str) -> None:
                 f"Expected {key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is "
                 f"loaded, received {node[name]}. Try {key}.{name}={str(safe).lower()}."
             )
+    return target
 
 
 def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | None) -> None:
     """Refuses a function at `place`, which is what `target` stands for, where no config may call it."""
     if _of_python(place):
         raise TargetError(_not_callable_here(key, target))
-    if allowed is None or any(f"{place}.".startswith(f"{each}.") for each in allowed):
+    if allowed is None or any(f"{place}.".startswith(f"{package}.") for package in allowed):
         return
-    theirs = [each for each in allowed if each not in OURS]
+    theirs = [package for package in allowed if package not in OURS]
     package = place.split(".")[0]
     stands = "" if place == target else f", which stands for {place}"
     others = f"{', '.join(theirs)}, " if theirs else ""
@@ -247,10 +248,10 @@ def _not_callable_here(key: str, target: str) -> str:
 
 
 def _check_arguments(
-    signature: ast.arguments, bound: int, node: dict[str, Any], key: str, given: Sequence[str]
+    signature: ast.arguments, bound: int, node: Mapping[str, Json], key: str, given: Sequence[str]
 ) -> None:
     """Refuses what a function would not take; its first `bound` arguments are not for the caller to give."""
-    placed = [each.arg for each in (*signature.posonlyargs, *signature.args)]
+    placed = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
     names = [*placed[bound:], *(kwonlyarg.arg for kwonlyarg in signature.kwonlyargs)]
     required = placed[bound : len(placed) - len(signature.defaults)] + [
         kwonlyarg.arg
@@ -323,7 +324,7 @@ def _definition(path: Path, name: str, module: str, lazy: bool = True) -> ast.AS
                     return alias.name if alias.asname else name
         elif not isinstance(statement, ast.Expr) and not _is_for_type_checkers(statement):
             # Assignments, conditions and the like may make any name.
-            bound = {each.id for each in ast.walk(statement) if isinstance(each, ast.Name)}
+            bound = {inner.id for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
             if name in bound or not isinstance(statement, ast.Assign | ast.AnnAssign):
                 return None
     return None if lazy and "__getattr__" in names else names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.data.errors import DataError, expect_at_least
 
@@ -46,9 +46,9 @@ def clicks(
     import tensorflow as tf
 
     keys = tf.random.split([seed, 0], 4)
-    each = signal * math.sqrt(_OF_CATEGORIES / len(categories))
+    deviation = signal * math.sqrt(_OF_CATEGORIES / len(categories))
     effects = [
-        each * tf.random.stateless_normal([size], tf.random.fold_in(keys[0], column))
+        deviation * tf.random.stateless_normal([size], tf.random.fold_in(keys[0], column))
         for column, size in enumerate(categories)
     ]
     weights = tf.math.l2_normalize(tf.random.stateless_normal([dense_features], keys[1]))
@@ -57,7 +57,9 @@ def clicks(
     return train, _log(effects, weights, keys[3], validation_examples, shard, shards)
 
 
-def _log(effects: Sequence[Any], weights: Any, key: Any, examples: int, shard: int, shards: int) -> tf.data.Dataset:
+def _log(
+    effects: Sequence[tf.Tensor], weights: tf.Tensor, key: tf.Tensor, examples: int, shard: int, shards: int
+) -> tf.data.Dataset:
     """This shard's examples, in blocks that depend on their numbers and the key alone."""
     import tensorflow as tf
 
@@ -66,7 +68,7 @@ def _log(effects: Sequence[Any], weights: Any, key: Any, examples: int, shard: i
     mine = range(shard, blocks, shards)
     count = len(mine) * BLOCK - (blocks * BLOCK - examples if blocks - 1 in mine else 0)
 
-    def block(number: Any) -> Any:
+    def block(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         keys = tf.random.split(tf.random.fold_in(key, number), 3)
         # Squared, a uniform number is often small: a few categories have most of the examples.
         ids = tf.cast(tf.square(tf.random.stateless_uniform([BLOCK, len(effects)], keys[0])) * sizes, tf.int32)

@@ -8,9 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
+
+from pipeline.data.nested import Nested, T
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    # A structure of tensors, made of another one while data are read.
+    Make: TypeAlias = Callable[..., Nested[tf.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -64,10 +72,10 @@ class Examples:
     """
 
     raw: Any
-    spec: Any
-    parse: Callable[[Any], Any] | None = None
-    decode: Callable[[Any], Any] | None = None
-    augment: Callable[[Any, Any], Any] | None = None
+    spec: Nested[Leaf | tf.TypeSpec]
+    parse: Make | None = None
+    decode: Make | None = None
+    augment: Make | None = None
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
     look: Callable[[Examples, int, int, bool], list[Broken]] | None = None
@@ -77,7 +85,9 @@ class Examples:
     @property
     def in_files(self) -> bool:
         """Are they records in files, read in order, rather than arrays, any of whose rows can be had?"""
-        return isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(each, Segment) for each in self.raw)
+        return (
+            isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(segment, Segment) for segment in self.raw)
+        )
 
     @property
     def is_made(self) -> bool:
@@ -85,7 +95,7 @@ class Examples:
         return not (self.in_files or self.parse or self.decode or self.augment)
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> Nested[tf.TypeSpec]:
         """The structure of a finished example in TensorFlow's words, as a `tf.data.Dataset` has it."""
         import tensorflow as tf
 
@@ -108,11 +118,13 @@ class Examples:
     def without(self, broken: Sequence[Broken]) -> Examples:
         """The same without what is broken."""
         if self.in_files:
-            return dataclasses.replace(self, raw=tuple(part for each in self.raw for part in _whole(each, broken)))
+            return dataclasses.replace(
+                self, raw=tuple(part for segment in self.raw for part in _whole(segment, broken))
+            )
         return dataclasses.replace(self, raw=rows(self.raw, whole_rows(self.count, broken)))
 
 
-def leaves(structure: Any) -> list[Any]:
+def leaves(structure: Nested[T]) -> list[T]:
     """The arrays of a nested structure of dictionaries, tuples and lists.
 
     >>> leaves({"ids": 1, "more": (2, 3)})
@@ -121,17 +133,18 @@ def leaves(structure: Any) -> list[Any]:
     if isinstance(structure, Mapping):
         return [leaf for key in sorted(structure) for leaf in leaves(structure[key])]
     if isinstance(structure, tuple | list):
-        return [leaf for each in structure for leaf in leaves(each)]
-    return [structure]
+        return [leaf for inner in structure for leaf in leaves(inner)]
+    return [cast("T", structure)]
 
 
-def rows(structure: Any, chosen: Any) -> Any:
+def rows(structure: Nested[np.ndarray], chosen: np.ndarray) -> Nested[np.ndarray]:
     """The chosen rows of each array of a nested structure."""
     if isinstance(structure, Mapping):
-        return {key: rows(each, chosen) for key, each in structure.items()}
+        return {key: rows(inner, chosen) for key, inner in structure.items()}
     if isinstance(structure, tuple | list):
-        return type(structure)(rows(each, chosen) for each in structure)
-    return structure[chosen]
+        return type(structure)(rows(inner, chosen) for inner in structure)
+    array: np.ndarray = cast("np.ndarray", structure)[chosen]
+    return array
 
 
 def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
@@ -149,14 +162,14 @@ def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
 def _whole(segment: Segment, broken: Sequence[Broken]) -> Iterator[Segment]:
     """What is left of a segment."""
     last = segment.first + segment.records
-    for each in sorted((flaw for flaw in broken if flaw.path == segment.path), key=lambda each: each.first):
-        if not segment.first < each.first + each.examples <= last + each.examples:
+    for flaw in sorted((flaw for flaw in broken if flaw.path == segment.path), key=lambda flaw: flaw.first):
+        if not segment.first < flaw.first + flaw.examples <= last + flaw.examples:
             continue
-        if each.first > segment.first:
-            yield dataclasses.replace(segment, records=each.first - segment.first)
-        after = each.first + each.examples
-        if each.stop is None or after >= last:
+        if flaw.first > segment.first:
+            yield dataclasses.replace(segment, records=flaw.first - segment.first)
+        after = flaw.first + flaw.examples
+        if flaw.stop is None or after >= last:
             return
-        segment = Segment(segment.path, last - after, after, each.stop, after)
+        segment = Segment(segment.path, last - after, after, flaw.stop, after)
     if segment.records:
         yield segment

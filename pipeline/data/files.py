@@ -1,7 +1,7 @@
 """Opens files where they are: on this machine, or on whatever file system TensorFlow reads (gs://, s3://, hdfs://)."""
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 
 def is_remote(path: str) -> bool:
@@ -20,8 +20,8 @@ def opened(path: str) -> BinaryIO:
     import tensorflow as tf
 
     size_of(path)
-    made: Any = tf.io.gfile.GFile(path, "rb")
-    return made  # type: ignore[no-any-return]
+    made: BinaryIO = tf.io.gfile.GFile(path, "rb")
+    return made
 
 
 def size_of(path: str) -> int:

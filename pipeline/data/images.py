@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from pipeline.data import pictures
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
 """The files of images, absolute, and the number of each one's class."""
@@ -32,7 +35,7 @@ def images(
     channels: int = 3,
     validation_fraction: float = 0.2,
     split_seed: int = 0,
-    augment: Mapping[str, Any] | bool | None = None,
+    augment: Mapping[str, float] | bool | None = None,
 ) -> tuple[Examples, Examples]:
     """The images of a folder: float32 [height, width, channels] in [0, 1], and int32, the class.
 
@@ -65,19 +68,19 @@ def images(
 
 def _maker(
     classes: Mapping[str, int], size: pictures.Size, channels: int, resize: bool
-) -> Callable[[Listed, Callable[[Any, Any], Any] | None, tuple[str, ...]], Examples]:
+) -> Callable[[Listed, pictures.Vary | None, tuple[str, ...]], Examples]:
     """A function that makes examples of files, with what varies them and what they lack."""
     to_image = pictures.decoder(channels, size, resize)
 
-    def decode(row: Any) -> tuple[Any, Any]:
+    def decode(row: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         import tensorflow as tf
 
         return to_image(tf.io.read_file(row["path"])), row["label"]
 
-    def make(listed: Listed, vary: Callable[[Any, Any], Any] | None, flaws: tuple[str, ...]) -> Examples:
+    def make(listed: Listed, vary: pictures.Vary | None, flaws: tuple[str, ...]) -> Examples:
         files, labels = listed
 
-        def augment(example: Any, seed: Any) -> tuple[Any, Any]:
+        def augment(example: tuple[tf.Tensor, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             assert vary is not None
             return vary(example[0], seed), example[1]
 
@@ -106,7 +109,7 @@ def _folders(root: Path) -> tuple[Path, Path | None]:
     if not root.is_dir():
         received = "a file" if root.exists() else "no such folder"
         raise DataError(f"Expected {root} to be a folder of images by class, received {received}. {_LAYOUT}")
-    inside = [each.name for each in _visible(root) if each.is_dir()]
+    inside = [entry.name for entry in _visible(root) if entry.is_dir()]
     if TRAIN not in inside or not set(inside) <= {TRAIN, *VALIDATION}:
         return root, None
     validation = next((name for name in VALIDATION if name in inside), None)
@@ -115,7 +118,7 @@ def _folders(root: Path) -> tuple[Path, Path | None]:
 
 def _classes(folder: Path) -> dict[str, int]:
     """The classes by name, numbered from 0: the folders in a folder."""
-    names = sorted(each.name for each in _visible(folder) if each.is_dir())
+    names = sorted(entry.name for entry in _visible(folder) if entry.is_dir())
     if len(names) < 2:
         received = f"one, {names[0]}" if names else "none"
         raise DataError(
@@ -126,7 +129,7 @@ def _classes(folder: Path) -> dict[str, int]:
 
 def _known(folder: Path, classes: Mapping[str, int]) -> dict[str, int]:
     """The classes that a validation folder has; all of them must be of the training part."""
-    names = sorted(each.name for each in _visible(folder) if each.is_dir())
+    names = sorted(entry.name for entry in _visible(folder) if entry.is_dir())
     unknown = [name for name in names if name not in classes]
     if unknown or not names:
         raise DataError(
@@ -151,19 +154,19 @@ def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
 
 def _images_below(folder: Path) -> Iterator[str]:
     """The files of images in a folder and in those below it, hidden ones left out, by their names."""
-    for each in _visible(folder):
-        if each.is_dir() and not each.is_symlink():
-            yield from _images_below(Path(each.path))
-        elif each.name.lower().endswith(pictures.SUFFIXES) and each.is_file():
-            _check_file(each.path)
-            yield each.path
+    for entry in _visible(folder):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from _images_below(Path(entry.path))
+        elif entry.name.lower().endswith(pictures.SUFFIXES) and entry.is_file():
+            _check_file(entry.path)
+            yield entry.path
 
 
 def _visible(folder: Path) -> list[os.DirEntry[str]]:
     """What is in a folder, hidden ones left out, by name."""
     try:
         with os.scandir(folder) as found:
-            return sorted((each for each in found if not each.name.startswith(".")), key=lambda each: each.name)
+            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(
             f"Expected to be able to read the folder {folder}, received {error.strerror}. "

@@ -5,11 +5,12 @@ Plain values: it is read by whoever plans a run as well, who knows nothing of Te
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pipeline.data.errors import DataError
+from pipeline.data.nested import Nested, T
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -82,7 +83,9 @@ def from_json(text: str, where: str) -> Manifest:
         if values.pop("format") != FORMAT:
             raise ValueError(f"no format {FORMAT}")
         return Manifest(
-            features=tuple(Feature(**each | {"shape": tuple(each["shape"])}) for each in values.pop("features")),
+            features=tuple(
+                Feature(**feature | {"shape": tuple(feature["shape"])}) for feature in values.pop("features")
+            ),
             splits={name: tuple(Shard(**shard) for shard in shards) for name, shards in values.pop("splits").items()},
             class_names=None if values["class_names"] is None else tuple(values["class_names"]),
             **{name: value for name, value in values.items() if name != "class_names"},
@@ -94,32 +97,32 @@ def from_json(text: str, where: str) -> Manifest:
         ) from error
 
 
-def flat(example: Any, name: str = "") -> dict[str, Any]:
+def flat(example: Nested[T], name: str = "") -> dict[str, T]:
     """The leaves of an example `(x, y)` or `(x, y, weight)` by the names that features have.
 
     >>> flat(({"ids": 1, "dense": 2}, (3, 4)))
     {'x/ids': 1, 'x/dense': 2, 'y/0': 3, 'y/1': 4}
     """
-    inner: Any
+    inner: Iterable[tuple[str, Nested[T]]]
     if not name:
-        inner = zip(("x", "y", "weight"), example, strict=False)
+        inner = zip(("x", "y", "weight"), cast("Sequence[Nested[T]]", example), strict=False)
     elif isinstance(example, Mapping):
         inner = ((f"{name}/{key}", value) for key, value in example.items())
     elif isinstance(example, tuple | list):
         inner = ((f"{name}/{place}", value) for place, value in enumerate(example))
     else:
-        return {name: example}
-    return {leaf: value for key, each in inner for leaf, value in flat(each, key).items()}
+        return {name: cast("T", example)}
+    return {leaf: value for key, branch in inner for leaf, value in flat(branch, key).items()}
 
 
-def nested(leaves: Mapping[str, Any]) -> Any:
+def nested(leaves: Mapping[str, T]) -> Nested[T]:
     """The example whose leaves `flat` has named.
 
     >>> nested({"x/ids": 1, "x/dense": 2, "y/0": 3, "y/1": 4})
     ({'ids': 1, 'dense': 2}, (3, 4))
     """
 
-    def below(prefix: str) -> Any:
+    def below(prefix: str) -> Nested[T]:
         if prefix in leaves:
             return leaves[prefix]
         keys = dict.fromkeys(

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.data.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    Decode: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+    Vary: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 Size: TypeAlias = tuple[int, int]
 """Height and width in pixels."""
@@ -29,7 +35,7 @@ CUT_OFF = "is cut off at its end"
 _BMP_START, _BMP_BITS, _BMP_PACKED = slice(10, 14), slice(28, 30), slice(30, 34)
 
 
-def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[[Any], Any]:
+def decoder(channels: int, size: Size | None, resize: bool = False) -> Decode:
     """A function from an encoded image, a scalar string tensor, to float32 [height, width, channels] in [0, 1].
 
     PNG, JPEG, GIF and BMP are told apart by their bytes; of several images in a file it is the first. Without `resize`,
@@ -42,7 +48,7 @@ def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[
     [51.0, 102.0]
     """
 
-    def decode(data: Any) -> Any:
+    def decode(data: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         # With three channels alone it reads every format.
@@ -57,7 +63,7 @@ def decoder(channels: int, size: Size | None, resize: bool = False) -> Callable[
     return decode
 
 
-def sized(image: Any, size: Size | None, resize: bool = False) -> Any:
+def sized(image: tf.Tensor, size: Size | None, resize: bool = False) -> tf.Tensor:
     """An image, float32 [height, width, channels], of a size: brought to it with `resize`, an error without."""
     import tensorflow as tf
 
@@ -69,7 +75,7 @@ def sized(image: Any, size: Size | None, resize: bool = False) -> Any:
     return tf.ensure_shape(image, [*size, image.shape[-1]])
 
 
-def augmenter(options: Mapping[str, Any] | bool | None) -> Callable[[Any, Any], Any] | None:
+def augmenter(options: Mapping[str, float] | bool | None) -> Vary | None:
     """A function from an image, float32 [height, width, channels] in [0, 1], and a seed, int32 [2], to a varied image.
 
     `flip` mirrors every other image left to right; `shift` moves it by up to that share of its height and width, and
@@ -89,7 +95,7 @@ zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast
 
     shift, brightness, contrast = (float(chosen.get(name, 0)) for name in ("shift", "brightness", "contrast"))
 
-    def vary(image: Any, seed: Any) -> Any:
+    def vary(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         seeds = tf.unstack(tf.random.split(seed, 4))
@@ -153,7 +159,7 @@ def check(data: str, channels: int, image_size: Sequence[int] | None) -> None:
         raise DataError(f"Expected channels of 1 or 3 for data={data}, received {channels}. Try data.build.channels=3.")
     if image_size is None:
         return
-    numbers = isinstance(image_size, Sequence) and all(type(each) is int and each > 0 for each in image_size)
+    numbers = isinstance(image_size, Sequence) and all(type(size) is int and size > 0 for size in image_size)
     if not numbers or len(image_size) != 2:
         raise DataError(
             f"Expected image_size to be a height and a width in pixels for data={data}, received {image_size}. "
@@ -170,14 +176,14 @@ def _fault_of_bmp(data: bytes, mode: str, width: int, height: int) -> str | None
     return CUT_OFF if len(data) < start + (width * bits + 31) // 32 * 4 * height else None
 
 
-def _height_width(image: Any) -> tuple[Any, Any]:
+def _height_width(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     import tensorflow as tf
 
     shape = tf.shape(image)
     return shape[0], shape[1]
 
 
-def _chosen(options: Mapping[str, Any] | bool | None) -> dict[str, Any]:
+def _chosen(options: Mapping[str, float] | bool | None) -> dict[str, float]:
     """The options of an augmentation, checked."""
     if options is None or isinstance(options, bool):
         return dict(USUAL) if options else {}

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import google_crc32c
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 
 HEADER, FOOTER = 12, 4
 # Why nothing after a record's start can be told from it.
@@ -164,15 +165,17 @@ def _checksum(data: bytes) -> bytes:
 
 
 @cache
-def _message() -> Any:
+def _message() -> type[Message]:
     """The class of `tf.train.Example`, from tensorflow/core/example/{example,feature}.proto, in a pool of its own."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="pipeline.records", syntax="proto3")
 
-    def message(name: str, within: Any = None) -> Any:
+    def message(name: str, within: descriptor_pb2.DescriptorProto | None = None) -> descriptor_pb2.DescriptorProto:
         return (file.message_type if within is None else within.nested_type).add(name=name)
 
-    def field(of: Any, name: str, number: int, kind: int, many: bool = False, type_name: str = "") -> Any:
+    def field(
+        of: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int, many: bool = False, type_name: str = ""
+    ) -> descriptor_pb2.FieldDescriptorProto:
         label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
         return of.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
 
@@ -197,4 +200,5 @@ def _message() -> Any:
     field(message("Example"), "features", 1, kinds.TYPE_MESSAGE, type_name=".pipeline.records.Features")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pipeline.records.Example"))
+    made: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName("pipeline.records.Example"))
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from pipeline.data.errors import DataError
 Rows: TypeAlias = NDArray[np.intp]
 
 
-def split(groups: NDArray[Any], validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
+def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
     """The rows that train and those that validate, each shuffled: the same fraction of every group is held out.
 
     `groups` has one number or text for each row, its class; rows without classes are all of one group. Raises

@@ -6,7 +6,7 @@ import glob
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
+
+if TYPE_CHECKING:
+    import pandas
 
 Array: TypeAlias = NDArray[Any]
 
@@ -83,7 +86,7 @@ def _standardized(x: Array, train: Array) -> Array:
     [[-1.0, 0.0], [1.0, 0.0], [3.0, 1.0]]
     """
     known = np.ma.masked_invalid(x[train].astype(np.float64))
-    mean, deviation = (np.ma.filled(each, 0.0) for each in (known.mean(axis=0), known.std(axis=0)))
+    mean, deviation = (np.ma.filled(statistic, 0.0) for statistic in (known.mean(axis=0), known.std(axis=0)))
     # A column of one value is left as it is, but for its mean.
     return ((x - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
 
@@ -129,7 +132,7 @@ class _Table:
     def features(self, chosen: Sequence[str] | None, label: str) -> list[str]:
         """The columns of features: all but the label, or those that are named."""
         others = [name for name in map(str, self._frame.columns) if name != label]
-        unknown = [each for each in chosen or () if each not in others]
+        unknown = [name for name in chosen or () if name not in others]
         if unknown or not others or (chosen is not None and not chosen):
             received = ", ".join(map(str, unknown)) or "none"
             offer = f"Try 'data.build.features=[{','.join(others)}]'." if others else "Try another data.path."
@@ -148,7 +151,7 @@ class _Table:
             return np.asarray(values.to_numpy(np.float64, na_value=np.nan))
         wrong = values[values.notna() & pandas.to_numeric(values.astype(object), errors="coerce").isna()]
         row = int((wrong if len(wrong) else values).index[0])
-        numeric = [each for each in chosen if _is_number(self._frame[each])]
+        numeric = [other for other in chosen if _is_number(self._frame[other])]
         offer = f"'data.build.features=[{','.join(numeric)}]'" if numeric else "another column"
         raise DataError(
             f"Expected numbers in column {name}, received {str(values[row])!r} in {self.place(row)}. "
@@ -179,13 +182,13 @@ class _Table:
         return values.to_numpy(np.int32), None
 
 
-def _is_number(values: Any) -> bool:
+def _is_number(values: pandas.Series) -> bool:
     from pandas.api import types
 
     return bool(types.is_numeric_dtype(values) or types.is_bool_dtype(values))
 
 
-def _read(path: str) -> Any:
+def _read(path: str) -> pandas.DataFrame:
     """A file's rows that hold anything, each under its number in the file, from 0."""
     import pandas
 
@@ -224,10 +227,10 @@ def _files(path: str) -> list[str]:
     """The files at a path, in a folder or of a pattern, by name."""
     where = Path(path)
     if where.is_dir():
-        found = [str(each) for each in where.iterdir() if not each.name.startswith(".")]
+        found = [str(file) for file in where.iterdir() if not file.name.startswith(".")]
     else:
         found = [path] if where.is_file() else glob.glob(path)
-    chosen = sorted(each for each in found if each.endswith(SUFFIXES))
+    chosen = sorted(file for file in found if file.endswith(SUFFIXES))
     if not chosen:
         received = f"{found[0]}" if found else "no such file"
         raise DataError(

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.data import pictures, records
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples, Segment
 from pipeline.data.keras_datasets import one_at_a_time
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tensorflow_datasets
+
+    from pipeline.data.examples import Make
+    from pipeline.data.nested import Nested
+
+    Builder: TypeAlias = tensorflow_datasets.core.DatasetBuilder
+    Info: TypeAlias = tensorflow_datasets.core.DatasetInfo
 
 AUTO, VALIDATION = "auto", ("validation", "test")
 # What the library writes into the folder of a version that is whole.
@@ -51,7 +61,7 @@ def tfds(
     return train, _part(builder, validation, "validation_split", keys, image_size)
 
 
-def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Any:
+def _builder(name: str, path: str | None, data_dir: str | None, download: bool) -> Builder:
     """The library's reader of a data set that is prepared."""
     try:
         import tensorflow_datasets
@@ -85,7 +95,7 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
         raise _refused(name, error) from error
 
 
-def _downloaded(name: str, data_dir: str | None) -> Any:
+def _downloaded(name: str, data_dir: str | None) -> Builder:
     """The library's reader of a data set that it downloads and prepares first, where it is not prepared."""
     import tensorflow_datasets
 
@@ -99,7 +109,7 @@ def _downloaded(name: str, data_dir: str | None) -> Any:
         raise _refused(name, error) from error
 
 
-def _understood(name: str, build: Any) -> Any:
+def _understood(name: str, build: Callable[[], Builder]) -> Builder:
     try:
         return build()
     except Exception as error:
@@ -114,7 +124,7 @@ def _refused(name: str, error: Exception) -> DataError:
     )
 
 
-def _validation(builder: Any) -> str:
+def _validation(builder: Builder) -> str:
     """The split that validates where none is named."""
     found = next((split for split in VALIDATION if split in builder.info.splits), None)
     if found is None:
@@ -126,7 +136,9 @@ def _validation(builder: Any) -> str:
     return found
 
 
-def _part(builder: Any, split: str, key: str, keys: Sequence[str] | None, image_size: Sequence[int] | None) -> Examples:
+def _part(
+    builder: Builder, split: str, key: str, keys: Sequence[str] | None, image_size: Sequence[int] | None
+) -> Examples:
     """The examples of a split."""
     import tensorflow as tf
 
@@ -167,13 +179,13 @@ def _part(builder: Any, split: str, key: str, keys: Sequence[str] | None, image_
     )
 
 
-def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
+def _keys(info: Info, keys: Sequence[str] | None) -> tuple[str, str]:
     """The features that are x and y."""
     chosen = info.supervised_keys if keys is None else keys
     if (
         chosen is None
         or len(chosen) != 2
-        or not all(isinstance(each, str) and each in info.features for each in chosen)
+        or not all(isinstance(name, str) and name in info.features for name in chosen)
     ):
         raise DataError(
             f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))}), "
@@ -183,7 +195,7 @@ def _keys(info: Any, keys: Sequence[str] | None) -> tuple[str, str]:
     return chosen[0], chosen[1]
 
 
-def _likely(info: Any) -> str:
+def _likely(info: Info) -> str:
     """Two features that might be x and y: the first that is no class, and the first that is one."""
     names = sorted(info.features, key=lambda name: (hasattr(info.features[name], "num_classes"), name))
     classes = [name for name in names if hasattr(info.features[name], "num_classes")]
@@ -191,28 +203,28 @@ def _likely(info: Any) -> str:
     return ",".join(((images or names)[0], (classes or names[::-1])[0]))
 
 
-def _decoder(info: Any, keys: tuple[str, str], image_size: Sequence[int] | None) -> Any:
+def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None) -> Make:
     """What makes a record, a scalar string tensor, an example (x, y)."""
     import tensorflow as tf
 
     size = (image_size[0], image_size[1]) if image_size else None
 
-    def inputs(x: Any) -> Any:
+    def inputs(x: tf.Tensor) -> tf.Tensor:
         if x.dtype != tf.uint8 or x.shape.rank != 3:
             return x
         return pictures.sized(tf.cast(x, tf.float32) / 255, size, resize=True)
 
-    def targets(y: Any) -> Any:
+    def targets(y: tf.Tensor) -> tf.Tensor:
         return tf.cast(y, tf.int32) if y.dtype.is_integer else y
 
-    def decode(record: Any) -> Any:
+    def decode(record: tf.Tensor) -> tuple[Nested[tf.Tensor], Nested[tf.Tensor]]:
         found = info.features.deserialize_example(record)
         return tf.nest.map_structure(inputs, found[keys[0]]), tf.nest.map_structure(targets, found[keys[1]])
 
     return decode
 
 
-def _shapes(spec: Any) -> str:
+def _shapes(spec: Nested[tf.TensorSpec]) -> str:
     import tensorflow as tf
 
     return " and ".join(str([size or "any" for size in leaf.shape]) for leaf in tf.nest.flatten(spec))

@@ -7,7 +7,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,13 +16,19 @@ from pipeline.data.errors import DataError, first_of
 from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from pipeline.data.examples import Make
+    from pipeline.data.nested import Nested
+
 
 def tfrecord(
     *,
     path: str | None,
     image_size: Sequence[int] | None = None,
     channels: int | None = None,
-    augment: Mapping[str, Any] | bool | None = None,
+    augment: Mapping[str, float] | bool | None = None,
 ) -> tuple[Examples, Examples | None]:
     """Prepared data: two parts whose examples are what the manifest says, parsed from their records as they are read.
 
@@ -61,7 +67,9 @@ def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int]
     if not encoded:
         return made
     pictures.check("tfrecord", channels or 3, image_size)
-    shapes = {each.name: (*(image_size or each.shape[:2]), channels or each.shape[2] or 3) for each in encoded}
+    shapes = {
+        feature.name: (*(image_size or feature.shape[:2]), channels or feature.shape[2] or 3) for feature in encoded
+    }
     if any(None in shape for shape in shapes.values()):
         raise DataError(
             f"Expected images of one size, or a size that they are brought to, received {path} with images of several. "
@@ -73,7 +81,7 @@ def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int]
     return dataclasses.replace(made, features=features)
 
 
-def _augmented(vary: Any) -> Any:
+def _augmented(vary: pictures.Vary | None) -> Make | None:
     """What varies the image of an example."""
     if vary is None:
         return None
@@ -112,11 +120,11 @@ def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
     return (listed,) if names else ()
 
 
-def _spec(made: Manifest) -> Any:
+def _spec(made: Manifest) -> Nested[Leaf]:
     return manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in made.features})
 
 
-def _parser(made: Manifest) -> Any:
+def _parser(made: Manifest) -> Make:
     """What makes a batch of records a batch of examples, in which images are still encoded."""
     import tensorflow as tf
 
@@ -128,7 +136,7 @@ def _parser(made: Manifest) -> Any:
         for feature in made.features
     }
 
-    def value(feature: Feature, found: Any) -> Any:
+    def value(feature: Feature, found: tf.Tensor) -> tf.Tensor:
         if feature.stored == "image":
             return found
         if feature.stored == "bytes":
@@ -136,14 +144,14 @@ def _parser(made: Manifest) -> Any:
             return tf.reshape(tf.io.decode_raw(found, feature.dtype), [tf.shape(found)[0], *feature.shape])
         return tf.cast(found, feature.dtype)
 
-    def parse(batch: Any) -> Any:
+    def parse(batch: tf.Tensor) -> Nested[tf.Tensor]:
         found = tf.io.parse_example(batch, features)
         return manifest.nested({feature.name: value(feature, found[feature.name]) for feature in made.features})
 
     return parse
 
 
-def _decoder(made: Manifest, resize: bool) -> Any:
+def _decoder(made: Manifest, resize: bool) -> Make | None:
     """What decodes the images of an example; None where there are none."""
     decoders = {
         feature.name: pictures.decoder(feature.shape[2] or 3, _size(feature), resize)
@@ -153,7 +161,7 @@ def _decoder(made: Manifest, resize: bool) -> Any:
     if not decoders:
         return None
 
-    def decode(example: Any) -> Any:
+    def decode(example: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
         found = manifest.flat(example)
         return manifest.nested(found | {name: decoder(found[name]) for name, decoder in decoders.items()})
 

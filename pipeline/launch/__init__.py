@@ -1,8 +1,8 @@
 """Starts a plan's processes on a cluster, hands back what they tell and how they end. One file per kind of cluster.
 
 Whoever calls sees events (`pipeline.record.events`) and nothing of how they travelled. Besides what processes tell, a
-job gives `started` for each process, `stopped` while the system says that one is, and, when one ends, `exited` with
-its `code` (negative: minus the signal).
+job gives `Started` for each process, `Stopped` while the system says that one is, and, when one ends, `Exited` with its
+`code` (negative: minus the signal).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from pipeline.launch.errors import LaunchError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
-from pipeline.record.events import Event
+from pipeline.record.events import Event, Told
 
 __all__ = ["CLUSTERS", "Cluster", "Job", "LaunchError", "cluster_of"]
 
@@ -26,7 +26,7 @@ class Job(Protocol):
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something."""
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command[Told]) -> None:
         """Gives every process a command, as `Command.to_json` writes it."""
 
     def restart(self, rank: int) -> None:

@@ -13,14 +13,14 @@ from importlib import metadata
 from multiprocessing.connection import wait
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 from pipeline.launch import machine
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.link import Link, LinkError
+from pipeline.launch.link import Link, LinkError, Message
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
+from pipeline.record.events import Signalled, to_plain
 
 POLL_SECONDS = 0.2
 # What a conductor and its agents must have alike.
@@ -46,6 +46,8 @@ class _Agent:
     def __init__(self, link: Link, cluster: LocalCluster, folder: Path) -> None:
         self._link, self._cluster, self._folder = link, cluster, folder
         self._jobs: dict[int, LocalJob] = {}
+        # Of each job, the group, and the ranks that are here.
+        self._groups: dict[int, str] = {}
         self._ranks: dict[int, list[int]] = {}
         # How far each log was sent.
         self._sent: dict[Path, int] = {}
@@ -72,13 +74,13 @@ class _Agent:
             for job in self._jobs.values():
                 job.stop(0.0)
 
-    def _do(self, message: Mapping[str, Any]) -> None:
+    def _do(self, message: Message) -> None:
         number = message["job"]
         if message["do"] == "start":
             plan = on_cores(from_json(message["plan"]), message["ranks"], machine.usable_cores())
             folder = self._folder / str(number)
             folder.mkdir()
-            self._ranks[number] = message["ranks"]
+            self._groups[number], self._ranks[number] = message["group"], message["ranks"]
             try:
                 self._jobs[number] = self._cluster.start(plan, message["group"], folder, message["ranks"])
             except LaunchError as error:
@@ -104,7 +106,7 @@ class _Agent:
 
     def _tell(self, number: int) -> None:
         if events := self._jobs[number].events(0.0):
-            self._link.send({"job": number, "events": events})
+            self._link.send({"job": number, "events": [to_plain(event) for event in events]})
         for log in sorted((self._folder / str(number)).glob("*.log")):
             with log.open("rb") as lines:
                 lines.seek(self._sent.get(log, 0))
@@ -115,8 +117,8 @@ class _Agent:
 
     def _pass_on(self, signal: int) -> None:
         for number in self._jobs:
-            event = {"event": "signalled", "signal": signal, "rank": self._ranks[number][0]}
-            self._link.send({"job": number, "events": [event]})
+            event = Signalled(signal, group=self._groups[number], rank=self._ranks[number][0])
+            self._link.send({"job": number, "events": [to_plain(event)]})
 
 
 def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:

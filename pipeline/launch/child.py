@@ -13,10 +13,11 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from pipeline.launch.signals import PREEMPTING
 from pipeline.record.commands import Command, Leave, from_json
-from pipeline.record.events import PREEMPTING, to_line
+from pipeline.record.events import Beat, Event, Failed, Signalled, System, Told, stamped, to_line
 
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
@@ -49,7 +50,7 @@ def main(
         # Before the engine was there, which tells of all that comes later.
         traceback.print_exc()
         sys.stderr.flush()
-        line.tell("failed", error=f"{type(error).__name__}: {error}", peer=False, diverged=False)
+        line.tell(Failed(f"{type(error).__name__}: {error}"))
         _leave(1)
 
 
@@ -65,17 +66,17 @@ class Line:
 
     def __init__(self, connection: Connection, group: str, rank: int) -> None:
         self._connection, self._lock = connection, threading.Lock()
-        self._about = {"group": group, "rank": rank}
+        self._group, self._rank = group, rank
         self.progress = 0
 
-    def tell(self, event: str, **fields: Any) -> None:
+    def tell(self, event: Event) -> None:
         """Sends one event; anything but the machine's load counts as progress."""
-        self.progress += event != "system"
-        self.write(event, **fields)
+        self.progress += not isinstance(event, System)
+        self.write(event)
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: Event) -> None:
         """Sends one event without counting it as progress."""
-        data = to_line({"time": time.time(), "event": event, **self._about, **fields})
+        data = to_line(stamped(event, time.time(), self._group, self._rank))
         with self._lock:
             while data:
                 data = data[os.write(self._connection.fileno(), data) :]
@@ -100,13 +101,13 @@ class Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._commands: list[Command] = []
+        self._commands: list[Command[Told]] = []
         self._arrived = threading.Condition()
         # Set as soon as `leave` has come, before it is taken.
         self.leave = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def take(self) -> Command:
+    def take(self) -> Command[Told]:
         """The next command, waiting for it."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._commands)
@@ -127,7 +128,7 @@ def _beat(line: Line) -> None:
     """Tells twice a second that this process lives, how far it is, and how much it has computed."""
     while True:
         with contextlib.suppress(OSError):
-            line.write("beat", progress=line.progress, cpu_seconds=time.process_time())
+            line.write(Beat(line.progress, time.process_time()))
         time.sleep(BEAT_SECONDS)
 
 
@@ -136,7 +137,7 @@ def _pass_on(line: Line) -> None:
     while True:
         number = signal.sigwait(PREEMPTING)
         with contextlib.suppress(OSError):
-            line.write("signalled", signal=int(number))
+            line.write(Signalled(int(number)))
 
 
 def _write_to(log: str) -> None:

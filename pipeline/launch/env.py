@@ -149,8 +149,8 @@ class EnvCluster:
 
 def _timeout(config: ClusterConfig) -> float:
     given = config.options.get("timeout", WAIT_SECONDS)
-    with contextlib.suppress(TypeError, ValueError):
-        if 0 < float(given) < 1e9:
+    with contextlib.suppress(ValueError):
+        if isinstance(given, int | float | str) and 0 < float(given) < 1e9:
             return float(given)
     raise LaunchError(
         f"Expected cluster.options.timeout to be seconds above 0, received {given}. "

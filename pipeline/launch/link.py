@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.plan.checks import stays_here
 
+Message = dict[str, Any]
 # No message is longer: a plan for the most workers is some megabytes.
 MOST_BYTES = 1 << 28
 HANDSHAKE_SECONDS = 5.0
@@ -37,15 +38,15 @@ class Link:
         self._lock = threading.Lock()
         self.open = True
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message; where the other end is gone it is lost, which `take` tells of."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> Message:
         """The next message, waiting for it. Raises `LinkError` at the end of the line."""
         try:
-            message: dict[str, Any] = json.loads(self.connection.recv_bytes(MOST_BYTES))
+            message: Message = json.loads(self.connection.recv_bytes(MOST_BYTES))
             return message
         except (EOFError, OSError, ValueError) as error:
             self.close()

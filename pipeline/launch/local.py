@@ -5,27 +5,26 @@ a second. It lives as long as the cluster: a multirun keeps it for all its point
 """
 
 import contextlib
-import json
 import multiprocessing as mp
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
-from pipeline.config.schema import ClusterConfig
+from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import machine
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.signals import CONDUCTOR
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
-from pipeline.record.events import Event
+from pipeline.record.events import Event, Exited, Started, Stopped, Told, Warned, from_line, stamped
 
 # How often to ask the system whether a process is stopped.
 LOOK_SECONDS = 1.0
@@ -35,6 +34,8 @@ AGAIN_SECONDS = 0.2
 GONE = (EOFError, ConnectionError, ProcessLookupError)
 PRELOAD = ["pipeline.launch.preload"]
 
+Context = ForkServerContext | SpawnContext
+
 
 class LocalCluster:
     """This machine."""
@@ -43,8 +44,9 @@ class LocalCluster:
         self._config, self._environ = config, environ
         self._machine: Machine | None = None
         self._reserved: list[socket.socket] = []
-        self._context: Any = mp.get_context(config.start_method.value)
-        if config.start_method.value == "forkserver":
+        forks = config.start_method is StartMethod.forkserver
+        self._context: Context = mp.get_context("forkserver") if forks else mp.get_context("spawn")
+        if forks:
             self._context.set_forkserver_preload(PRELOAD)
 
     def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
@@ -86,15 +88,15 @@ class LocalCluster:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
     def _release(self) -> None:
-        for each in self._reserved:
-            each.close()
+        for reserved in self._reserved:
+            reserved.close()
         self._reserved = []
 
 
 class LocalJob:
     """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
 
-    def __init__(self, context: Any, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
+    def __init__(self, context: Context, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
         self._group, self._context, self._plan, self._folder, self._ranks = group, context, plan, folder, ranks
         self._processes: dict[int, BaseProcess] = {}
         self._events: dict[int, Connection] = {}
@@ -128,12 +130,12 @@ class LocalJob:
                 if not self._processes[rank].is_alive():
                     self._drain(rank)
                     self._exited.add(rank)
-                    self._add(rank, event="exited", code=self._processes[rank].exitcode)
+                    self._add(rank, Exited(self._processes[rank].exitcode))
         self._look_for_stopped()
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command[Told]) -> None:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         for connection in self._commands.values():
             with contextlib.suppress(OSError):
@@ -186,7 +188,7 @@ class LocalJob:
                 time.sleep(AGAIN_SECONDS)
         if again:
             often = f"{again} of {self._plan.launch.max_restarts} times (launch.max_restarts)"
-            self._add(self._ranks[0], event="warning", text=f"The fork server was lost. It was started again, {often}.")
+            self._add(self._ranks[0], Warned(f"The fork server was lost. It was started again, {often}."))
 
     def _start(self, process: Process) -> None:
         from pipeline.launch import child
@@ -208,12 +210,13 @@ class LocalJob:
             # to start anew, for one that is started again too.
             with _quiet_environment():
                 started.start()
+            assert started.pid is not None
             self._processes[rank] = started
             child.die_with(lifeline, started.pid)
         finally:
-            for each in (event_writer, command_reader, lifeline):
-                each.close()
-        self._add(rank, event="started", pid=started.pid, role=process.role, host=process.host)
+            for end in (event_writer, command_reader, lifeline):
+                end.close()
+        self._add(rank, Started(started.pid, process.role, process.host))
 
     def _read(self, rank: int) -> bool:
         """Takes in what a process has written; false at the end of it."""
@@ -225,7 +228,7 @@ class LocalJob:
             self._events.pop(rank).close()
             return False
         *lines, self._partial[rank] = (self._partial[rank] + data).split(b"\n")
-        self._waiting += [json.loads(line) for line in lines if line]
+        self._waiting += [event for line in lines if (event := from_line(line)) is not None]
         return True
 
     def _drain(self, rank: int) -> None:
@@ -238,7 +241,7 @@ class LocalJob:
         self._next_look = time.monotonic() + LOOK_SECONDS
         for rank, process in self._processes.items():
             if rank not in self._exited and _state(process.pid) == "T":
-                self._add(rank, event="stopped")
+                self._add(rank, Stopped())
 
     def _signal(self, number: int) -> None:
         for rank, process in self._processes.items():
@@ -246,8 +249,8 @@ class LocalJob:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    def _add(self, rank: int, **fields: Any) -> None:
-        self._waiting.append({"time": time.time(), "group": self._group, "rank": rank, **fields})
+    def _add(self, rank: int, event: Event) -> None:
+        self._waiting.append(stamped(event, time.time(), self._group, rank))
 
 
 def _server_lost(again: int) -> LaunchError:
@@ -285,7 +288,7 @@ def _reserve(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _quiet_environment() -> Any:
+def _quiet_environment() -> Iterator[None]:
     """The environment that a process is started with; put back afterwards.
 
     Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names.

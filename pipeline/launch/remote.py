@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from pipeline.launch.agent import same, versions
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.link import Link, LinkError
+from pipeline.launch.link import Link, LinkError, Message
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
-from pipeline.record.events import Event
+from pipeline.record.events import Event, Exited, Started, Told, Warned, from_plain, stamped
 
 # Before it is said that others are waited for, and for how long an agent that was told to stop is waited for.
 SAY_SECONDS, STOP_SECONDS = 3.0, 10.0
@@ -110,7 +109,7 @@ class RemoteJob:
         waiting, self._waiting = self._waiting, []
         return waiting + (self._here.events(0.0) if self._here is not None else [])
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command[Told]) -> None:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         if self._here is not None:
             self._here.send(command)
@@ -152,7 +151,7 @@ class RemoteJob:
     def _open(self) -> set[str]:
         return {name for name in self._begun if self._agents.links[name].open}
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, message: Message) -> None:
         for name in self._open():
             self._agents.links[name].send({"job": self._number, **message})
 
@@ -173,7 +172,7 @@ class RemoteJob:
             text = (
                 f"{' and '.join(absent)} do{'es' * (len(absent) == 1)} not answer yet: the same command starts there."
             )
-            self._add(0, event="warning", text=text)
+            self._add(0, Warned(text))
         if absent:
             return
         if self._here is None:
@@ -195,12 +194,13 @@ class RemoteJob:
             return
         if message.get("job") != self._number:
             return
-        for event in message.get("events", ()):
-            self._waiting.append({"time": time.time(), "group": self._group} | event)
-            if event["event"] == "exited":
-                self._running.discard(event["rank"])
-            elif event["event"] == "started":
-                self._running.add(event["rank"])
+        for event in map(from_plain, message.get("events", ())):
+            self._waiting.append(stamped(event, time.time(), self._group))
+            match event:
+                case Exited(rank=rank):
+                    self._running.discard(rank)
+                case Started(rank=rank):
+                    self._running.add(rank)
         if "log" in message:
             with (self._folder / Path(message["log"]).name).open("a") as log:
                 log.write(message["text"])
@@ -215,9 +215,9 @@ class RemoteJob:
         lost = sorted(rank for rank in self._running if self._where[rank] == name)
         self._running -= set(lost)
         if lost:
-            self._add(lost[0], event="warning", text=f"The connection to {name} was lost, and with it its processes.")
+            self._add(lost[0], Warned(f"The connection to {name} was lost, and with it its processes."))
         for rank in lost:
-            self._add(rank, event="exited", code=KILLED)
+            self._add(rank, Exited(KILLED))
 
-    def _add(self, rank: int, **fields: Any) -> None:
-        self._waiting.append({"time": time.time(), "group": self._group, "rank": rank, **fields})
+    def _add(self, rank: int, event: Event) -> None:
+        self._waiting.append(stamped(event, time.time(), self._group, rank))

@@ -7,8 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from pipeline.record.events import PREEMPTING
-
+# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
 # linux/prctl.h
 PR_SET_PDEATHSIG = 1
@@ -35,19 +35,19 @@ def interrupt(spared: Callable[[int], bool] = lambda number: False) -> Iterator[
     def end(number: int, frame: object) -> None:
         if spared(number):
             return
-        for each in ENDING:
-            signal.signal(each, signal.SIG_IGN)
+        for ending in ENDING:
+            signal.signal(ending, signal.SIG_IGN)
         raise Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {each: signal.signal(each, end) for each in ENDING}
+    kept = {ending: signal.signal(ending, end) for ending in ENDING}
     try:
         yield
     finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
+        for ending, handler in kept.items():
+            signal.signal(ending, handler)
 
 
 def die_with_conductor() -> None:

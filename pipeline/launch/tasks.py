@@ -7,10 +7,10 @@ SageMaker's `SM_HOSTS` with `SM_CURRENT_HOST`. Sources: the guide "Distributed t
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from pipeline.config.json import Json, Object
 from pipeline.launch.errors import LaunchError
 
 CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
@@ -99,7 +99,7 @@ def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
     return _tasks(source, {WORKER: addresses}, {"type": WORKER, "index": hosts.index(own)}, lambda kind: kind)
 
 
-def _tasks(source: str, cluster: Any, task: Any, kind_of: Any) -> Tasks:
+def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]) -> Tasks:
     example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise LaunchError(f"Expected {source} to have a cluster and a task, received another value. Try {example}.")
@@ -116,16 +116,17 @@ def _tasks(source: str, cluster: Any, task: Any, kind_of: Any) -> Tasks:
                 f"Expected {source} to list the addresses of {name}, received {addresses!r}. Try {example}."
             )
         found += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
-    found.sort(key=lambda each: ((CHIEF, WORKER, SERVER, EVALUATOR).index(each.kind), each.index))
-    if len({each.address for each in found}) < len(found):
+    found.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
+    if len({one.address for one in found}) < len(found):
         raise LaunchError(f"Expected each address of {source} once, received one of them twice. Try other ports.")
-    if sum(each.kind == CHIEF for each in found) > 1 or not any(each.kind in (CHIEF, WORKER) for each in found):
+    kinds = [one.kind for one in found]
+    if kinds.count(CHIEF) > 1 or not {CHIEF, WORKER} & {*kinds}:
         raise LaunchError(
             f"Expected {source} to name one chief or none, and a worker where there is none, received "
             f"{', '.join(map(str, found)) or 'no task'}. Try {example}."
         )
     number = str(task.get("index", ""))
-    own = [each for each in found if each.kind == kind_of(task.get("type")) and str(each.index) == number]
+    own = [one for one in found if one.kind == kind_of(str(task.get("type"))) and str(one.index) == number]
     if not own:
         raise LaunchError(
             f"Expected the task of {source} to be one of {', '.join(map(str, found))}, received type "
@@ -134,7 +135,7 @@ def _tasks(source: str, cluster: Any, task: Any, kind_of: Any) -> Tasks:
     return Tasks(source, tuple(found), own[0])
 
 
-def _address(source: str, name: str, given: Any) -> str:
+def _address(source: str, name: str, given: Json) -> str:
     found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
     if found is None or not 1 <= int(found[2]) <= 65535:
         raise LaunchError(
@@ -143,16 +144,17 @@ def _address(source: str, name: str, given: Any) -> str:
     return f"{found[1]}:{found[2]}"
 
 
-def _json(source: str, text: str) -> dict[str, Any]:
+def _json(source: str, text: str) -> Object:
     said = _parsed(source, text)
     return said if isinstance(said, dict) else {}
 
 
-def _parsed(source: str, text: str) -> Any:
+def _parsed(source: str, text: str) -> Json:
     try:
-        return json.loads(text)
+        parsed: Json = json.loads(text)
     except ValueError as error:
         raise LaunchError(
             f"Expected {source} to be JSON, received what is none: {error}. Try to put it into single quotes, "
             f"and names within into double ones."
         ) from error
+    return parsed

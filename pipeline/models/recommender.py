@@ -1,7 +1,6 @@
 """Turns categories and dense features into the probability of a click: embeddings under a small dense tower."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 from keras import layers
@@ -9,7 +8,7 @@ from keras import layers
 
 def recommender(
     *,
-    input_shape: Any,
+    input_shape: Mapping[str, Sequence[int]],
     categories: Sequence[int],
     embedding_dim: int = 16,
     hidden: Sequence[int] = (64, 32),
@@ -46,7 +45,7 @@ def recommender(
     return model
 
 
-def _columns(input_shape: Any, categories: Sequence[int]) -> int:
+def _columns(input_shape: object, categories: Sequence[int]) -> int:
     """How many columns of categories there are; refuses other input.
 
     >>> _columns({"ids": (2,), "dense": (8,)}, categories=[10, 20])

@@ -45,7 +45,7 @@ def dealt(files: Sequence[int], processes: int) -> list[list[int]]:
     """
     parts: list[list[int]] = [[] for _ in range(processes)]
     for place in sorted(range(len(files)), key=lambda place: -files[place]):
-        min(parts, key=lambda part: sum(files[each] for each in part)).append(place)
+        min(parts, key=lambda part: sum(files[file] for file in part)).append(place)
     return parts
 
 

@@ -3,8 +3,8 @@
 import difflib
 import math
 import re
-from typing import Any
 
+from pipeline.config.json import Json
 from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Store, holds_password
 from pipeline.plan.errors import PlanError
 
@@ -41,6 +41,7 @@ def check_ranges(config: Config) -> None:
     _check_counts(config)
     _check_amounts(config)
     _check_names(config)
+    _check_collective(config)
     _check_training(config)
     _check_survival(config)
     check_path(config.data)
@@ -109,6 +110,14 @@ def _check_amounts(config: Config) -> None:
         if number is not None and not 0 < number < math.inf:
             raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
         _check_size(key, number, usual)
+
+
+def _check_collective(config: Config) -> None:
+    if config.strategy.asynchronous and config.collective != Config.collective:
+        raise PlanError(
+            f"Expected collective={Config.collective}, since the workers of {config.strategy.name} step by themselves "
+            f"and add nothing up, received {config.collective}. Try strategy=multi_worker."
+        )
 
 
 def _check_names(config: Config) -> None:
@@ -241,7 +250,7 @@ def _check_host(host: str) -> None:
         )
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: Json) -> None:
     if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
         return
     if not isinstance(optimizer, str):
@@ -257,7 +266,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _check_named(key: str, node: Any, usual: str) -> None:
+def _check_named(key: str, node: Json, usual: str) -> None:
     """Refuses what is neither a Keras name nor a function, nor a list of these or one for each of a model's outputs."""
     if node is None or (isinstance(node, dict) and "_target_" in node) or (isinstance(node, str) and node.strip()):
         return

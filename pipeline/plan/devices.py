@@ -1,8 +1,8 @@
 """Which devices a config computes on, and what follows from their kind; refuses those that are not there."""
 
 import re
-from typing import Any
 
+from pipeline.config.json import Object
 from pipeline.config.schema import Baseline, Config, Kind, Precision
 from pipeline.plan.batches import left_out
 from pipeline.plan.errors import PlanError
@@ -77,24 +77,24 @@ def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
 def _tpu_address(config: Config, machine: Machine) -> str | None:
     """Where the TPU is: an address, "local" for one that is attached, None where there is none. Refuses others."""
     given = config.strategy.build.get("address")
-    key, address = ("strategy.build.address", given) if given else ("TPU_NAME", machine.tpu_name or "")
+    key, address = ("strategy.build.address", str(given)) if given else ("TPU_NAME", machine.tpu_name or "")
     if given == "local":
         return "local" if machine.tpus else None
     if not given and not address.startswith("grpc:"):
         return "local" if machine.tpus else None
-    found = TPU_ADDRESS.fullmatch(str(address))
+    found = TPU_ADDRESS.fullmatch(address)
     if found is None or not 1 <= int(found.group(2)) <= 65535:
-        bare = re.sub(r"^[a-z]*:/*", "", str(address))
-        near = [each for each in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(each)]
+        bare = re.sub(r"^[a-z]*:/*", "", address)
+        near = [place for place in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(place)]
         offered = near[0] if near and found is None else "grpc://10.0.0.2:8470"
         raise PlanError(
             f"Expected {key} to be local or grpc://HOST:PORT, with a port up to 65535, received {address}. "
             f"Try {key}={offered}."
         )
-    return str(address)
+    return address
 
 
-def with_address(config: Config, machine: Machine) -> dict[str, Any]:
+def with_address(config: Config, machine: Machine) -> Object:
     """What makes the strategy, with the TPU's address where its function takes one."""
     build = config.strategy.build
     return build | {"address": _tpu_address(config, machine)} if "address" in build else build

@@ -149,7 +149,7 @@ class _Sums:
     def __init__(self, plan: Plan, size: Size) -> None:
         trained = [variable for variable in size.variables if variable.trainable]
         self.variables = sum(variable.bytes for variable in size.variables)
-        self.trained = sum(each.bytes for each in trained)
+        self.trained = sum(variable.bytes for variable in trained)
         self.slots = sum(variable.slot_bytes for variable in size.variables) + size.optimizer_bytes
         self.activations: int | None = None
         fixed, growing, largest = size.kept_bytes, size.kept_bytes_per_example, size.largest_bytes_per_example
@@ -159,11 +159,11 @@ class _Sums:
         # Only gradients of 32 bits are narrowed.
         narrow = plan.training.gradient_bits == 16
         self.dense = sum(
-            each.bytes // 2 if narrow and each.dtype == "float32" else each.bytes
-            for each in trained
-            if not each.is_table
+            variable.bytes // 2 if narrow and variable.dtype == "float32" else variable.bytes
+            for variable in trained
+            if not variable.is_table
         )
-        self.rows = sum(_row_gradient(plan, each) for each in trained if each.is_table)
+        self.rows = sum(_row_gradient(plan, variable) for variable in trained if variable.is_table)
         self.read = sum(_read(plan, variable) for variable in size.variables)
         self.sent = self.dense + self.rows
 
@@ -195,10 +195,10 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
         )
         return Exchanged("gradients added on one device, sums copied back", (count - 1) * (there + back), 0, 0, traffic)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
-    each = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
-    between = hosts * each if hosts > 1 else 0
+    sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
+    between = hosts * sent if hosts > 1 else 0
     how = f"gradients all-reduced in a ring of {count}"
-    return Exchanged(how, count * each, between, each if between else 0, (Traffic("each device", each, each),))
+    return Exchanged(how, count * sent, between, sent if between else 0, (Traffic("each device", sent, sent),))
 
 
 def _central(plan: Plan, sums: _Sums) -> Exchanged:

@@ -63,8 +63,8 @@ def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> i
         return 1
     usual = devices
     if tasks:
-        each = strategy.devices_per_process or (max(1, devices // tasks) if strategy.spans_devices else 1)
-        usual = tasks * each
+        devices_each = strategy.devices_per_process or (max(1, devices // tasks) if strategy.spans_devices else 1)
+        usual = tasks * devices_each
     workers = config.workers or usual
     if workers > MOST_WORKERS:
         raise PlanError(f"Expected no more than {MOST_WORKERS} workers, received {workers}. Try workers={per_host}.")

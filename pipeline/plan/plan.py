@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.json import Json, Object
 from pipeline.config.parts import Part, facts, fields_of, flat, key_of, part_of, unflat
 
 # One timed repeat is made to last about this long where its steps are not given.
@@ -71,7 +72,7 @@ class StrategyPart:
     """Which strategy, what makes it, and what the plan reasons about of it."""
 
     name: str = part_of(IDENTITY, PARAMETER, name="strategy")
-    build: dict[str, Any] = part_of(IDENTITY, STEP_TIME, name="strategy_build")
+    build: Object = part_of(IDENTITY, STEP_TIME, name="strategy_build")
     asynchronous: bool = part_of(IDENTITY, TRAINING, STEP_TIME, key="strategy")
     min_shard_bytes: int | None = part_of(IDENTITY, STEP_TIME)
     exchange: str | None = part_of(IDENTITY, STEP_TIME)
@@ -100,9 +101,7 @@ class ModelPart:
     """Which model, and what makes it."""
 
     name: str = part_of(IDENTITY, PARAMETER, name="model")
-    build: dict[str, Any] = part_of(
-        IDENTITY, TRAINING, BASELINE, PREDICTION, SIZE, key="model.build", name="model_build"
-    )
+    build: Object = part_of(IDENTITY, TRAINING, BASELINE, PREDICTION, SIZE, key="model.build", name="model_build")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class DataPart:
     """Which data, what makes it, and how it is read."""
 
     name: str = part_of(IDENTITY, PARAMETER, name="data")
-    build: dict[str, Any] = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, key="data.build", name="data_build")
+    build: Object = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, key="data.build", name="data_build")
     num_classes: int | None = part_of(IDENTITY, SIZE)
     input_shape: tuple[int, ...] | None = part_of(IDENTITY)
     train_examples: int | None = part_of(IDENTITY)
@@ -137,11 +136,11 @@ class TrainingPart:
     scaling: str = part_of(IDENTITY, BASELINE, PARAMETER)
     epochs: int | None = part_of(IDENTITY, TRAINING, PARAMETER)
     steps: int | None = part_of(IDENTITY, TRAINING, PARAMETER)
-    optimizer: Any = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, SIZE)
+    optimizer: Json = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, SIZE)
     learning_rate: float | None = part_of(IDENTITY, TRAINING, BASELINE, PARAMETER)
-    loss: Any = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, SIZE)
-    metrics: Any = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME)
-    callbacks: tuple[Any, ...] = part_of(IDENTITY, TRAINING)
+    loss: Json = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, SIZE)
+    metrics: Json = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME)
+    callbacks: tuple[Json, ...] = part_of(IDENTITY, TRAINING)
     seed: int = part_of(IDENTITY, TRAINING, PARAMETER)
     deterministic: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
     precision: str = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, SIZE, PARAMETER)
@@ -204,6 +203,8 @@ class Plan:
     output_dir: str = part_of()
     # What trains inside a process.
     backend: str = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="backend", default="tensorflow")
+    # How replicas add up what they computed.
+    collective: str = part_of(IDENTITY, STEP_TIME, default="tensorflow")
     notes: tuple[str, ...] = part_of(default=())
 
     @property
@@ -253,8 +254,7 @@ def from_values(values: Mapping[str, Any]) -> Plan:
     known = _tuples(values, keep=("strategy_build", "model_build", "data_build", "loss", "metrics", "optimizer"))
     known["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
     known["checkpoint"] = Checkpoints(**values["checkpoint"])
-    made: Plan = unflat(Plan, known)
-    return made
+    return unflat(Plan, known)
 
 
 def with_rate_scale(plan: Plan, scale: float) -> Plan:
@@ -271,14 +271,14 @@ def fingerprint(plan: Plan, versions: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def identity(plan: Mapping[str, Any]) -> dict[str, Any]:
+def identity(plan: Mapping[str, Json]) -> dict[str, object]:
     """What a run was asked to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
     where the other was ended. Where it ran, and how it was watched and saved, is not of it.
     """
     return facts(Plan, IDENTITY, plan)
 
 
-def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:
     """The keys of the config whose values decide what is trained, and differ, from `Plan.to_json`'s values.
 
     >>> changed({"seed": 0, "model_build": {"units": 1}}, {"seed": 0, "model_build": {"units": 2}})
@@ -291,7 +291,7 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _leaves(key: str, then: Any, now: Any) -> Iterator[str]:
+def _leaves(key: str, then: Json, now: Json) -> Iterator[str]:
     if isinstance(then, dict) and isinstance(now, dict):
         for name in [*then, *(name for name in now if name not in then)]:
             if then.get(name) != now.get(name):

@@ -73,21 +73,14 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         model=ModelPart(config.model.name, config.model.build),
         data=_data(config, files, 1 if asynchronous else layout.training),
         training=_training(config, (scaling, replica_batch, global_batch), layout.workers if asynchronous else 1),
-        measurement=MeasurementPart(
-            warmup_steps=config.measure.warmup_steps,
-            steps=config.measure.steps,
-            repeats=config.measure.repeats,
-            baseline=baseline_source(config, kind),
-            system_metrics_seconds=config.tracking.system_metrics_seconds,
-            profile=config.data.profile,
-            explain=is_explained(config, kind),
-        ),
+        measurement=_measurement(config, kind),
         launch=LaunchPart(**{field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}),
         processes=processes,
         workers=layout.workers,
         checkpoint=_checkpoints(config),
         output_dir=config.output_dir,
         backend=config.backend,
+        collective=config.collective,
         notes=tuple(notes),
     )
 
@@ -137,6 +130,19 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         save=train.save,
         on_divergence=train.on_divergence.value,
         divergence_factor=train.divergence_factor,
+    )
+
+
+def _measurement(config: Config, kind: str) -> MeasurementPart:
+    """What is measured beside training on devices of a kind, and how."""
+    return MeasurementPart(
+        warmup_steps=config.measure.warmup_steps,
+        steps=config.measure.steps,
+        repeats=config.measure.repeats,
+        baseline=baseline_source(config, kind),
+        system_metrics_seconds=config.tracking.system_metrics_seconds,
+        profile=config.data.profile,
+        explain=is_explained(config, kind),
     )
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.json import Json, Object
 from pipeline.config.parts import Part, flat
 from pipeline.plan.plan import Plan
 
@@ -94,7 +95,7 @@ def from_plain(values: dict[str, Any]) -> Size:
     return Size(**values | {"variables": variables})
 
 
-def facts(plan: Plan) -> dict[str, Any]:
+def facts(plan: Plan) -> dict[str, object]:
     """What a model's size depends on, as far as a plan says."""
     decides = flat(plan, Part.SIZE)
     return decides | {"data_build": of_shape(plan.data.build)}
@@ -102,7 +103,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 def shipped(plan: Plan) -> Size | None:
     """The size that the package has of the plan's model, which is one of its own on data of its own."""
-    return next((from_plain(each["size"]) for each in _shipped() if facts(plan) in each["of"]), None)
+    return next((from_plain(known["size"]) for known in _shipped() if facts(plan) in known["of"]), None)
 
 
 def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:
@@ -121,12 +122,12 @@ def bytes_each(dtype: str) -> int:
     return max(1, int(bits.group()) // 8) if bits else 1
 
 
-def _listed(variable: Variable) -> list[Any]:
+def _listed(variable: Variable) -> list[Json]:
     values = list(dataclasses.astuple(variable))
     return values[:5] if not variable.is_table and variable.whole == ONLY_TABLES else values
 
 
-def of_shape(data_build: dict[str, Any]) -> dict[str, Any]:
+def of_shape(data_build: Object) -> Object:
     """What makes data, without what only chooses its examples."""
     if not str(data_build.get("_target_")).startswith("pipeline.data."):
         return data_build

@@ -12,12 +12,16 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from pipeline.launch.signals import CONDUCTOR
 from pipeline.prepare import folder as folders
 from pipeline.prepare.preload import LOG
 
+if TYPE_CHECKING:
+    import distributed
+
+Answer = TypeVar("Answer")
 CONNECT_SECONDS = 15.0
 # Times that a task is given to another worker when its own has died.
 RETRIES = 3
@@ -32,11 +36,11 @@ class Workers(Protocol):
 
     count: int
 
-    def on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def on_each(self, function: Callable[..., Answer], *arguments: object) -> list[Answer]:
         """What the function returns on each worker."""
 
-    def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        """(number of a task, what it returned), as they come. A task is a function and its arguments."""
+    def answers(self, function: Callable[..., Answer], tasks: Sequence[tuple[object, ...]]) -> Iterator[Answer]:
+        """What the function returns for each task, the arguments of one call, as they come."""
 
 
 @contextmanager
@@ -68,29 +72,28 @@ def workers(processes: int, scheduler: str | None, folder: Path) -> Iterator[Wor
 class _Dask:
     """The workers of a Dask client."""
 
-    def __init__(self, client: Any, scheduler: str | None) -> None:
+    def __init__(self, client: distributed.Client, scheduler: str | None) -> None:
         self._client, self._scheduler = client, scheduler
         self.count = len(client.scheduler_info(n_workers=-1)["workers"])
 
-    def on_each(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def on_each(self, function: Callable[..., Answer], *arguments: object) -> list[Answer]:
         """What the function returns on each worker."""
         # Idle workers get one each. A task that is bound to a worker would wait for ever for one that has died.
-        return [answer for _, answer in self.answers([(function, *arguments)] * self.count)]
+        return list(self.answers(function, [arguments] * self.count))
 
-    def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        """(number of a task, what it returned), as they come."""
+    def answers(self, function: Callable[..., Answer], tasks: Sequence[tuple[object, ...]]) -> Iterator[Answer]:
+        """What the function returns for each task, as they come."""
         from distributed import as_completed
 
-        futures = [self._client.submit(*task, pure=False) for task in tasks]
-        numbers = {future.key: number for number, future in enumerate(futures)}
+        futures = [self._client.submit(function, *task, pure=False) for task in tasks]
         try:
             for future in as_completed(futures, loop=self._client.loop):
-                yield numbers[future.key], self._result(future)
+                yield cast("Answer", self._result(future))
         finally:
             with suppress(Exception):
                 self._client.cancel(futures, force=True)
 
-    def _result(self, future: Any) -> Any:
+    def _result(self, future: distributed.Future) -> object:
         from distributed import KilledWorker
 
         try:
@@ -109,7 +112,7 @@ class _Dask:
 
 
 @contextmanager
-def _here(processes: int, folder: Path) -> Iterator[Any]:
+def _here(processes: int, folder: Path) -> Iterator[distributed.Client]:
     from distributed import Client, LocalCluster
 
     environment = {
@@ -142,10 +145,10 @@ def _here(processes: int, folder: Path) -> Iterator[Any]:
         _kill()
         raise
     finally:
-        for each in (client, cluster):
-            if each is not None:
+        for opened in (client, cluster):
+            if opened is not None:
                 with suppress(Exception):
-                    each.close(timeout=2)
+                    opened.close(timeout=2)
         # Those that Dask was interrupted in starting or ending, on which it would wait once more at the very end.
         _kill()
         if cluster is not None:
@@ -159,7 +162,7 @@ def _kill() -> None:
 
 
 @contextmanager
-def _there(scheduler: str) -> Iterator[Any]:
+def _there(scheduler: str) -> Iterator[distributed.Client]:
     from distributed import Client
 
     try:

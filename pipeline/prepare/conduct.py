@@ -17,7 +17,7 @@ from pipeline.data.errors import first_of
 from pipeline.data.manifest import TRAIN, Feature, Manifest
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, work
-from pipeline.prepare.cluster import Workers
+from pipeline.prepare.cluster import Answer, Workers
 from pipeline.prepare.folder import Facts, Folder, FolderError, State
 from pipeline.prepare.work import NAMED, Description, Failed, Job
 
@@ -72,7 +72,7 @@ def prepare(
         folder.clear_partial()
         whole = folder.whole(made)
         if made is not None:
-            shards = {split: len(each) for split, each in made.splits.items()}
+            shards = {split: len(shards) for split, shards in made.splits.items()}
             if len(whole) == sum(shards.values()):
                 folder.finish(made)
                 return Prepared(made, len(whole), clock() - began, 0.0)
@@ -130,8 +130,8 @@ class _Making:
     def mended(self, made: Manifest) -> Prepared:
         """The same of a finished folder that lacks shards: those are made again."""
         found, began = self._described(), self._clock()
-        facts = self._made(found, {split: len(each) for split, each in made.splits.items()})
-        if any(facts[each.file].shard.sha256 != each.sha256 for split in made.splits.values() for each in split):
+        facts = self._made(found, {split: len(shards) for split, shards in made.splits.items()})
+        if any(facts[shard.file].shard.sha256 != shard.sha256 for split in made.splits.values() for shard in split):
             raise PrepareError(
                 f"Expected the shards that {self._folder.path} lacks to come out as they were, received others. "
                 f"Try removing {self._folder.path}, and the same command."
@@ -170,8 +170,8 @@ class _Making:
 
     def _same_on_all(self) -> Description:
         """What every worker says of the source, which must be the same, and what an earlier command was told."""
-        answers = [self._expected(each) for each in self._workers.on_each(work.describe, self._job)]
-        first: Description = answers[0]
+        answers = [self._expected(answer) for answer in self._workers.on_each(work.describe, self._job)]
+        first = answers[0]
         if any(answer != first for answer in answers):
             raise PrepareError(work.not_the_same(self._job))
         if self._state.digest not in (None, first.digest) and not first.pieces:
@@ -185,13 +185,13 @@ class _Making:
         """Has every piece put where all workers find it; those that an earlier command has gathered are there."""
         job = self._job
         waiting = [
-            (work.gather, job, number, kind, which)
+            (job, number, kind, which)
             for number, (kind, which) in enumerate(found.pieces)
             if not folders.piece_facts(job.folder, number).is_file()
         ]
         self._shows.begin("reading", len(found.pieces), None)
         self._shows.done(len(found.pieces) - len(waiting), 0)
-        for _, answer in self._workers.answers(waiting):
+        for answer in self._workers.answers(work.gather, waiting):
             self._expected(answer)
             self._shows.done(1, 0)
 
@@ -224,13 +224,13 @@ class _Making:
                 if name in self._whole:
                     facts[name] = self._whole[name]
                 else:
-                    tasks.append((work.shard, self._job, split, number, count, found.digest))
+                    tasks.append((self._job, split, number, count, found.digest))
         self._shows.begin("shards", sum(shards.values()), sum(part.examples for part in found.parts.values()))
-        self._shows.done(len(facts), sum(each.shard.examples for each in facts.values()))
-        for each in facts.values():
-            self._refuse_broken(each.skipped, ())
-        for _, answer in self._workers.answers(tasks):
-            made: Facts = self._expected(answer)
+        self._shows.done(len(facts), sum(fact.shard.examples for fact in facts.values()))
+        for known in facts.values():
+            self._refuse_broken(known.skipped, ())
+        for answer in self._workers.answers(work.shard, tasks):
+            made = self._expected(answer)
             facts[made.shard.file] = made
             self._shows.done(1, made.shard.examples)
         if lost := folders.missing(str(self._folder.path), list(facts.values())):
@@ -247,11 +247,9 @@ class _Making:
             for split, count in shards.items()
         }
         if found.num_classes is None:
-            splits = {
-                split: tuple(replace(each, classes={}) for each in each_shard) for split, each_shard in splits.items()
-            }
-        sizes = {size for each in facts.values() for size in each.sizes}
-        skipped = sum(found.skipped.values()) + sum(len(each.skipped) for each in facts.values())
+            splits = {split: tuple(replace(shard, classes={}) for shard in shards) for split, shards in splits.items()}
+        sizes = {size for fact in facts.values() for size in fact.sizes}
+        skipped = sum(found.skipped.values()) + sum(len(fact.skipped) for fact in facts.values())
         made = Manifest(
             features=tuple(_of_size(feature, sizes) for feature in found.features),
             splits=splits,
@@ -308,7 +306,7 @@ class _Making:
                 f"Try data.on_error=skip, which prepares them nevertheless, or putting the data right."
             )
 
-    def _expected(self, answer: Any) -> Any:
+    def _expected(self, answer: Answer | Failed) -> Answer:
         if not isinstance(answer, Failed):
             return answer
         self._refuse_broken(answer.broken, ())
@@ -359,7 +357,7 @@ def _expect_same(path: Path, asked: Mapping[str, Any], made: Manifest | None, st
     )
 
 
-def _typed(value: Any) -> str:
+def _typed(value: object) -> str:
     return "null" if value is None else str(value)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline.data import manifest
 from pipeline.data.manifest import Feature, Manifest, Shard
-from pipeline.record.events import write_whole
+from pipeline.record.log import write_whole
 
 HIDDEN = ".prepare"
 PARTIAL = ".partial"
@@ -134,7 +134,7 @@ class Folder:
 
     def whole(self, made: Manifest | None) -> dict[str, Facts]:
         """The shards that are here whole, by file: those whose size is what is known of them."""
-        known = {} if made is None else {each.file: Facts(each) for split in made.splits.values() for each in split}
+        known = {} if made is None else {shard.file: Facts(shard) for split in made.splits.values() for shard in split}
         for path in sorted((self.path / HIDDEN / "shards").glob("*.json")):
             facts = read_facts(path)
             if facts is not None:
@@ -156,7 +156,9 @@ class Writing:
 
     def __init__(self) -> None:
         self.examples = self.bytes = 0
-        self.about: dict[str, Any] = {}
+        # Why examples were left out, and the sizes of images.
+        self.skipped: tuple[str, ...] = ()
+        self.sizes: tuple[tuple[int, int], ...] = ()
         self._hash, self._classes = hashlib.sha256(), Counter[int]()
 
     @property
@@ -176,7 +178,8 @@ class Writing:
     def facts(self, name: str) -> Facts:
         """What is known of the file."""
         classes = {str(label): count for label, count in sorted(self._classes.items())}
-        return Facts(Shard(name, self.examples, self.bytes, self.sha256, classes), **self.about)
+        made = Shard(name, self.examples, self.bytes, self.sha256, classes)
+        return Facts(made, self.skipped, self.sizes)
 
 
 @contextmanager
@@ -252,7 +255,7 @@ def read_piece(path: str) -> dict[str, Piece]:
     found = {}
     for split, values in json.loads(Path(path).read_text()).items():
         index = np.load(path.removesuffix(".json") + f"-{split}.npy", allow_pickle=False)
-        features = tuple(Feature(**each | {"shape": tuple(each["shape"])}) for each in values.pop("features"))
+        features = tuple(Feature(**feature | {"shape": tuple(feature["shape"])}) for feature in values.pop("features"))
         broken = {int(row): why for row, why in values.pop("broken").items()}
         lost = tuple(values.pop("lost"))
         found[split] = Piece(index=index, features=features, broken=broken, lost=lost, **values)
@@ -266,7 +269,7 @@ def log(folder: str) -> Path:
 
 def missing(folder: str, facts: Sequence[Facts]) -> list[str]:
     """Shards that are not where they were made, as seen from here."""
-    return [each.shard.file for each in facts if _size(Path(folder, each.shard.file)) != each.shard.bytes]
+    return [fact.shard.file for fact in facts if _size(Path(folder, fact.shard.file)) != fact.shard.bytes]
 
 
 def _size(path: Path) -> int | None:

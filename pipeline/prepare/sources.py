@@ -3,14 +3,16 @@
 Called in a Dask worker. TensorFlow is imported where a person's function has done so, and nowhere else.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from pipeline.data import files, manifest, pictures, records
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, Segment
 from pipeline.data.manifest import Feature
+from pipeline.data.nested import Nested
 from pipeline.prepare.folder import Piece
 from pipeline.prepare.values import (
     LOOKED_AT,
@@ -36,6 +39,9 @@ from pipeline.prepare.values import (
     stored,
     wrong_label,
 )
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 MOST_OPEN = 64
 
@@ -79,7 +85,7 @@ class Rows(Protocol):
 class Arrays:
     """Arrays with the examples along the first axis, in nested structures: `(x, y)` or `(x, y, weight)`."""
 
-    def __init__(self, part: Any, split: str, classes: int | None) -> None:
+    def __init__(self, part: Nested[np.ndarray | float], split: str, classes: int | None) -> None:
         self._split = split
         self._arrays = {name: np.asarray(leaf) for name, leaf in flat(part, split).items()}
         lengths = {name: len(array) if array.ndim else -1 for name, array in self._arrays.items()}
@@ -102,7 +108,7 @@ class Arrays:
         """The chosen rows as records, in this order."""
         for start in range(0, len(chosen), BLOCK):
             block = chosen[start : start + BLOCK]
-            taken = {each.name: (self._arrays[each.name][block], each.stored) for each in self.features}
+            taken = {kept.name: (self._arrays[kept.name][block], kept.stored) for kept in self.features}
             for place, row in enumerate(block.tolist()):
                 data = records.example(
                     {name: stored(np.asarray(array[place]), kind) for name, (array, kind) in taken.items()}
@@ -112,8 +118,8 @@ class Arrays:
     def _nbytes(self) -> int:
         # A whole number takes a byte or two, whatever its array has for it.
         values = sum(
-            2 * array.size if each.stored == "ints" else array.nbytes
-            for each, array in zip(self.features, self._arrays.values(), strict=True)
+            2 * array.size if kept.stored == "ints" else array.nbytes
+            for kept, array in zip(self.features, self._arrays.values(), strict=True)
         )
         return int(values) + self.count * (records.HEADER + records.FOOTER + 16 * len(self._arrays))
 
@@ -151,7 +157,7 @@ class _ExamplesOfArrays(Arrays):
     def __init__(self, part: Examples, split: str, classes: int | None) -> None:
         super().__init__(part.raw, split, classes)
         found = part.look(part, 0, 1, True) if part.look else []
-        named = {each.first + more: f"{each.name} {each.why}" for each in found for more in range(each.examples)}
+        named = {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
         self.broken = {**self.broken, **named}
 
 
@@ -244,7 +250,7 @@ class Records:
                 file.close()
 
 
-def parts_of(made: Any) -> tuple[Any, Any]:
+def parts_of(made: object) -> tuple[object, object]:
     """`(train, validation)` of what a function returned; an iterator is all for training. Raises `DataError`.
 
     >>> parts_of(((1, 2), None))
@@ -260,7 +266,7 @@ def parts_of(made: Any) -> tuple[Any, Any]:
     )
 
 
-def is_in_files(part: Any) -> bool:
+def is_in_files(part: object) -> TypeGuard[Examples]:
     """Is it records that are in files already, prepared or of whatever kind?"""
     return isinstance(part, Examples) and part.in_files
 
@@ -276,7 +282,7 @@ def is_prepared(path: str) -> bool:
     return any(shard.file == name for shards in made.splits.values() for shard in shards)
 
 
-def is_stream(part: Any) -> bool:
+def is_stream(part: object) -> bool:
     """Is it examples that come one after another?"""
     if isinstance(part, Examples):
         return part.in_files or (not part.image_files and _is_made(part))
@@ -284,7 +290,7 @@ def is_stream(part: Any) -> bool:
     return not arrays and (hasattr(part, "__iter__") or callable(part))
 
 
-def rows_of(part: Any, split: str, classes: int | None) -> Rows:
+def rows_of(part: object, split: str, classes: int | None) -> Rows:
     """A part that is neither a stream nor in files, as rows. Raises `DataError`."""
     if isinstance(part, Examples):
         return Images(part, classes) if part.image_files else _ExamplesOfArrays(part, split, classes)
@@ -296,18 +302,18 @@ def rows_of(part: Any, split: str, classes: int | None) -> Rows:
     return Arrays(tuple(part), split, classes)
 
 
-def examples_of(part: Any) -> Iterator[Any]:
+def examples_of(part: object) -> Iterator[object]:
     """The examples of a stream, in nested structures of arrays."""
-    if isinstance(part, Examples):
-        part = _dataset_of(part)
-    if _is_dataset(part):
-        if int(part.cardinality()) == -1:
+    if isinstance(part, Examples) or _is_dataset(part):
+        made: tf.data.Dataset = _dataset_of(part) if isinstance(part, Examples) else part
+        if int(made.cardinality()) == -1:
             raise DataError(
                 "Expected a data set of single examples that ends, received one without end. "
                 "Try dataset.take(examples)."
             )
-        return iter(part.as_numpy_iterator())
-    return iter(part() if callable(part) and not hasattr(part, "__iter__") else part)
+        return iter(made.as_numpy_iterator())
+    stream = part() if callable(part) and not hasattr(part, "__iter__") else part
+    return iter(cast("Iterable[object]", stream))
 
 
 class Encoder:
@@ -318,7 +324,7 @@ class Encoder:
         self.features: tuple[Feature, ...] = ()
         self.labelled = False
 
-    def make(self, example: Any, name: str) -> Made:
+    def make(self, example: object, name: str) -> Made:
         """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
         if not isinstance(example, tuple | list) or len(example) not in (2, 3):
             raise DataError(
@@ -329,7 +335,7 @@ class Encoder:
         found = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())
         if not self.features:
             self.features = found
-            self.labelled = any(each.name == "y" and is_label(each) for each in found)
+            self.labelled = any(kept.name == "y" and is_label(kept) for kept in found)
         why = None
         if found != self.features:
             why = f"has {in_words(found)}, {in_words(self.features)} as in the first was expected"
@@ -342,11 +348,11 @@ class Encoder:
         why = why or (None if label is None else wrong_label(label, self._classes))
         if why:
             return Made(None, label, f"{name} {why}")
-        data = records.example({each.name: stored(arrays[each.name], each.stored) for each in found})
+        data = records.example({kept.name: stored(arrays[kept.name], kept.stored) for kept in found})
         return Made(records.framed(data), label)
 
 
-def _is_dataset(part: Any) -> bool:
+def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(part, tensorflow.data.Dataset)
 
@@ -356,7 +362,7 @@ def _is_made(part: Examples) -> bool:
     return part.parse is not None or part.decode is not None
 
 
-def _dataset_of(part: Examples) -> Any:
+def _dataset_of(part: Examples) -> tf.data.Dataset:
     """The finished examples of a part, as a data set."""
     import tensorflow as tf
 
@@ -364,7 +370,9 @@ def _dataset_of(part: Examples) -> Any:
 
     as_it_is = tf.autograph.experimental.do_not_convert
     if part.in_files:
-        made = reading.raw(dataclasses.replace(part, augment=None), False, 0, reading.Reading())(0)
+        read = reading.raw(dataclasses.replace(part, augment=None), False, 0, reading.Reading())
+        assert callable(read), "records are read in order"
+        made = read(tf.constant(0, tf.int64))
     else:
         made = tf.data.Dataset.from_tensor_slices(part.raw)
     if part.parse is not None:
@@ -372,16 +380,16 @@ def _dataset_of(part: Examples) -> Any:
     decode = part.decode
     if decode is None:
         return made
-    return made.map(as_it_is(lambda *each: decode(each if len(each) > 1 else each[0])))
+    return made.map(as_it_is(lambda *parsed: decode(parsed if len(parsed) > 1 else parsed[0])))
 
 
 def piece_of_file(part: Examples, segment: Segment) -> Piece:
     """The records of a file that is prepared already: where each is, its label, and which are broken."""
     folder, _, file_name = segment.path.rpartition("/")
     made = manifest.load(folder, files.text_of)
-    classed = [each for each in made.features if each.name == "y" and is_label(each)]
+    classed = [kept for kept in made.features if kept.name == "y" and is_label(kept)]
     found = part.look(dataclasses.replace(part, raw=(segment,)), 0, 1, True) if part.look else []
-    whys = {each.first + more: f"{each.name} {each.why}" for each in found for more in range(each.examples)}
+    whys = {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
     index = []
     with files.opened(segment.path) as file:
         for frame in records.frames(file):

@@ -1,17 +1,23 @@
 """The kinds, shapes and labels of the values of examples, as features of TFRecord files."""
 
+from __future__ import annotations
+
 import io
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data import manifest
 from pipeline.data.errors import DataError
-from pipeline.data.examples import leaves
+from pipeline.data.examples import Leaf, leaves
 from pipeline.data.manifest import Feature
+from pipeline.data.nested import Nested
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Vectors of integers up to so many values are stored as integers, which other readers of records expect; longer ones
 # as bytes, which are read faster.
@@ -26,7 +32,7 @@ MOST = np.iinfo(np.int64).max
 Labels = NDArray[np.int64]
 
 
-def feature(name: str, array: NDArray[Any], shape: Sequence[int]) -> Feature:
+def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
     """How values of such an array are stored. Raises `DataError` for what no record can hold.
 
     >>> feature("x", np.zeros((1, 28, 28), np.float32), (28, 28)).stored
@@ -52,23 +58,23 @@ def feature(name: str, array: NDArray[Any], shape: Sequence[int]) -> Feature:
     return Feature(name, tuple(shape), kind.newbyteorder("=").name, stored)
 
 
-def stored(value: NDArray[Any], kind: str) -> bytes | NDArray[Any]:
+def stored(value: np.ndarray, kind: str) -> bytes | np.ndarray:
     """An array as `records.example` takes it."""
     if kind != "bytes":
         return value
     return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def flat(part: Any, split: str) -> dict[str, Any]:
+def flat(part: Nested[np.ndarray | float], split: str) -> dict[str, np.ndarray | float]:
     """The leaves of `(x, y)` or `(x, y, weight)` by the names of their features. Raises `DataError`."""
     check_names(part, split)
-    found = manifest.flat(part)
+    found: dict[str, np.ndarray | float] = manifest.flat(part)
     if not any(name == "x" or name.startswith("x/") for name in found):
         raise DataError(f"Expected examples with an x for {split}, received none. Try (x, y).")
     return {name: leaf for name, leaf in found.items() if leaf is not None}
 
 
-def labels_of(y: NDArray[Any] | None) -> Labels | None:
+def labels_of(y: np.ndarray | None) -> Labels | None:
     """Labels as int64 where each is one whole number; None where they are something else.
 
     >>> labels_of(np.array([2, 0], np.uint8)), labels_of(np.array([0.5]))
@@ -90,10 +96,10 @@ def wrong_label(label: int, classes: int | None) -> str | None:
 
 def in_words(features: Sequence[Feature]) -> str:
     """Features as a person reads them."""
-    return ", ".join(f"{each.name} of {each.dtype} {list(each.shape)}" for each in features)
+    return ", ".join(f"{feature.name} of {feature.dtype} {list(feature.shape)}" for feature in features)
 
 
-def check_names(node: Any, split: str) -> None:
+def check_names(node: object, split: str) -> None:
     """Refuses names that a TFRecord feature cannot have."""
     if isinstance(node, Mapping):
         for key, inner in node.items():
@@ -108,7 +114,7 @@ def check_names(node: Any, split: str) -> None:
             check_names(inner, split)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The kind of a value, in words."""
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {len(value)}"
@@ -123,7 +129,7 @@ def size_of(path: str) -> int | None:
         return None
 
 
-def channels_of(spec: Any) -> int | None:
+def channels_of(spec: Nested[Leaf | tf.TypeSpec]) -> int | None:
     """The channels that images are made with, where the finished example says so."""
     shape = getattr(leaves(spec)[0], "shape", None) if spec is not None else None
     return int(shape[-1]) if shape is not None and len(shape) == 3 and shape[-1] else None

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ PIECES = 16
 # Broken examples that an error names.
 NAMED = 5
 Answer = TypeVar("Answer")
+# What has to be gathered: "stream" and (shard, shards), or "files" and (split, place of the file).
+Waiting: TypeAlias = tuple[str, tuple[int, int] | tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Description:
     the source as a whole. `digest` names its content.
     """
 
-    pieces: tuple[tuple[str, Any], ...] = ()
+    pieces: tuple[Waiting, ...] = ()
     parts: Mapping[str, Part] = field(default_factory=dict)
     features: tuple[Feature, ...] = ()
     num_classes: int | None = None
@@ -107,7 +109,7 @@ def describe(job: Job) -> Description | Failed:
     return _told(lambda: _source(job).description, job)
 
 
-def gather(job: Job, number: int, kind: str, which: Any) -> Failed | None:
+def gather(job: Job, number: int, kind: str, which: tuple[int, int] | tuple[str, int]) -> Failed | None:
     """Puts piece `number` where every worker finds it: a stream's examples as records, with an index of them.
 
     `kind` is "stream", and `which` (shard, shards); or "files", and `which` the file's place in each part.
@@ -186,25 +188,26 @@ def _fault(job: Job, error: Exception) -> str:
 _KEPT: dict[str, Any] = {}
 
 
-def _kept(key: str, make: Callable[[], Any]) -> Any:
+def _kept(key: str, make: Callable[[], Answer]) -> Answer:
     """What was made for a key before. Of another folder's work, nothing is kept."""
     if key not in _KEPT:
         _KEPT[key] = make()
-    return _KEPT[key]
+    made: Answer = _KEPT[key]
+    return made
 
 
-def _called(job: Job, shard: int = 0, shards: int = 1) -> tuple[Any, Any]:
+def _called(job: Job, shard: int = 0, shards: int = 1) -> tuple[object, object]:
     """What the function returns, for a shard of its data where it can be called for one."""
     build = dict(job.build)
     return sources.parts_of(targets.call(build, "data.build", shard=shard, shards=shards))
 
 
-def _name(job: Job, *more: Any) -> str:
+def _name(job: Job, *more: object) -> str:
     return json.dumps([dataclasses.asdict(dataclasses.replace(job, skip=False)), *more], default=str)
 
 
-def _whole(job: Job) -> tuple[Any, Any]:
-    made: tuple[Any, Any] = _kept(_name(dataclasses.replace(job, gathered=None), "call"), lambda: _called(job))
+def _whole(job: Job) -> tuple[object, object]:
+    made: tuple[object, object] = _kept(_name(dataclasses.replace(job, gathered=None), "call"), lambda: _called(job))
     return made
 
 
@@ -217,8 +220,8 @@ def _opened(job: Job) -> _Source:
     if job.gathered is not None:
         pieces = [folders.read_piece(path) for path in job.gathered]
         of_split = {split: [piece[split] for piece in pieces if split in piece] for split in SPLITS}
-        found = {split: sources.Records(each) if each else None for split, each in of_split.items()}
-        lost = {split: [why for piece in each for why in piece.lost] for split, each in of_split.items()}
+        found = {split: sources.Records(of_this) if of_this else None for split, of_this in of_split.items()}
+        lost = {split: [why for piece in of_this for why in piece.lost] for split, of_this in of_split.items()}
         return _laid_out(job, found, lost, job.class_names, job.num_classes, ())
     parts = _whole(job)
     train, names = parts[0], getattr(parts[0], "class_names", None)
@@ -233,7 +236,7 @@ def _opened(job: Job) -> _Source:
     return _laid_out(job, rows, {}, names, classes, flaws)
 
 
-def _pieces(job: Job, parts: tuple[Any, Any]) -> tuple[tuple[str, Any], ...]:
+def _pieces(job: Job, parts: tuple[object, object]) -> tuple[Waiting, ...]:
     """What has to be gathered before the rows of the parts are known; empty where they are known at once."""
     if any(sources.is_in_files(part) for part in parts):
         return tuple(
@@ -284,7 +287,7 @@ def _laid_out(
         class_names=names,
         flaws=flaws,
         broken=tuple(why for rows in known for why in rows.broken.values())
-        + tuple(w for e in lost.values() for w in e),
+        + tuple(why for whys in lost.values() for why in whys),
         skipped={
             split: len(rows.broken) + len(lost.get(split, ())) for split, rows in found.items() if rows is not None
         },
@@ -331,7 +334,7 @@ def _streamed(job: Job, number: int, shard: int, shards: int) -> dict[str, Piece
     }
 
 
-def _streamed_part(job: Job, number: int, split: str, part: Any, named: str) -> Piece:
+def _streamed_part(job: Job, number: int, split: str, part: object, named: str) -> Piece:
     """One part as records in a file of its own; `named` says which part it is, where it is not all of a split."""
     encoder = sources.Encoder(split, job.num_classes)
     path = folders.piece_path(job.folder, number, split)
@@ -345,14 +348,14 @@ def _streamed_part(job: Job, number: int, split: str, part: Any, named: str) -> 
     lost: list[str] = [] if rows is None else list(rows.broken.values())
     index: list[tuple[int, int, int]] = []
     with folders.partial(path) as (file, facts):
-        for each in made:
-            if each.record is None:
-                lost.append(str(each.why))
+        for example in made:
+            if example.record is None:
+                lost.append(str(example.why))
                 if not job.skip and len(lost) > NAMED:
                     break
                 continue
-            index.append((facts.bytes, len(each.record), each.label or 0))
-            facts.write(file, each.record, None)
+            index.append((facts.bytes, len(example.record), example.label or 0))
+            facts.write(file, example.record, None)
     labelled = encoder.labelled if rows is None else rows.labels is not None
     features = encoder.features if rows is None else rows.features
     table = np.array(index, np.int64).reshape(-1, 3)
@@ -362,6 +365,7 @@ def _streamed_part(job: Job, number: int, split: str, part: Any, named: str) -> 
 def _indexed(job: Job, number: int, split: str, place: int) -> dict[str, Piece]:
     """One file of records of a source, with an index of them; those of another kind become records of ours."""
     part = _whole(job)[0 if split == TRAIN else 1]
+    assert sources.is_in_files(part), "the piece is a file"
     segment: Segment = part.raw[place]
     if sources.is_prepared(segment.path):
         return {split: sources.piece_of_file(part, segment)}
@@ -386,5 +390,5 @@ def _write(job: Job, name: str, rows: Rows, chosen: NDArray[np.int64]) -> folder
                 sizes.add(made.size)
         if lost and not job.skip:
             raise _Broken(lost)
-        writing.about = {"skipped": tuple(lost), "sizes": tuple(sorted(sizes))}
+        writing.skipped, writing.sizes = tuple(lost), tuple(sorted(sizes))
     return writing.facts(name)

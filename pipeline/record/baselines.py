@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.record.events import read_whole, write_whole
-from pipeline.record.reading import read_as
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class Baseline:
 
 def read(path: Path) -> Baseline | None:
     """The baseline in a file; None where there is none that can be read."""
-    baseline: Baseline | None = read_as(Baseline, read_whole(path))
-    return baseline
+    with suppress(MismatchError):
+        return plain.made_of(Baseline, read_whole(path))
+    return None
 
 
 def write(path: Path, baseline: Baseline) -> None:

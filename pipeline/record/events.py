@@ -1,176 +1,349 @@
-"""What a run tells: one JSON object a line, in `events.jsonl`. The log is the record; all else is a view of it.
+"""What a run tells: a class a kind, written and read here alone, one JSON object a line.
 
-Every event has `time` (seconds since 1970), `event` (its kind) and, where a process sent it, `group` ("point" for the
-run's own processes, "baseline" for the one-device comparison) and `rank`. The kinds, and what else they carry:
-
-    run         conductor: `key` (unique for ever), `name`, `folder`, `experiment`, `params` {}, `tags` {}
-    started     conductor: `pid`, `role`, `host` of a process
-    joined      process: has its devices and strategy; `devices`, `versions` {}
-    loaded      process: has its data; by part, `sharded` {}, `examples` {} and `broken` {} (what it found so)
-    built       process: has its model; `parameters`, `state_bytes`, `input_shape`, `input_dtype`, `num_classes`,
-                `train_examples`, `validation_examples`, `steps_per_epoch`, `epochs`, `data_digest`
-    sized       process: how large the model is, where that was not known; the fields of `size.Size`, or an `error`
-    profiling   process: `what` it timed before training: "model" or "input" (`step_seconds`, roughly, then `examples`
-                [] and `seconds` [] of pieces), "stages" (`stages` [{}])
-    profiled    conductor: what that comes to; `values`, as in result.json
-    calibrated  process: `step_seconds`, after tracing
-    measured    process: one timed repeat; `repeat`, `steps`, `examples` (over all replicas), `seconds`,
-                `calls` [[steps, seconds], ...], `input_seconds` [] (of them spent waiting for batches, of each worker
-                of an asynchronous training, else one)
-    resumed     conductor: another command goes on with the run; `params` {}, `tags` {}, `pid`
-    restored    chief: training goes on; `step` it goes on from, `found` (was there a checkpoint?); before it is
-                logged, `told`, of whose `steps` and `epoch` those are logged that no conductor had heard
-    checkpoint  chief: one was written; `step`, `path`, `seconds`
-    restarted   conductor: all processes are started again; `text` why, `workers`, `processes`, `leaders`
-    left        process: has left for a scheduler, after a checkpoint; `step`, chief adds `written` (did that work?)
-    signalled   process: got a scheduler's `signal`
-    steps       chief: one call of the training loop; `epoch`, `step` (optimizer steps done), `losses` [] (one a
-                step, the last at `step`), `metrics` {} (running, over the epoch), `examples`, `seconds`,
-                `learning_rate`
-    epoch       chief: `epoch` (from 1), `step`, `loss`, `metrics` {}, `val_loss`, `val_metrics` {}, `seconds`
-    system      first process of each host: `host`, `values` {} (percent, GiB)
-    warning     anyone: `text`, something that a person should know
-    saved       chief: `path` of the trained model, relative to the folder
-    failed      process: `error` (one line for a person), `peer` (true where it only lost its peers), `diverged`
-    finished    process: training is over; `weights` [] (a hash of the trained weights of each of its replicas); chief
-                adds `epochs`, `loss`, `metrics`, `val_loss`, `val_metrics`
-    explaining  process: `what` it timed after training: "everything", "no input" (`examples`, `seconds`), "no step"
-                (`seconds` of a call), "no communication" (`replicas` [[number, seconds of a step]])
-    explained   conductor: what that comes to; `values`, as in result.json
-    result      conductor: `values`, the whole of result.json
-    report      conductor: of a sweep, in a log of its own; `files` {} (paths in the sweep's folder, by the folder among
-                the artifacts), `values` {} of the best point, `tags` {}, `text`
-    ended       conductor: `status` (FINISHED, FAILED, KILLED or PREEMPTED), `error`; the last line, unless another
-                command goes on with the run
-
-`beat`, `stopped` and `exited` reach the conductor and are not logged.
+A line has `time`, `event` (the kind), where a process told it `group` and `rank`, and the fields of the class. What
+no other part of the program goes by has a default, so that lines of earlier versions and of other engines need not have
+it; what a later version adds to a kind is passed over. `pipeline.record.log` keeps the lines, but for those of
+`PASSING`, which reach the conductor alone.
 """
 
-import errno
 import json
-import math
-import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self, get_args
 
-Event = dict[str, Any]
+from pipeline.plan import size as sizes
+from pipeline.plan.size import Size
+from pipeline.record import plain
+from pipeline.record.plain import MismatchError
+from pipeline.record.profile import Explanation, Profile
+from pipeline.record.told import Told as Told
+from pipeline.record.told import stamped as stamped
+from pipeline.record.told import to_line as to_line
+from pipeline.record.told import to_plain as to_plain
+from pipeline.record.training import Beat as Beat
+from pipeline.record.training import Calibrated as Calibrated
+from pipeline.record.training import Checkpoint as Checkpoint
+from pipeline.record.training import Epoch as Epoch
+from pipeline.record.training import Finished as Finished
+from pipeline.record.training import Left as Left
+from pipeline.record.training import Measured as Measured
+from pipeline.record.training import Saved as Saved
+from pipeline.record.training import Steps as Steps
+from pipeline.record.training import TimedCall as TimedCall
 
+# Of the lines; those of 0.1.0 have none.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Run(Told):
+    """Conductor: a run begins. `key` is unique for ever; `params` and `tags` are those of MLflow."""
+
+    key: str = ""
+    name: str = ""
+    folder: str = ""
+    experiment: str = ""
+    params: dict[str, object] = field(default_factory=dict)
+    tags: dict[str, object] = field(default_factory=dict)
+    pid: int | None = None
+    host: str | None = None
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Resumed(Told):
+    """Conductor: another command goes on with the run."""
+
+    params: dict[str, object] = field(default_factory=dict)
+    tags: dict[str, object] = field(default_factory=dict)
+    pid: int | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True)
+class Started(Told):
+    """Conductor: a process was started, on the `host` of that number."""
+
+    pid: int | None = None
+    role: str = ""
+    host: int = 0
+
+
+@dataclass(frozen=True)
+class Joined(Told):
+    """Process: it has its devices and strategy. `versions` are those of what computes."""
+
+    devices: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Examples that are broken: so many from number `first` on. See `pipeline.data.examples.Broken`."""
+
+    path: str | None
+    first: int
+    examples: int
+    name: str
+    why: str
+    stop: int | None = None
+
+
+@dataclass(frozen=True)
+class Loaded(Told):
+    """Process: it has its data. By part: was it sharded, how many examples are here, and what it found broken."""
+
+    sharded: dict[str, bool]
+    examples: dict[str, int]
+    broken: dict[str, list[Lost]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Built(Told):
+    """Process: it has its model. Shape and dtype are of one example's input, which may be nested."""
+
+    parameters: int | None = None
+    state_bytes: int | None = None
+    normalizations: int = 0
+    input_shape: object = None
+    input_dtype: object = None
+    num_classes: int | None = None
+    train_examples: int | None = None
+    validation_examples: int | None = None
+    validation_steps: int | None = None
+    steps_per_epoch: int | None = None
+    epochs: int | None = None
+    data_digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Sized(Told):
+    """Process: how large the model is, where that was not known, or why that cannot be told."""
+
+    size: Size | None = None
+    error: str | None = plain.if_told()
+
+    def own(self) -> dict[str, object]:
+        """An error, or the fields of the size among those of the event."""
+        return {"error": self.error} if self.size is None else sizes.to_plain(self.size)
+
+    @classmethod
+    def made_of(cls, values: Mapping[str, object]) -> Self:
+        """The size of the fields among those of the event."""
+        known = {name: value for name, value in values.items() if name in Size.__dataclass_fields__}
+        made = plain.made_of(cls, {name: value for name, value in values.items() if name not in known})
+        if made.error is not None:
+            return made
+        try:
+            return replace(made, size=sizes.from_plain(known))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MismatchError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What a stage of the input adds to the seconds of an example, and of a step in one process."""
+
+    name: str
+    seconds_per_example: float
+    seconds_per_step: float
+
+
+@dataclass(frozen=True)
+class Profiling(Told):
+    """Process: what it timed before training: `step_seconds` of "model" or "input", roughly, then pieces of them, or
+    the "stages" of the input.
+    """
+
+    what: Literal["model", "input", "stages"]
+    step_seconds: float | None = plain.if_told()
+    examples: list[float] | None = plain.if_told()
+    seconds: list[float] | None = plain.if_told()
+    stages: list[StageCost] | None = plain.if_told()
+
+
+@dataclass(frozen=True)
+class Profiled(Told):
+    """Conductor: what that comes to."""
+
+    values: Profile
+
+
+@dataclass(frozen=True)
+class Restored(Told):
+    """Chief: training goes on from `step`; was there a checkpoint?
+
+    Before it is logged, `told` has what training told last before the checkpoint, of which what no conductor has heard
+    is logged in its place.
+    """
+
+    step: int = 0
+    found: bool = False
+    told: tuple[Told, ...] = ()
+
+    @classmethod
+    def made_of(cls, values: Mapping[str, object]) -> Self:
+        """Its events are read as lines are."""
+        told = plain.read(list[dict[str, object]], values.get("told", []))
+        made = plain.made_of(cls, {name: value for name, value in values.items() if name != "told"})
+        return replace(made, told=tuple(from_plain(event) for event in told))
+
+    def own(self) -> dict[str, object]:
+        """Its events are written as lines are."""
+        told = {"told": [to_plain(event) for event in self.told]} if self.told else {}
+        return {"step": self.step, "found": self.found, **told}
+
+
+@dataclass(frozen=True)
+class Restarted(Told):
+    """Conductor: all processes are started again, for the reason in `text`."""
+
+    text: str
+    workers: int | None = None
+    processes: int = 1
+    leaders: int = 1
+
+
+@dataclass(frozen=True)
+class Signalled(Told):
+    """Process: got a scheduler's signal."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class System(Told):
+    """First process of each host: the load of the host, in percent and GiB."""
+
+    host: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Warned(Told):
+    """Anyone: something that a person should know."""
+
+    kind = "warning"
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Failed(Told):
+    """Process: `error` is one line for a person. `peer`: it only lost its peers. `diverged`: training has."""
+
+    error: str = ""
+    peer: bool = False
+    diverged: bool = False
+
+
+class TimedReplica(NamedTuple):
+    """The seconds of a step of the replica of that number."""
+
+    replica: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Explaining(Told):
+    """Process: steps timed after training, with parts switched off.
+
+    "no step" has the seconds of a call, "no communication" those of a step by replica, the others examples and seconds.
+    """
+
+    what: Literal["everything", "no input", "no statistics", "no step", "no communication"]
+    examples: float | None = plain.if_told()
+    seconds: float | None = plain.if_told()
+    replicas: list[TimedReplica] | None = plain.if_told()
+
+
+@dataclass(frozen=True)
+class Explained(Told):
+    """Conductor: what that comes to."""
+
+    values: Explanation
+
+
+@dataclass(frozen=True)
+class Result(Told):
+    """Conductor: the whole of result.json."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report(Told):
+    """Conductor: of a sweep, in a log of its own; `files` are paths in the sweep's folder, by the artifacts' folder.
+
+    `values` are those of the best point.
+    """
+
+    files: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str | None] = field(default_factory=dict)
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Ended(Told):
+    """Conductor: FINISHED, FAILED, KILLED or PREEMPTED; the last line, unless another command goes on with the run."""
+
+    status: str
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Stopped(Told):
+    """Conductor: a process is stopped, by a signal."""
+
+
+@dataclass(frozen=True)
+class Exited(Told):
+    """Conductor: a process has ended, by a signal where `code` is below 0."""
+
+    code: int | None = None
+
+
+@dataclass(frozen=True)
+class Unknown(Told):
+    """A kind that is not here, or one whose fields are not what they should be: all values of its line, as read."""
+
+    name: str
+    values: dict[str, object]
+
+    def own(self) -> dict[str, object]:
+        """Its values as they were read."""
+        return {"event": self.name} | {name: plain.to_plain(value) for name, value in self.values.items()}
+
+
+Event = (
+    Run | Resumed | Started | Joined | Loaded | Built | Sized | Profiling | Profiled | Calibrated | Measured | Restored
+    | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed | Finished
+    | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Exited | Unknown
+)  # fmt: skip
+
+KINDS: dict[str, type[Event]] = {made.kind: made for made in get_args(Event) if made is not Unknown}
 # Kinds that only the conductor needs.
-PASSING = ("beat", "stopped", "exited")
-
-# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
-
-# Read at once, from its end, of a log that is opened again.
-BLOCK_BYTES = 65_536
+PASSING = (Beat, Stopped, Exited)
 
 
-class EventLog:
-    """Appends events to a file, one line each, written whole. What a crash has left of a last line is removed.
-
-    While the disk is full, lines are kept here and written once there is space again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._unwritten = b""
-        size = os.fstat(self._file).st_size
-        whole = _end_of_lines(self._file, size)
-        if whole < size:
-            # The next line would be appended to it, and lost with it.
-            os.ftruncate(self._file, whole)
-
-    def append(self, event: Event) -> None:
-        """Writes `event` with one system call, so that a reader or a crash sees a whole line or none of it."""
-        self._unwritten += to_line(event)
-        try:
-            self._write()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-
-    def close(self) -> None:
-        """Ends the log. Raises `OSError` where the disk is still full."""
-        try:
-            self._write()
-        finally:
-            os.close(self._file)
-
-    def _write(self) -> None:
-        while self._unwritten:
-            self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+def from_plain(values: Mapping[str, object]) -> Event:
+    """The event whose line has these values; `Unknown` where no class has such ones."""
+    name = values.get("event")
+    if isinstance(name, str) and name in KINDS:
+        with suppress(MismatchError):
+            return KINDS[name].made_of(values)
+    by: dict[str, Any] = {}
+    for part, kind in (("time", float), ("group", str), ("rank", int)):
+        with suppress(MismatchError):
+            by |= {part: plain.read(kind, values[part])} if part in values else {}
+    return Unknown(str(name or ""), dict(values), **by)
 
 
-def to_line(event: Event) -> bytes:
-    """The event as a line of JSON; numbers that JSON lacks (NaN, infinity) become null.
-
-    >>> to_line({"event": "steps", "loss": float("nan")})
-    b'{"event": "steps", "loss": null}\\n'
-    """
-    return json.dumps(_finite(event), default=str).encode() + b"\n"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader or a crash sees all of `text` or what was there before."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # What no encoding has, such as a byte of a path, is written as "?".
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)
-
-
-def read_whole(path: Path) -> dict[str, Any]:
-    """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
-    with suppress(OSError, ValueError):
-        values = json.loads(path.read_text(encoding="utf-8"))
+def from_line(line: bytes) -> Event | None:
+    """The event of a line; None where it holds no JSON object."""
+    with suppress(ValueError):
+        values = json.loads(line)
         if isinstance(values, dict):
-            return values
-    return {}
-
-
-def written(path: Path) -> float:
-    """When a file or folder was written last, in seconds since the epoch; 0 where there is none any more."""
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
-
-
-def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
-    """Yields (event, offset after it) for each whole line from byte `start`; a line cut short is left for later."""
-    if not path.exists():
-        return
-    with path.open("rb") as lines:
-        lines.seek(start)
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            start += len(line)
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                yield event, start
-
-
-def _end_of_lines(file: int, size: int) -> int:
-    """Where the last whole line among the first `size` bytes of an open file ends."""
-    while size:
-        start = max(0, size - BLOCK_BYTES)
-        last = os.pread(file, size - start, start).rfind(b"\n")
-        if last >= 0:
-            return start + last + 1
-        size = start
-    return 0
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+            return from_plain(values)
+    return None

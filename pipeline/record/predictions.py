@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.record import events
-from pipeline.record.reading import read_as
+from pipeline.record import log, plain
+from pipeline.record.plain import MismatchError
 
 # In the output folder.
 FILE = "predictions.jsonl"
@@ -29,7 +29,7 @@ class FittedOn:
     replica_batches: tuple[int, ...] = ()
     parameters: tuple[int, ...] = ()
     machine: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     timed_step_seconds: float | None = None
 
 
@@ -76,5 +76,8 @@ def append(output: Path, line: Line) -> None:
 
 def read(output: Path) -> list[Line]:
     """The predictions that were made, oldest first."""
-    lines = (read_as(Line, values) for values, _ in events.read(output / FILE))
-    return [line for line in lines if line is not None]
+    lines: list[Line] = []
+    for values, _ in log.objects(output / FILE):
+        with suppress(MismatchError):
+            lines.append(plain.made_of(Line, values))
+    return lines

@@ -4,16 +4,19 @@ In the file the fields of all parts stand beside each other, under their own nam
 docs/results.md has what each means. What is not known is None: of a run that was refused, of an earlier version, odd.
 """
 
-import dataclasses
 import json
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.parts import flat, leaves, part_of, unflat
-from pipeline.record.events import read_whole, write_whole
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
 from pipeline.record.predictions import Scored
-from pipeline.record.reading import Loss, read_as
+from pipeline.record.profile import Explanation, Profile
 
 FILE = "result.json"
 # Of result.json. The first, which had none written, held the same values.
@@ -21,10 +24,6 @@ VERSION = 2
 
 # The source of a baseline that was timed in turn with its run.
 IN_THIS_RUN = "measured in this run"
-
-# What the input and the model can do alone, and what the lost efficiency is made of.
-Profile = Mapping[str, object]
-Explained = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Input:
     """Shares of the step time that were spent waiting for batches, and examples that were broken and left out."""
 
     wait: float | None = part_of(default=None, name="input_wait")
-    wait_by_worker: Mapping[str, float] = part_of(default_factory=dict, name="input_wait_by_worker")
+    wait_by_worker: dict[str, float] = part_of(default_factory=dict, name="input_wait_by_worker")
     bound: bool | None = part_of(default=None, name="input_bound")
     train_examples_skipped: int | None = None
     validation_examples_skipped: int | None = None
@@ -103,10 +102,10 @@ class Training:
     """What training came to, of which model, and how long it took, in seconds."""
 
     epochs: int | None = None
-    loss: Loss | None = None
-    metrics: Mapping[str, Loss] = field(default_factory=dict)
-    val_loss: Loss | None = None
-    val_metrics: Mapping[str, Loss] = field(default_factory=dict)
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    val_loss: float | None = None
+    val_metrics: dict[str, float] = field(default_factory=dict)
     parameters: int | None = None
     state_bytes: int | None = None
     seconds_startup: float | None = None
@@ -123,7 +122,7 @@ class Staleness:
     steps: int | None = None
     examples: int | None = None
     updates: int | None = None
-    worker_steps: Mapping[str, int] = field(default_factory=dict)
+    worker_steps: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Environment:
     """What it was measured on, and with."""
 
     machine: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,9 @@ class Result:
     cost: Cost = Cost()
     tracked: Tracked = Tracked()
     environment: Environment = Environment()
-    profile: Profile | None = None
-    explained: Explained | None = None
+    # What says what it is part of is taken whole.
+    profile: Profile | None = part_of(default=None)
+    explained: Explanation | None = part_of(default=None)
     predictions: tuple[Scored, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -205,11 +205,7 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    sequences = {
-        "predictions": [dataclasses.asdict(scored) for scored in result.predictions],
-        "notes": list(result.notes),
-    }
-    return {"version": VERSION} | values | {name: items for name, items in sequences.items() if name in values}
+    return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
 
 
 def from_values(values: Mapping[str, object]) -> Result:
@@ -218,13 +214,19 @@ def from_values(values: Mapping[str, object]) -> Result:
     >>> from_values({"status": "FINISHED", "workers": "?", "speedup": 1.5}).speed.speedup
     1.5
     """
-    known = {
-        name: read
-        for name, place in leaves(Result).items()
-        if name in values and (read := read_as(place.type, values[name])) is not None
-    }
-    made: Result = unflat(Result, known)
+    known: dict[str, object] = {}
+    for name, leaf in leaves(Result).items():
+        with suppress(MismatchError, KeyError):
+            known[name] = plain.read(leaf.type, values[name])
+    # A training that diverged says so by a loss that is none; any other number is known or is not.
+    finite = {name for name, value in known.items() if not isinstance(value, float) or math.isfinite(value)}
+    made: Result = unflat(Result, {name: known[name] for name in known if name in finite | leaves(Training).keys()})
     return made
+
+
+def _as_json_has_it(value: object) -> object:
+    """A loss that is none stays so, alone or among metrics."""
+    return value if isinstance(value, float | Mapping) else plain.to_plain(value)
 
 
 def read(folder: Path) -> Result | None:

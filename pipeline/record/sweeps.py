@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.record.events import read_whole, write_whole
-from pipeline.record.reading import read_as
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
 
 FILE = "sweep.json"
 
@@ -30,9 +32,10 @@ class Entry:
 
 def read(folder: Path) -> list[Entry]:
     """The points of the sweep in a folder; none where it does not list them, or a file that is broken."""
-    points = read_whole(folder / FILE).get("points")
-    entries = [read_as(Entry, point) for point in points] if isinstance(points, list) else []
-    return [] if None in entries else entries
+    entries: list[Entry] = []
+    with suppress(MismatchError):
+        entries = plain.read(list[Entry], read_whole(folder / FILE).get("points"))
+    return entries
 
 
 def write(folder: Path, entries: Sequence[Entry]) -> None:

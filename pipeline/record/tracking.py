@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.record.events import read_whole, write_whole
-from pipeline.record.reading import read_as
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
 
 LOG, STATE = "events.jsonl", "tracking.json"
 
@@ -47,7 +48,7 @@ class State:
 
     store: Store | None = None
     copied: Copied = Copied()
-    copies: Mapping[str, Copied] = field(default_factory=dict)
+    copies: dict[str, Copied] = field(default_factory=dict)
 
     def in_store(self, uri: str | None) -> Copied:
         """What the store at `uri` holds."""
@@ -66,11 +67,11 @@ class State:
 def recall(folder: Path) -> State:
     """What `tracking.json` holds."""
     values = read_whole(folder / STATE)
-    store: Store | None = read_as(Store, values.get("store"))
-    # Beside the store stands what is there.
-    copied: Copied = read_as(Copied, values)
-    copies: Mapping[str, Copied] | None = read_as(Mapping[str, Copied], values.get("copies"))
-    return State(store, copied, copies or {})
+    with suppress(MismatchError):
+        # Beside the store stands what is there.
+        copied = plain.made_of(Copied, values)
+        return dataclasses.replace(plain.made_of(State, values), copied=copied)
+    return State()
 
 
 def run_id_of(folder: Path) -> str | None:

@@ -14,7 +14,7 @@ from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import commands
 from pipeline.record.commands import Resume
-from pipeline.record.events import Event
+from pipeline.record.events import Event, Profiled, Restarted
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
 from pipeline.run.timing import Measured, all_measured, build, profile, take_measurements
@@ -61,8 +61,7 @@ def conduct(
             text = f"{failed.failure.error.rstrip('.')}. {what}"
             measured.notes.append(text)
             now = recovery.plan
-            count = {"workers": now.workers, "processes": len(now.processes), "leaders": len(now.leaders)}
-            tell({"time": time.time(), "event": "restarted", "text": text, **count})
+            tell(Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
 
 
 @dataclass
@@ -134,7 +133,7 @@ def _attempt(
     began, groups, clock = time.monotonic(), list[Group](), _Clock(measured)
 
     def note(event: Event) -> None:
-        if event.get("group") == "point":
+        if event.group == "point":
             measured.note(event)
         tell(event)
 
@@ -147,10 +146,11 @@ def _attempt(
         if baseline is not None and not all_measured(plan, measured, baseline):
             one = begin(baseline, "baseline")
         for group in groups:
-            measured.versions = group.joined()[0]["versions"]
+            measured.versions = group.joined()[0].versions
         for group in groups:
             built = build(group, resume if group is point else None)
-            measured.built = built if group is point else measured.built
+            if group is point:
+                measured.built, measured.lost = built.event, built.lost
         measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
         if plan.measurement.profile and resume is None:
             _profile_once(point, measured, tell)
@@ -170,7 +170,7 @@ def _attempt(
             finished = over
         clock.stop()
         measured.finished = finished[0]
-        if len({digest for told in finished.values() for digest in told["weights"]}) > 1:
+        if len({digest for told in finished.values() for digest in told.weights}) > 1:
             measured.notes.append(UNLIKE)
         if plan.measurement.explain and one_device is not None:
             explain_loss(point, begin(one_device, "baseline"), per_call, measured, tell)
@@ -211,7 +211,7 @@ def _profile_once(point: Group, measured: Measured, tell: Callable[[Event], None
     """Times the input and the model alone, unless an earlier attempt has."""
     if measured.profile is None:
         measured.profile = profile(point)
-        tell({"time": time.time(), "event": "profiled", "values": measured.profile})
+        tell(Profiled(measured.profile, time=time.time()))
 
 
 def _ask_size(plan: Plan, point: Group, one: Group | None, measured: Measured) -> None:
@@ -226,5 +226,4 @@ def _ask_size(plan: Plan, point: Group, one: Group | None, measured: Measured) -
         and not plan.strategy.static_batches
         and not (plan.strategy.asynchronous and one is None)
     ):
-        sized = (one or point).ask(commands.Size())[0]
-        measured.size = None if "error" in sized else sized
+        measured.size = (one or point).ask(commands.Size())[0].size

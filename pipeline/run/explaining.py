@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 from pipeline.analyze import explain, measure
 from pipeline.plan.plan import Plan
-from pipeline.record.commands import Explain, Explained
-from pipeline.record.events import Event
+from pipeline.record.commands import Explain, SwitchedOff
+from pipeline.record.events import Event, Explained, Explaining
 from pipeline.run.group import Group, Preempted, RunFailed
 from pipeline.run.timing import Measured, build
 
@@ -35,7 +35,7 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measured, te
     try:
         one.joined()
         build(one)
-        rounds = _rounds(point, one, per_call, measured.built.get("normalizations", 0))
+        rounds = _rounds(point, one, per_call, measured.built.normalizations)
     except RunFailed as failed:
         measured.notes.append(f"What was lost could not be explained: {failed.failure.error}")
         return
@@ -50,36 +50,50 @@ def explain_loss(point: Group, one: Group, per_call: int, measured: Measured, te
         for number, device in zip(process.replicas, process.devices, strict=True)
     }
     measured.explained = explain.explain(rounds, [names[number] for number in sorted(names)], plan)
-    tell({"time": time.time(), "event": "explained", "values": measured.explained})
+    tell(Explained(measured.explained, time=time.time()))
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """What is timed in a round, by name, compiled by now: seconds of a step, and those of replicas by their numbers."""
+
+    of_step: dict[str, Callable[[], float]] = field(default_factory=dict)
+    of_replicas: dict[str, Callable[[], dict[int, float]]] = field(default_factory=dict)
 
 
 def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> list[explain.Round]:
     """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
     turns = _turns(point, one, per_call, normalizations)
     rounds: list[explain.Round] = []
-    began, names = time.monotonic(), list(turns)
+    began, names = time.monotonic(), [*turns.of_step, *turns.of_replicas]
     while not _enough(len(rounds), time.monotonic() - began):
-        found = {name: turns[name]() for name in (names if len(rounds) % 2 == 0 else names[::-1])}
-        rounds.append(_round(found, point.plan, one.plan))
+        seconds: dict[str, float] = {}
+        replicas: dict[str, dict[int, float]] = {}
+        for name in names if len(rounds) % 2 == 0 else names[::-1]:
+            if name in turns.of_step:
+                seconds[name] = turns.of_step[name]()
+            else:
+                replicas[name] = turns.of_replicas[name]()
+        rounds.append(_round(seconds, replicas, point.plan, one.plan))
     return rounds
 
 
-def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict[str, Callable[[], Any]]:
-    """What is timed in a round, by name, compiled by now: seconds of a step, or those of each replica by its number."""
+def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> _Turns:
+    """What is timed in a round."""
     plan = point.plan
 
-    def ask(group: Group, command: Explain) -> list[Event]:
+    def ask(group: Group, command: Explain) -> list[Explaining]:
         return list(group.ask(command).values())
 
-    def seconds(group: Group, what: Explained, warmup_steps: int, steps: int) -> float:
+    def seconds(group: Group, what: SwitchedOff, warmup_steps: int, steps: int) -> float:
         """Of a step, by the slowest process, and of so many examples as a step of all workers trains."""
         told = ask(group, Explain(what, per_call, warmup_steps, steps))
-        rate = measure.throughput(told[0]["examples"], max(float(event["seconds"]) for event in told))
+        rate = measure.throughput(told[0].examples or 0.0, max(event.seconds or 0.0 for event in told))
         return plan.training.global_batch / rate
 
-    turns: dict[str, Callable[[], Any]] = {}
+    turns = _Turns()
 
-    def prepare(group: Group, name: str, what: Explained) -> None:
+    def prepare(group: Group, name: str, what: SwitchedOff) -> None:
         """Compiles what is timed, and finds out how many steps fill a piece."""
         if group is one and what == "everything":
             seconds(group, what, 0, 1)
@@ -87,50 +101,52 @@ def _turns(point: Group, one: Group, per_call: int, normalizations: int) -> dict
         steps = per_call * max(1, measure.steps_of_piece(pace, EXPLAIN_PIECE_SECONDS) // per_call)
         # What was made ahead meanwhile is taken first, and would come at once.
         warmup = max(plan.measurement.warmup_steps, steps) if what == "everything" else 1
-        turns[name] = lambda: seconds(group, what, warmup, steps)
+        turns.of_step[name] = lambda: seconds(group, what, warmup, steps)
 
     for group, prefix in ((one, "one_"), (point, "")):
         # Those of one replica are not exchanged.
-        exchanged: tuple[Explained, ...] = (
+        exchanged: tuple[SwitchedOff, ...] = (
             ("no statistics",) if normalizations and plan.workers > 1 and group is point else ()
         )
-        timed: tuple[Explained, ...] = ("everything", "no input", *exchanged)
+        timed: tuple[SwitchedOff, ...] = ("everything", "no input", *exchanged)
         for what in timed:
             prepare(group, prefix + what.replace(" ", "_"), what)
-        turns[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
-            [told["seconds"] / per_call for told in ask(group, Explain("no step", per_call))]
+        turns.of_step[f"{prefix}calling"] = lambda group=group: _middle(  # type: ignore[misc]
+            [(told.seconds or 0.0) / per_call for told in ask(group, Explain("no step", per_call))]
         )
     if plan.workers > 1:
 
         def apart(replicas: list[int], least: float = EXPLAIN_PIECE_SECONDS) -> dict[int, float]:
             told = ask(point, Explain("no communication", per_call, replicas=replicas, seconds=least))
-            taken = [dict(event["replicas"]) for event in told]
+            taken = [dict(event.replicas or ()) for event in told]
             if plan.hardware.kind == "cpu":
                 # Those of one process share a pool of threads: which of them it serves first says nothing of any.
                 taken = [dict.fromkeys(stretch, sum(stretch.values()) / len(stretch)) for stretch in taken if stretch]
-            return {number: each_takes for stretch in taken for number, each_takes in stretch.items()}
+            return {number: seconds for stretch in taken for number, seconds in stretch.items()}
 
         everyone = list(range(plan.workers))
         apart(everyone, least=0.0)
-        turns["together"] = lambda: apart(everyone)
+        turns.of_replicas["together"] = lambda: apart(everyone)
         for place, replicas in enumerate(_one_of_each_host(plan)[:MOST_ALONE]):
-            turns[f"alone {place}"] = lambda replicas=replicas: apart(replicas)  # type: ignore[misc]
+            turns.of_replicas[f"alone {place}"] = lambda replicas=replicas: apart(replicas)  # type: ignore[misc]
     return turns
 
 
-def _round(found: Mapping[str, Any], plan: Plan, one: Plan) -> explain.Round:
+def _round(
+    seconds: Mapping[str, float], replicas: Mapping[str, Mapping[int, float]], plan: Plan, one: Plan
+) -> explain.Round:
     """What the turns have found, the baseline's as if there were an ideal device for each worker."""
-    alone = [each for name, each in found.items() if name.startswith("alone")]
+    alone = [taken for name, taken in replicas.items() if name.startswith("alone")]
     return explain.Round(
-        everything=found["everything"],
-        no_input=found["no_input"],
-        calling=found["calling"],
-        one_everything=found["one_everything"] / plan.workers,
-        one_no_input=found["one_no_input"] / plan.workers,
-        one_calling=found["one_calling"] * plan.training.global_batch / (plan.workers * one.training.global_batch),
-        no_statistics=found.get("no_statistics"),
-        together=found.get("together", {}),
-        alone={number: taken for each in alone for number, taken in each.items()},
+        everything=seconds["everything"],
+        no_input=seconds["no_input"],
+        calling=seconds["calling"],
+        one_everything=seconds["one_everything"] / plan.workers,
+        one_no_input=seconds["one_no_input"] / plan.workers,
+        one_calling=seconds["one_calling"] * plan.training.global_batch / (plan.workers * one.training.global_batch),
+        no_statistics=seconds.get("no_statistics"),
+        together=replicas.get("together", {}),
+        alone={number: taken for stretch in alone for number, taken in stretch.items()},
     )
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from pipeline.analyze import energy
 from pipeline.launch import Cluster, Job
+from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
-from pipeline.record.commands import Command
-from pipeline.record.events import PREEMPTING, Event
+from pipeline.record.commands import Answer, Command
+from pipeline.record.events import Event, Exited, Finished, Joined, Left, Signalled, Told, Warned
 from pipeline.run.watch import Failure, Watch
 
 POLL_SECONDS = 0.2
@@ -66,7 +67,7 @@ class Group:
         self._watch = Watch(plan)
         self._stopped = False
         # What processes told when training was over for them.
-        self._finished: dict[int, Event] = {}
+        self._finished: dict[int, Finished] = {}
         # What was done about workers that were lost, in words.
         self.replaced: list[str] = []
         # How long this group was asked for something, and the others waited.
@@ -75,34 +76,34 @@ class Group:
         self.joules: float | None = 0.0
         self.job: Job = cluster.start(plan, name, folder)
 
-    def joined(self) -> dict[int, Event]:
+    def joined(self) -> dict[int, Joined]:
         """What each process tells once all have joined. Raises `RunFailed`."""
-        return self._answers("joined", range(len(self.plan.processes)))
+        return self._answers(Joined, range(len(self.plan.processes)))
 
-    def ask(self, command: Command) -> dict[int, Event]:
+    def ask(self, command: Command[Answer]) -> dict[int, Answer]:
         """Gives a command, and returns the answers once all have given theirs. Raises `RunFailed`."""
         self.tell(command)
         return self.answers(command)
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: Command[Told]) -> None:
         """Gives a command whose answers are to be waited for later."""
         self._watch.asked(time.monotonic())
         self.job.send(command)
 
-    def answers(self, command: Command) -> dict[int, Event]:
+    def answers(self, command: Command[Answer]) -> dict[int, Answer]:
         """Each process's answer to a command that was told. Raises `RunFailed`."""
-        return self._answers(command.answer, self.plan.leaders)
+        return self._answers(command.answered_by(), self.plan.leaders)
 
-    def _answers(self, answer: str, ranks: Sequence[int]) -> dict[int, Event]:
+    def _answers(self, answer: type[Answer], ranks: Sequence[int]) -> dict[int, Answer]:
         began, meter = time.monotonic(), energy.Meter()
-        answers: dict[int, Event] = {}
+        answers: dict[int, Answer] = {}
         while not answers.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
             meter.joules()
             for event in self._events():
-                if event["event"] == answer:
-                    answers[event["rank"]] = event
-                    self._watch.answer(event["rank"])
+                if isinstance(event, answer):
+                    answers[event.rank] = event
+                    self._watch.answer(event.rank)
             if self._preemption.asked:
                 raise Preempted
             self._replace(self._watch.to_replace(time.monotonic()))
@@ -119,7 +120,7 @@ class Group:
         self._watch.replacing = True
         self.job.send(commands.Begin())
 
-    def save_and_leave(self) -> dict[int, Event] | None:
+    def save_and_leave(self) -> dict[int, Finished] | None:
         """Has the processes write a checkpoint and leave, within `preempt_timeout`.
 
         Returns what they told where training turned out to be over.
@@ -128,7 +129,7 @@ class Group:
         until = time.monotonic() + self.plan.launch.preempt_timeout
         left, leaders = set[int](), set(self.plan.leaders)
         while time.monotonic() < until and not left | self._finished.keys() >= leaders:
-            left |= {event["rank"] for event in self._events() if event["event"] in ("left", "exited")}
+            left |= {event.rank for event in self._events() if isinstance(event, Left | Exited)}
         return self._finished if self._finished.keys() >= leaders else None
 
     def leave(self) -> None:
@@ -152,9 +153,9 @@ class Group:
             self._watch.note(event, time.monotonic())
             number = _scheduled(event)
             if number is not None:
-                self._preemption.ask(number, f"{self.plan.processes[event['rank']].role} {event['rank']}")
-            if event["event"] == "finished":
-                self._finished[event["rank"]] = event
+                self._preemption.ask(number, f"{self.plan.processes[event.rank].role} {event.rank}")
+            if isinstance(event, Finished):
+                self._finished[event.rank] = event
             self._tell(event)
         return found
 
@@ -163,7 +164,7 @@ class Group:
             self.job.restart(rank)
             text = f"{why}. It was started again; the steps that it was making are made again, by any worker."
             self.replaced.append(text)
-            self._tell({"time": time.time(), "event": "warning", "group": self.name, "rank": rank, "text": text})
+            self._tell(Warned(text, time=time.time(), group=self.name, rank=rank))
 
     def _fail(self, failure: Failure) -> None:
         if failure.stuck:
@@ -176,7 +177,9 @@ class Group:
 
 def _scheduled(event: Event) -> int | None:
     """The scheduler's signal that a process got, or, before it could take one, ended by; None for all else."""
-    if event["event"] == "signalled":
-        return int(event["signal"])
-    code = event["code"] if event["event"] == "exited" else 0
-    return -code if -code in PREEMPTING else None
+    match event:
+        case Signalled(signal=number):
+            return number
+        case Exited(code=int(code)) if -code in PREEMPTING:
+            return -code
+    return None

@@ -13,6 +13,7 @@ from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.run import views
 from pipeline.run.session import LaidOut, Session
+from pipeline.worker.collective import check_collective
 from pipeline.worker.engine import check_engine
 
 # The function that reads what `python -m pipeline prepare` wrote.
@@ -23,6 +24,7 @@ def lay_out(config: Config, session: Session) -> LaidOut:
     """The plans of a point, without ports. Raises where the config is refused; nothing is started."""
     check_targets(config, session.search)
     check_engine(config.backend)
+    check_collective(config.collective)
     views.offered(config.views)
     cluster = session.cluster(config)
     planned = planned_on(config, cluster, present=config.mode is Mode.run)

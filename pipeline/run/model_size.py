@@ -14,7 +14,7 @@ from pipeline.plan import planning
 from pipeline.plan import size as sizes
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
-from pipeline.record.events import Event, write_whole
+from pipeline.record.log import write_whole
 from pipeline.run.timing import learn_size
 
 
@@ -27,15 +27,14 @@ def known(plan: Plan, kept: Path) -> Size | None:
     return size
 
 
-def learn(plan: Plan, cluster: Cluster) -> Event:
-    """The `sized` event of a process that builds the model and ends; raises `RunFailed`, in words for a person."""
+def learn(plan: Plan, cluster: Cluster) -> Size:
+    """What a process says that builds the model and ends; raises `RunFailed`, in words for a person."""
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
         return learn_size(cluster, planning.builder_of(plan, cluster.inventory()), Path(folder))
 
 
-def keep(sized: Event, kept: Path) -> Size:
-    """The size that a process has told, written to the file `kept` for later commands."""
-    size = sizes.from_plain({name: value for name, value in sized.items() if name in Size.__dataclass_fields__})
+def keep(size: Size, kept: Path) -> Size:
+    """The size, written to the file `kept` for later commands."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_whole(kept, json.dumps(sizes.to_plain(size)))
     return size
@@ -49,7 +48,7 @@ def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
 
 def _sources(plan: Plan, search: Sequence[str]) -> str:
     """A hash of the files that a person's own functions are in, and of those beside them, which they may import."""
-    named: tuple[object, ...] = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
+    named = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
     found = {path for node in named for path in targets.sources(node, search)}
     digest = hashlib.sha256()
     for path in sorted({beside for source in found for beside in source.parent.glob("*.py")}):

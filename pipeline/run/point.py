@@ -5,8 +5,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -17,9 +18,10 @@ from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, with_rate_scale
-from pipeline.record import baselines, events, predictions, results
+from pipeline.record import baselines, events, log, predictions, results
 from pipeline.record.baselines import Baseline
-from pipeline.record.events import PASSING, Event, EventLog, write_whole
+from pipeline.record.events import PASSING, Ended, Epoch, Event, Restored, Resumed, Run, Steps, Told
+from pipeline.record.log import EventLog, write_whole
 from pipeline.record.predictions import Scored
 from pipeline.record.results import Cost, Ending, Environment, Result, Survival, Training
 from pipeline.run import model_size, resume, views
@@ -45,9 +47,6 @@ from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
 from pipeline.run.views import Tracking
 
-# What of a training is told once and counts on from the one before, and by what.
-HEARD = {"steps": "step", "epoch": "epoch"}
-
 
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
@@ -69,35 +68,34 @@ class Point:
                 (folder / results.FILE).unlink()
         write_whole(folder / "plan.json", planned.to_json())
         # The last step and epoch that are in the log.
-        self._heard = {
-            kind: max(
-                (event[key] for event in (earlier.events if earlier else ()) if event["event"] == kind), default=0
-            )
-            for kind, key in HEARD.items()
-        }
+        self._heard = Heard()
+        for event in earlier.events if earlier else ():
+            self._heard.note(event)
         self._log = EventLog(folder / "events.jsonl")
         self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
         self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
         if earlier is not None and self._measured.point:
-            timed = [event for event in earlier.events if event["event"] == "measured"]
+            timed: list[Event] = [event for event in earlier.events if isinstance(event, events.Measured)]
             if len(self._measured.point) >= planned.measurement.repeats:
                 # No baseline will join any more.
-                timed = [event for event in timed if event["group"] == "point"]
+                timed = [event for event in timed if event.group == "point"]
             self._progress.recall(timed, time.monotonic())
-        here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
-        params, tags = parameters(planned, config), tags_of(planned, request)
+        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request))
         if earlier is not None and earlier.events:
-            self._first = here | {"event": "resumed", "params": params, "tags": tags}
+            self._first: Event = Resumed(params, tags, os.getpid(), os.uname().nodename, time=time.time())
         else:
-            self._first = here | {
-                "event": "run",
-                "key": uuid.uuid4().hex,
-                "name": name_of(planned),
-                "folder": str(folder),
-                "experiment": config.tracking.experiment,
-                "params": params,
-                "tags": tags,
-            }
+            self._first = Run(
+                key=uuid.uuid4().hex,
+                name=name_of(planned),
+                folder=str(folder),
+                experiment=config.tracking.experiment,
+                params=params,
+                tags=tags,
+                pid=os.getpid(),
+                host=os.uname().nodename,
+                version=events.VERSION,
+                time=time.time(),
+            )
 
     def run(self, cluster: Cluster, baseline: Plan | None) -> Result:
         """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
@@ -164,8 +162,8 @@ class Point:
             run_id = tracker.run_id(self._folder, 0.0 if hurried else self._config.tracking.drain_timeout)
             result = _tracked(result, mlflow_run_id=run_id)
         result = self._write(result)
-        self._tell({"time": time.time(), "event": "result", "values": results.to_values(result)})
-        self._tell({"time": time.time(), "event": "ended", "status": status, "error": error})
+        self._tell(events.Result(results.to_values(result), time=time.time()))
+        self._tell(Ended(status, error, time=time.time()))
         if status == "FINISHED":
             # What goes on with a run that did not finish reads it again.
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
@@ -188,14 +186,15 @@ class Point:
         return result
 
     def _tell(self, event: Event) -> None:
-        if event["event"] == "restored":
-            for missed in unheard(event.pop("told", ()), self._heard):
+        if isinstance(event, Restored):
+            for missed in self._heard.unheard(event.told):
                 self._tell(missed)
-        if event["event"] in self._heard and event.get("group") == "point":
-            self._heard[event["event"]] = max(self._heard[event["event"]], event[HEARD[event["event"]]])
+            event = dataclasses.replace(event, told=())
+        if event.group == "point":
+            self._heard.note(event)
         now = time.monotonic()
         self._progress.update(event, now)
-        if event["event"] not in PASSING:
+        if not isinstance(event, PASSING):
             self._log.append(event)
             self._offered.update(event, now)
 
@@ -233,7 +232,7 @@ class Point:
         middle, finished, waited = speed.examples_per_second, measured.finished, input_of(planned, measured)
         timed_workers = measured.timed_workers or planned.workers
         price = self._config.hardware.price_per_hour
-        seconds = outlook.seconds_to_finish(planned, middle, measured.built.get("train_examples")) if middle else None
+        seconds = outlook.seconds_to_finish(planned, middle, measured.built.train_examples) if middle else None
         return Result(
             Ending(status, error, log=None if self._blamed is None else str(self._blamed)),
             choices_of(planned),
@@ -241,13 +240,13 @@ class Point:
             speed,
             waited,
             Training(
-                epochs=finished.get("epochs"),
-                loss=finished.get("loss"),
-                metrics=finished.get("metrics", {}),
-                val_loss=finished.get("val_loss"),
-                val_metrics=finished.get("val_metrics", {}),
-                parameters=measured.built.get("parameters"),
-                state_bytes=measured.built.get("state_bytes"),
+                epochs=finished.epochs,
+                loss=finished.loss,
+                metrics=finished.metrics or {},
+                val_loss=finished.val_loss,
+                val_metrics=finished.val_metrics or {},
+                parameters=measured.built.parameters,
+                state_bytes=measured.built.state_bytes,
                 seconds_startup=measured.seconds_startup,
                 seconds_training=measured.seconds_training,
                 saved="model.keras" if (self._folder / "model.keras").exists() else None,
@@ -279,11 +278,11 @@ class Point:
 
     def _survived(self) -> Survival:
         """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
-        told = [event for event, _ in events.read(self._folder / "events.jsonl")]
+        told = [event for event, _ in log.read(self._folder / "events.jsonl")]
         measured, (repeated, goodput) = self._measured, measure.goodput(told)
         return Survival(
             workers_at_end=measured.workers or self._plan.workers,
-            resumed=sum(event.get("event") == "resumed" for event in told),
+            resumed=sum(isinstance(event, Resumed) for event in told),
             restarts=measured.restarts,
             rollbacks=measured.rollbacks,
             steps_repeated=repeated,
@@ -311,11 +310,30 @@ def _tracked(result: Result, **known: str | None) -> Result:
     return dataclasses.replace(result, tracked=dataclasses.replace(result.tracked, **known))
 
 
-def unheard(told: Sequence[Event], heard: Mapping[str, int]) -> list[Event]:
-    """Of what a training had told before its checkpoint, what no conductor has heard: one was killed meanwhile.
+@dataclass
+class Heard:
+    """The last step and epoch of a training that are known."""
 
-    >>> unheard([{"event": "steps", "step": 4}, {"event": "steps", "step": 8}], {"steps": 4, "epoch": 0})
-    [{'event': 'steps', 'step': 8, 'group': 'point', 'rank': 0}]
-    """
-    missed = [event for event in told if event[HEARD[event["event"]]] > heard[event["event"]]]
-    return [event | {"group": "point", "rank": 0} for event in missed]
+    step: int = 0
+    epoch: int = 0
+
+    def note(self, event: Told) -> None:
+        """Takes in what training tells."""
+        match event:
+            case Steps(step=step):
+                self.step = max(self.step, step)
+            case Epoch(epoch=epoch):
+                self.epoch = max(self.epoch, epoch)
+
+    def unheard(self, told: Sequence[Told]) -> list[Event]:
+        """Of what a training had told before its checkpoint, what no conductor has heard: one was killed meanwhile.
+
+        >>> [missed.step for missed in Heard(step=4).unheard([Steps(4, [1.0]), Steps(8, [1.0])])]
+        [8]
+        """
+        return [
+            dataclasses.replace(event, group="point", rank=0)
+            for event in told
+            if (isinstance(event, Steps) and event.step > self.step)
+            or (isinstance(event, Epoch) and event.epoch > self.epoch)
+        ]

@@ -109,7 +109,7 @@ def _timed_alone(
             session.timed[key] = None
         else:
             speeds = [[repeat.examples_per_second for repeat in life.point] for life in lives]
-            session.timed[key] = predict.alone(one, int(lives[0].built["parameters"]), speeds)
+            session.timed[key] = predict.alone(one, lives[0].built.parameters or 0, speeds)
     return session.timed[key]
 
 

@@ -1,17 +1,18 @@
 """What `result.json` says of a run, beside its numbers, and the results of points that are not run."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import comparable, explain, measure
 from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record import results
-from pipeline.record.results import Choices, Ending, Explained, Input, Layout, Result, Speed, Staleness
+from pipeline.record.profile import Explanation
+from pipeline.record.results import Choices, Ending, Input, Layout, Result, Speed, Staleness
+from pipeline.record.training import Finished
 from pipeline.run.group import Preemption
 from pipeline.run.timing import Measured
 
@@ -78,16 +79,16 @@ def timed_with(planned: Plan, measured: Measured) -> list[str]:
 
 def lost_of(measured: Measured, part: str) -> int:
     """Examples of a part of the data that were broken and left out."""
-    return sum(broken["examples"] for broken in measured.built.get("lost", {}).get(part, ()))
+    return sum(broken.examples for broken in measured.lost.get(part, ()))
 
 
 def skipped_notes(measured: Measured) -> list[str]:
     """What is to be said of examples that were left out."""
     notes = []
     for part, what in (("train", "training"), ("validation", "validation")):
-        lost, count = measured.built.get("lost", {}).get(part, ()), lost_of(measured, part)
+        lost, count = measured.lost.get(part, ()), lost_of(measured, part)
         if count:
-            named = first_of([f"{broken['name']} {broken['why']}" for broken in lost], SKIPPED_NAMED)
+            named = first_of([f"{broken.name} {broken.why}" for broken in lost], SKIPPED_NAMED)
             more = ", all in events.jsonl" if len(lost) > SKIPPED_NAMED else ""
             notes.append(f"{count} {what} example{'s were' if count > 1 else ' was'} left out: {named}{more}.")
     return notes
@@ -119,7 +120,7 @@ def bound_by_input(waited: Input) -> list[str]:
     ]
 
 
-def explained_otherwise(explained: Explained | None, speed: Speed, workers: int) -> list[str]:
+def explained_otherwise(explained: Explanation | None, speed: Speed, workers: int) -> list[str]:
     """What is to be said where what was explained is not what training was timed with."""
     value, low, high = speed.speedup, speed.speedup_low, speed.speedup_high
     if explained is None or value is None or low is None or high is None:
@@ -133,16 +134,16 @@ def unwritten(result: Result, problem: OSError) -> Result:
     return dataclasses.replace(result, ending=dataclasses.replace(result.ending, status="FAILED", error=error))
 
 
-def staleness_of(planned: Plan, finished: Mapping[str, Any]) -> Staleness:
-    """What only an asynchronous training has, from its `finished` event."""
+def staleness_of(planned: Plan, finished: Finished) -> Staleness:
+    """What only an asynchronous training has, from its end."""
     names = [f"worker {rank}" for rank in planned.ranks("worker")]
     return Staleness(
-        staleness_mean=finished.get("staleness_mean"),
-        staleness_max=finished.get("staleness_max"),
-        steps=finished.get("steps"),
-        examples=finished.get("examples"),
-        updates=finished.get("updates"),
-        worker_steps=dict(zip(names, finished.get("worker_steps") or [], strict=False)),
+        staleness_mean=finished.staleness_mean,
+        staleness_max=finished.staleness_max,
+        steps=finished.steps,
+        examples=finished.examples,
+        updates=finished.updates,
+        worker_steps=dict(zip(names, finished.worker_steps or [], strict=False)),
     )
 
 

@@ -15,8 +15,8 @@ from pipeline.analyze import measure
 from pipeline.config.schema import Config
 from pipeline.plan import plan
 from pipeline.plan.plan import Plan
-from pipeline.record import events
-from pipeline.record.events import Event
+from pipeline.record import events, log
+from pipeline.record.events import Checkpoint, Ended, Event, Profiled, Restarted, Steps
 from pipeline.record.tracking import run_id_of
 from pipeline.run.timing import Measured
 
@@ -56,8 +56,8 @@ class Earlier:
     @property
     def status(self) -> str:
         """How its last command ended; "was killed" where nobody was left to say so."""
-        last = self.events[-1] if self.events else {}
-        said = str(last.get("status")) if last.get("event") == "ended" else ""
+        last = self.events[-1] if self.events else None
+        said = last.status if isinstance(last, Ended) else ""
         return {"PREEMPTED": "preempted", "FAILED": "failed", "KILLED": "interrupted", "FINISHED": "finished"}.get(
             said, "killed"
         )
@@ -65,27 +65,27 @@ class Earlier:
     @property
     def step(self) -> int:
         """The last step that it told of."""
-        return max((event["step"] for event in self.events if event["event"] == "steps"), default=0)
+        return max((event.step for event in self.events if isinstance(event, Steps)), default=0)
 
     @property
     def saved_step(self) -> int | None:
         """The step of the last checkpoint that it told of."""
-        steps = [event["step"] for event in self.events if event["event"] == "checkpoint"]
+        steps = [event.step for event in self.events if isinstance(event, Checkpoint)]
         return steps[-1] if steps else None
 
     def measured(self, planned: Plan, baseline: Plan | None) -> Measured:
         """What it has measured, as far as that holds for the plan that goes on."""
         made = Measured(step=self.step, saved_step=self.saved_step)
-        again = [event for event in self.events if event["event"] == "restarted"]
-        made.restarts, made.notes = len(again), [str(event["text"]) for event in again]
+        made.notes = [event.text for event in self.events if isinstance(event, Restarted)]
+        made.restarts = len(made.notes)
         same = plan.identity(self.plan) == plan.identity(json.loads(planned.to_json()))
         if not same or self.plan.get("machine") != planned.hardware.machine:
             # What another machine has timed says nothing of this one.
             return made
         made.point = _repeats(self.events, "point", planned.leaders)
         made.baseline = _repeats(self.events, "baseline", baseline.leaders if baseline else (0,))
-        profiled = [event for event in self.events if event["event"] == "profiled"]
-        made.profile = profiled[-1]["values"] if profiled else None
+        profiled = [event.values for event in self.events if isinstance(event, Profiled)]
+        made.profile = profiled[-1] if profiled else None
         return made
 
 
@@ -100,10 +100,10 @@ def find(
     if config.resume == NEVER:
         return None
     if config.resume == AUTO:
-        there = [*output.glob("[rs]*/**/plan.json"), *(path for each in also for path in each.glob("plan.json"))]
-        return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=events.written))
+        there = [*output.glob("[rs]*/**/plan.json"), *(path for folder in also for path in folder.glob("plan.json"))]
+        return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=log.written))
     folder = _named(config.resume, output)
-    values = events.read_whole(folder / "plan.json")
+    values = log.read_whole(folder / "plan.json")
     changed = [
         key for key in plan.changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)
     ]
@@ -132,7 +132,7 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
     """The last run of the same config, if it did not finish and there is something to go on with."""
     wanted = plan.identity(json.loads(planned.to_json()))
     for path in reversed(with_plans):
-        values = events.read_whole(path)
+        values = log.read_whole(path)
         if plan.identity(values) != wanted:
             continue
         try:
@@ -151,7 +151,7 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
 def _named(name: str, output: Path) -> Path:
     if (Path(name) / "plan.json").is_file():
         return Path(name)
-    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=events.written)]
+    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=log.written)]
     found = [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
     if len(found) == 1:
         return found[0]
@@ -163,15 +163,15 @@ def _named(name: str, output: Path) -> Path:
 
 
 def _is_in(key: str, allowed: Sequence[str]) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in allowed)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed)
 
 
 def _repeats(told: Sequence[Event], group: str, ranks: Sequence[int]) -> list[measure.Repeat]:
     """The repeats, from the first on, that every process of a group has told of."""
-    by_repeat: dict[int, dict[int, Event]] = {}
+    by_repeat: dict[int, dict[int, events.Measured]] = {}
     for event in told:
-        if event["event"] == "measured" and event.get("group") == group:
-            by_repeat.setdefault(event["repeat"], {})[event["rank"]] = event
+        if isinstance(event, events.Measured) and event.group == group:
+            by_repeat.setdefault(event.repeat, {})[event.rank] = event
     made: list[measure.Repeat] = []
     while by_repeat.get(len(made), {}).keys() >= set(ranks):
         made.append(measure.slowest(by_repeat[len(made)]))
@@ -179,4 +179,4 @@ def _repeats(told: Sequence[Event], group: str, ranks: Sequence[int]) -> list[me
 
 
 def _events(folder: Path) -> list[Event]:
-    return [event for event, _ in events.read(folder / "events.jsonl") if "event" in event]
+    return [event for event, _ in log.read(folder / "events.jsonl")]

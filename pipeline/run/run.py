@@ -13,9 +13,9 @@ from pipeline.config.offers import OfferError
 from pipeline.config.schema import Mode, Store
 from pipeline.data.errors import DataError
 from pipeline.launch import LaunchError, reach
+from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
-from pipeline.record.events import PREEMPTING
 from pipeline.run import resume, sweep
 from pipeline.run.laying_out import lay_out, reachable
 from pipeline.run.point import Point

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, wrong_name
-from pipeline.record import events, results, sweeps
+from pipeline.record import log, results, sweeps
+from pipeline.record.events import Ended
 from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
 from pipeline.run.resume import Lock
@@ -35,10 +36,11 @@ def fingerprint(config: Config) -> str:
     >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
     False
     """
-    # As 0.1.0 had them: one host where none is named, and one engine.
+    # As 0.1.0 had them: one host where none is named, one engine and one collective.
     hosts = 1 if config.hardware.hosts is None else config.hardware.hosts
     said = asked(dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT)
-    return _digest({key: value for key, value in said.items() if (key, value) != ("backend", Config.backend)})
+    since = {"backend": Config.backend, "collective": Config.collective}
+    return _digest({key: value for key, value in said.items() if since.get(key) != value})
 
 
 def fingerprint_of_words(overrides: Sequence[str]) -> str:
@@ -120,7 +122,7 @@ class Sweep:
         if result is None or not result.finished:
             return None
         # What was killed in between has no end that could be tracked.
-        ended = any(event.get("event") == "ended" for event, _ in events.read(folder / "events.jsonl"))
+        ended = any(isinstance(event, Ended) for event, _ in log.read(folder / "events.jsonl"))
         return result if ended else None
 
     def note(self, entry: Entry, point: PointResult, seconds: float | None = None) -> None:

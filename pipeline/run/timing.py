@@ -5,15 +5,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.analyze import measure
 from pipeline.data.manifest import SPLITS
 from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan
+from pipeline.plan.size import Size
 from pipeline.record import commands
 from pipeline.record.commands import Resume
-from pipeline.record.events import Event
+from pipeline.record.events import Built, Checkpoint, Event, Finished, Lost, Steps
+from pipeline.record.profile import Explanation, Profile
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
 from pipeline.run.watch import Failure
 
@@ -27,8 +29,10 @@ class Measured:
 
     point: list[measure.Repeat] = field(default_factory=list)
     baseline: list[measure.Repeat] = field(default_factory=list)
-    built: dict[str, Any] = field(default_factory=dict)
-    finished: dict[str, Any] = field(default_factory=dict)
+    built: Built = field(default_factory=Built)
+    # Examples that were broken and left out, by part.
+    lost: dict[str, list[Lost]] = field(default_factory=dict)
+    finished: Finished = field(default_factory=Finished)
     versions: dict[str, str] = field(default_factory=dict)
     seconds_startup: float | None = None
     seconds_training: float | None = None
@@ -45,18 +49,27 @@ class Measured:
     # Workers that train, and that were timed.
     workers: int | None = None
     timed_workers: int | None = None
-    size: Event | None = None
+    size: Size | None = None
     # What the input and the model can do alone, where that was timed.
-    profile: dict[str, Any] | None = None
+    profile: Profile | None = None
     # What the lost efficiency is made of, where that was asked for.
-    explained: dict[str, Any] | None = None
+    explained: Explanation | None = None
 
     def note(self, event: Event) -> None:
         """Takes in what the processes of the point tell."""
-        if event["event"] == "steps":
-            self.step = max(self.step, event["step"])
-        elif event["event"] == "checkpoint":
-            self.saved_step = event["step"]
+        match event:
+            case Steps(step=step):
+                self.step = max(self.step, step)
+            case Checkpoint(step=step):
+                self.saved_step = step
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the first of a plan's processes has built, and what was left out of the data, by part."""
+
+    event: Built
+    lost: dict[str, list[Lost]]
 
 
 def all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
@@ -65,13 +78,13 @@ def all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
     return plan.measurement.steps == 0 or min(map(len, timed)) >= plan.measurement.repeats
 
 
-def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Event:
-    """The `sized` event of the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
+def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Size:
+    """What the one process of `plan` says, which builds the model and ends. Raises `RunFailed`."""
     with _built(cluster, plan, "size", folder) as (group, _):
         sized = group.ask(commands.Size())[0]
-        if "error" in sized:
-            raise RunFailed(Failure(sized["error"], 0, lost=False), None)
-        return sized
+        if sized.size is None:
+            raise RunFailed(Failure(str(sized.error), 0, lost=False), None)
+        return sized.size
 
 
 def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
@@ -84,7 +97,8 @@ def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
     while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
         measured = Measured()
         try:
-            with _built(cluster, plan, "point", folder) as (group, measured.built):
+            with _built(cluster, plan, "point", folder) as (group, built):
+                measured.built = built.event
                 take_measurements(plan, group, None, measured)
         except RunFailed:
             if lives:
@@ -95,7 +109,7 @@ def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
 
 
 @contextmanager
-def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, dict[str, Any]]]:
+def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, Ready]]:
     """The processes of a plan that is no run, and what they have built; they end with it. Raises `RunFailed`."""
     preemption = Preemption()
     group = Group(cluster, plan, name, folder, lambda event: None, preemption)
@@ -109,35 +123,36 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
         group.stop()
 
 
-def build(group: Group, resume: Resume | None = None) -> dict[str, Any]:
+def build(group: Group, resume: Resume | None = None) -> Ready:
     """Has processes load their data, leave out what any found broken, and build; returns what the first one built."""
     loaded = group.ask(commands.Load(str(group.folder)))
-    broken = {str(rank): each["broken"] for rank, each in loaded.items() if any(each["broken"].values())}
+    broken = {str(rank): told.broken for rank, told in loaded.items() if any(told.broken.values())}
     if broken:
         # Each has looked through a share of the data, and trains on what others have found whole.
         loaded = group.ask(commands.Drop(broken))
     counts = {}
     for part in SPLITS:
-        own = sorted(loaded) if loaded[group.plan.leaders[0]]["sharded"][part] else group.plan.leaders[:1]
-        counts[part] = [loaded[rank]["examples"][part] for rank in own]
+        own = sorted(loaded) if loaded[group.plan.leaders[0]].sharded[part] else group.plan.leaders[:1]
+        counts[part] = [loaded[rank].examples[part] for rank in own]
     built = group.ask(commands.Build(counts["train"], counts["validation"], resume))[0]
     lost = {
-        part: sorted((each for found in broken.values() for each in found[part]), key=lambda each: each["first"])
+        part: sorted((lost for found in broken.values() for lost in found[part]), key=lambda lost: lost.first)
         for part in SPLITS
     }
-    return built | {"lost": lost}
+    return Ready(built, lost)
 
 
-def profile(point: Group) -> dict[str, Any]:
+def profile(point: Group) -> Profile:
     """Has the processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
 
     rates = {}
     timed: tuple[Literal["model", "input"], ...] = ("model", "input")
     # In this order: what is read ahead at the end of the input would be made beside the model.
     for what in timed:
-        steps = measure.steps_of_piece(max(told["step_seconds"] for told in point.ask(commands.Profile(what)).values()))
+        pace = max(told.step_seconds or 0.0 for told in point.ask(commands.Profile(what)).values())
+        steps = measure.steps_of_piece(pace)
         rates[what] = measure.slowest_rates(list(point.ask(commands.Profile(what, steps)).values()))
-    return measure.verdict(rates["input"], rates["model"], point.ask(commands.Profile("stages"))[0]["stages"])
+    return measure.verdict(rates["input"], rates["model"], point.ask(commands.Profile("stages"))[0].stages or [])
 
 
 def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
@@ -153,7 +168,7 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
         return measured.steps_per_call
     groups = [point] if one is None else [point, one]
     calibrate = commands.Calibrate(plan.training.steps_per_call)
-    pace = {group.name: max(answer["step_seconds"] for answer in group.ask(calibrate).values()) for group in groups}
+    pace = {group.name: max(answer.step_seconds for answer in group.ask(calibrate).values()) for group in groups}
     per_call = measured.steps_per_call = plan.training.steps_per_call or measure.steps_per_call(
         pace["point"], plan.concurrent_steps
     )

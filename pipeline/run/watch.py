@@ -8,7 +8,19 @@ import signal
 from dataclasses import dataclass, field
 
 from pipeline.plan.plan import DATA_SERVER, Plan
-from pipeline.record.events import Event
+from pipeline.record.events import (
+    Beat,
+    Epoch,
+    Event,
+    Exited,
+    Failed,
+    Joined,
+    Signalled,
+    Started,
+    Steps,
+    Stopped,
+    System,
+)
 
 # A process that uses this share of a core between beats is computing, though it reports no step.
 BUSY_SHARE = 0.1
@@ -71,10 +83,10 @@ class Watch:
         """The processes were given a command: from here on they owe progress."""
         self.stepping = False
         servers = (*self.plan.ranks("parameter server"), *self.plan.ranks(DATA_SERVER))
-        for rank, each in self.seen.items():
+        for rank, seen in self.seen.items():
             # They do nothing of their own.
-            each.answered = rank in servers
-            each.moved = each.worked = now
+            seen.answered = rank in servers
+            seen.moved = seen.worked = now
 
     def answer(self, rank: int) -> None:
         """The process has done what it was asked, and owes nothing."""
@@ -82,29 +94,17 @@ class Watch:
 
     def note(self, event: Event, now: float) -> None:
         """Takes in an event."""
-        kind = event["event"]
-        seen = self.seen.setdefault(event["rank"], _Seen(started=now, moved=now, worked=now))
-        if kind == "exited":
-            seen.exited = event["code"]
-            return
-        if kind in ("started", "signalled"):
-            return
-        seen.stopped = kind == "stopped"
-        if seen.stopped:
-            return
-        seen.beat = now
-        self.stepping = self.stepping or kind in ("steps", "epoch")
-        if kind == "joined":
-            seen.joined = True
-        if kind == "failed":
-            if event.get("peer"):
-                seen.lost_peer = now
-            else:
-                seen.error, seen.diverged = event["error"], bool(event.get("diverged"))
-        if "cpu_seconds" in event:
-            self._beat(seen, event, now)
-        elif kind != "system":
-            seen.moved = seen.worked = now
+        seen = self.seen.setdefault(event.rank, _Seen(started=now, moved=now, worked=now))
+        match event:
+            case Exited(code=code):
+                seen.exited = code
+            case Started() | Signalled():
+                pass
+            case Stopped():
+                seen.stopped = True
+            case _:
+                seen.stopped, seen.beat = False, now
+                self._sign_of_life(seen, event, now)
 
     def to_replace(self, now: float) -> dict[int, str]:
         """Why, in words, for each worker that is gone and can be replaced; it then counts as just started."""
@@ -133,13 +133,30 @@ class Watch:
         """The failure that has become certain by `now`, if any."""
         return self._own_error(now) or self._death() or self._silence(now) or self._peers(now) or self._stuck(now)
 
-    def _beat(self, seen: _Seen, event: Event, now: float) -> None:
-        if event["progress"] != seen.counter:
-            seen.counter = event["progress"]
+    def _sign_of_life(self, seen: _Seen, event: Event, now: float) -> None:
+        match event:
+            case System():
+                return
+            case Beat(progress=int(progress), cpu_seconds=float(cpu_seconds)):
+                self._beat(seen, progress, cpu_seconds, now)
+                return
+            case Steps() | Epoch():
+                self.stepping = True
+            case Joined():
+                seen.joined = True
+            case Failed(peer=True):
+                seen.lost_peer = now
+            case Failed():
+                seen.error, seen.diverged = event.error, event.diverged
+        seen.moved = seen.worked = now
+
+    def _beat(self, seen: _Seen, progress: int, cpu_seconds: float, now: float) -> None:
+        if progress != seen.counter:
+            seen.counter = progress
             seen.moved = seen.worked = now
-            seen.cpu_seconds = event["cpu_seconds"]
-        elif event["cpu_seconds"] - seen.cpu_seconds > BUSY_SHARE * (now - seen.worked):
-            seen.cpu_seconds = event["cpu_seconds"]
+            seen.cpu_seconds = cpu_seconds
+        elif cpu_seconds - seen.cpu_seconds > BUSY_SHARE * (now - seen.worked):
+            seen.cpu_seconds = cpu_seconds
             seen.worked = now
 
     def _own_error(self, now: float) -> Failure | None:
@@ -187,7 +204,7 @@ class Watch:
         }
         if late:
             # Those that wait for the others are silent too, once TensorFlow has them; blame one that never spoke.
-            rank = min(late, key=lambda each: (not late[each].stopped, late[each].beat or 0.0))
+            rank = min(late, key=lambda rank: (not late[rank].stopped, late[rank].beat or 0.0))
             return Failure(
                 f"{self._name(rank)} did not join within {self.plan.launch.startup_timeout:g} s"
                 f"{': it is stopped' if late[rank].stopped else ''}. "
@@ -204,7 +221,7 @@ class Watch:
         # TensorFlow registers a function with every worker and server, and holds Python's lock until all have answered:
         # a coordinator that is silent too is the last to blame.
         silent = [rank for rank, seconds in quiet.items() if seconds > limit / 2]
-        rank = min(silent, key=lambda each: (self._leads(each), not self.seen[each].stopped, -quiet[each]))
+        rank = min(silent, key=lambda rank: (self._leads(rank), not self.seen[rank].stopped, -quiet[rank]))
         return None if self._replaceable(rank) else self._silent(rank, now)
 
     def _peers(self, now: float) -> Failure | None:
@@ -232,15 +249,15 @@ class Watch:
             # Those that serve owe nothing once those that lead have answered.
             return None
         # Those that wait for it moved last when it did; who moved first stands still for its own reasons.
-        rank = min(stuck, key=lambda each: waiting[each].moved)
-        busy = [each for each in stuck if now - waiting[each].worked <= limit]
+        rank = min(stuck, key=lambda rank: waiting[rank].moved)
+        busy = [rank for rank in stuck if now - waiting[rank].worked <= limit]
         if busy:
-            seconds = min(now - waiting[each].moved for each in busy)
+            seconds = min(now - waiting[rank].moved for rank in busy)
             what = f"computed for {seconds:.0f} s without a step"
         else:
             what = f"made no progress for {limit:g} s"
         named = busy or stuck
-        names = " and ".join(self._name(each) for each in named[:4])
+        names = " and ".join(self._name(rank) for rank in named[:4])
         where = "where each stands is in its log" if len(named) > 1 else "where it stands is in its log"
         return Failure(
             f"{names} {what}; {where}. If a step takes that long, try launch.progress_timeout={4 * limit:g}.",

@@ -1,11 +1,13 @@
 """Several devices of one process and one copy of the variables, which every device reads and one place updates."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from pipeline.private import parameter_server_strategy, ps_values
+
+Creator: TypeAlias = Callable[..., tf.Variable]
 
 
 def central_storage(devices: tuple[str, ...]) -> tf.distribute.Strategy:
@@ -26,14 +28,14 @@ class _Strategy(tf.distribute.Strategy):  # type: ignore[misc]
 class _Extended(parameter_server_strategy.ParameterServerStrategyExtended):  # type: ignore[misc]
     """What TensorFlow's `CentralStorageStrategy` is made of."""
 
-    def _create_var_creator(self, next_creator: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    def _create_var_creator(self, next_creator: Creator, **kwargs: object) -> Creator:
         if self._num_replicas_in_sync == 1:
             return next_creator
         none, first = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
         aggregation = kwargs.get("aggregation", none)
         # Keras's moving statistics and random seeds name no aggregation: every replica computes the same value.
         aggregation = first if aggregation == none else aggregation
-        return lambda **each: _Variable(self._container_strategy(), next_creator(**each), aggregation)
+        return lambda **asked: _Variable(self._container_strategy(), next_creator(**asked), aggregation)
 
 
 class _Variable(ps_values.AggregatingVariable):  # type: ignore[misc]
@@ -44,7 +46,7 @@ class _Variable(ps_values.AggregatingVariable):  # type: ignore[misc]
     first alone, which needs no meeting of the replicas and so may be part of a condition.
     """
 
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def assign(self, value: tf.Tensor, *args: object, **kwargs: object) -> tf.Variable:
         """Assigns `value`; from within replicas, what the variable's aggregation makes of their values."""
         replica = tf.distribute.get_replica_context()
         if replica is None or replica.strategy is not self._distribute_strategy:

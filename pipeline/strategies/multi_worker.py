@@ -1,7 +1,5 @@
 """Several processes, on one machine or many: a copy of the model on each device of each, gradients all-reduced."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from pipeline.private import collective
@@ -31,16 +29,29 @@ def multi_worker(
 class _Strategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """TensorFlow's strategy, told which local devices to use: left alone it takes every GPU, or one CPU."""
 
-    def __init__(self, resolver: Any, options: Any, devices: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        options: tf.distribute.experimental.CommunicationOptions,
+        devices: tuple[str, ...],
+    ) -> None:
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, devices))
 
 
 class _Extended(collective.CollectiveAllReduceExtended):  # type: ignore[misc]
-    def __init__(self, strategy: Any, resolver: Any, options: Any, devices: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        options: tf.distribute.experimental.CommunicationOptions,
+        devices: tuple[str, ...],
+    ) -> None:
         self._chosen = devices
         local = None if resolver else [f"/device:{device}" for device in devices]
         super().__init__(strategy, resolver, options, devices=local)
 
-    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+    def _initialize_local_devices(
+        self, cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
         kind = self._chosen[0].split(":")[0]
         return tuple(f"{worker_device}/device:{device}" for device in self._chosen), kind

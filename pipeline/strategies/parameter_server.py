@@ -1,7 +1,6 @@
 """Servers hold the variables, workers read and update them each at its own pace, and a coordinator hands out steps."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -48,18 +47,23 @@ def _cluster(coordinator: str, workers: tuple[str, ...], parameter_servers: tupl
 class _Strategy(parameter_server_strategy_v2.ParameterServerStrategyV2):  # type: ignore[misc]
     """TensorFlow's strategy, with variables laid over the servers by size."""
 
-    def __init__(self, resolver: Any) -> None:
+    def __init__(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         super().__init__(resolver)
         self._extended = _Extended(self, resolver, None)
         tf.distribute.Strategy.__init__(self, self._extended)
 
 
 class _Extended(parameter_server_strategy_v2.ParameterServerStrategyV2Extended):  # type: ignore[misc]
-    def __init__(self, strategy: Any, resolver: Any, partitioner: Any) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        partitioner: Callable[..., list[int]] | None,
+    ) -> None:
         super().__init__(strategy, resolver, partitioner)
         self._bytes = [0] * self._num_ps
 
-    def _create_variable_round_robin(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def _create_variable_round_robin(self, next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         # In turn, as upstream has it, all kernels of a model are on one of two servers and all biases on the other.
         emptiest = self._variable_count = int(np.argmin(self._bytes))
         made = super()._create_variable_round_robin(next_creator, **kwargs)

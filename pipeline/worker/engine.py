@@ -1,18 +1,15 @@
 """What trains inside a process, found by name: TensorFlow's is ours, packages offer others."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline.config.offers import check, find
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
+from pipeline.record.events import Event, Failed, Told
 
-
-class Tell(Protocol):
-    """Tells the conductor an event, with its fields."""
-
-    def __call__(self, event: str, **fields: Any) -> None:
-        """`event` is its kind."""
+# Tells the conductor an event; when, and by whom, is added on the way.
+Tell = Callable[[Event], None]
 
 
 class Engine(Protocol):
@@ -21,11 +18,11 @@ class Engine(Protocol):
     def join(self) -> dict[str, str]:
         """Takes the process's devices, and returns, once every process has joined, the versions of what computes."""
 
-    def obey(self, command: Command) -> None:
+    def obey(self, command: Command[Told]) -> None:
         """Does what a command says, and tells the event that answers it."""
 
-    def failure(self, error: BaseException) -> dict[str, Any]:
-        """`error`, one line for a person; `peer`, whether only others were lost; `diverged`, whether training has."""
+    def failure(self, error: BaseException) -> Failed:
+        """What an error is told as."""
 
 
 # Ours; a package offers others as entry points of the group `pipeline.engines`.

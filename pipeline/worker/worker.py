@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from pipeline.plan.plan import from_json
 from pipeline.record.commands import Command, Exit
+from pipeline.record.events import Joined, System, Told
 from pipeline.worker.engine import Tell, engine_of
 
 
@@ -24,7 +25,7 @@ def main(
     plan_text: str,
     rank: int,
     tell: Tell,
-    take: Callable[[], Command],
+    take: Callable[[], Command[Told]],
     asked_to_leave: Callable[[], bool],
     leave: Callable[[int], NoReturn],
 ) -> NoReturn:
@@ -39,7 +40,7 @@ def main(
     engine = engine_of(plan.backend)(plan, process, tell, asked_to_leave)
     try:
         versions = engine.join()
-        tell("joined", devices=list(process.devices), versions=versions)
+        tell(Joined(list(process.devices), versions))
         if rank == min(other.rank for other in plan.processes if other.host == process.host):
             _sample_system(plan.measurement.system_metrics_seconds, process.host, tell)
         while not isinstance(command := take(), Exit):
@@ -47,7 +48,7 @@ def main(
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        tell("failed", **engine.failure(error))
+        tell(engine.failure(error))
         leave(1)
     leave(0)
 
@@ -73,6 +74,6 @@ def _sample_system(seconds: float, host: int, tell: Tell) -> None:
                 "network_transmit_gib": network.bytes_sent / 2**30,
             }
             with suppress(OSError):
-                tell("system", host=name, values=values)
+                tell(System(name, values))
 
     threading.Thread(target=sample, daemon=True).start()

@@ -1,7 +1,6 @@
-"""What another package offers: a cluster over sockets in other folders, a view, and an engine without TensorFlow."""
+"""What another package offers: a cluster and a collective over sockets, a view, and an engine without TensorFlow."""
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -14,6 +13,22 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from pipeline.launch import machine
+from pipeline.record.events import (
+    Built,
+    Calibrated,
+    Exited,
+    Failed,
+    Finished,
+    Left,
+    Loaded,
+    Measured,
+    Sized,
+    Started,
+    Steps,
+    TimedCall,
+    from_line,
+    stamped,
+)  # fmt: skip
 
 BOOT = """
 import socket, sys
@@ -77,16 +92,16 @@ class Job:
             self.ends[rank] = [Connection(server.accept()[0].detach()) for _ in range(3)]
         os.set_blocking(self.ends[rank][0].fileno(), False)
         self.partial[rank] = b""
-        self.add(rank, event="started", pid=started.pid, role=self.plan.processes[rank].role, host=0)
+        self.add(rank, Started(started.pid, self.plan.processes[rank].role))
 
-    def add(self, rank, **fields):
-        self.waiting.append({"time": time.time(), "group": self.group, "rank": rank, **fields})
+    def add(self, rank, event):
+        self.waiting.append(stamped(event, time.time(), self.group, rank))
 
     def read(self, rank):
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while data := os.read(self.ends[rank][0].fileno(), 1 << 20):
                 *lines, self.partial[rank] = (self.partial[rank] + data).split(b"\n")
-                self.waiting += [json.loads(line) for line in lines if line]
+                self.waiting += map(from_line, lines)
 
     def events(self, timeout):
         if not self.waiting:
@@ -98,7 +113,7 @@ class Job:
                 self.read(rank)
                 if ended is not None:
                     self.exited.add(rank)
-                    self.add(rank, event="exited", code=ended)
+                    self.add(rank, Exited(ended))
         waiting, self.waiting = self.waiting, []
         return waiting
 
@@ -157,12 +172,12 @@ class Lines:
 
     def update(self, event, now):
         with self.path.open("a") as lines:
-            lines.write(event["event"] + "\n")
+            lines.write(event.kind + "\n")
 
 
 class Falls(Lines):
     def update(self, event, now):
-        if event["event"] == "built":
+        if isinstance(event, Built):
             raise OSError("the disk is full")
         super().update(event, now)
 
@@ -178,7 +193,7 @@ class Mean:
         return {"python": "3", "mean": "1.0"}
 
     def failure(self, error):
-        return {"error": f"{type(error).__name__}: {error}", "peer": False, "diverged": False}
+        return Failed(f"{type(error).__name__}: {error}")
 
     def obey(self, command):
         if not self.left:
@@ -188,15 +203,14 @@ class Mean:
         self.data = np.arange(96.0)
         self.told = {"train": 96, "validation": 0}
         nothing = {"train": [], "validation": []}
-        self.tell("loaded", sharded={"train": False, "validation": False}, examples=self.told, broken=nothing)
+        self.tell(Loaded({"train": False, "validation": False}, self.told, nothing))
 
     def build(self, train_counts, validation_counts, resume):
         self.weight = 0.0
-        self.tell(
-            "built", parameters=1, state_bytes=8, normalizations=0, input_shape=[1], input_dtype="float64",
-            num_classes=None, train_examples=96, validation_examples=0, validation_steps=0, data_digest="mean",
-            steps_per_epoch=self.plan.steps_per_epoch(96), epochs=1,
-        )  # fmt: skip
+        self.tell(Built(
+            parameters=1, state_bytes=8, input_shape=[1], input_dtype="float64", train_examples=96,
+            validation_examples=0, data_digest="mean", steps_per_epoch=self.plan.steps_per_epoch(96), epochs=1,
+        ))  # fmt: skip
 
     def begin(self):
         self.steps = 0
@@ -209,31 +223,86 @@ class Mean:
         self.steps += 1
 
     def size(self):
-        self.tell("sized", error="one number")
+        self.tell(Sized(error="one number"))
 
     def calibrate(self, steps_per_call):
-        self.tell("calibrated", step_seconds=0.01)
+        self.tell(Calibrated(0.01))
 
     def measure(self, repeat, warmup_steps, steps, steps_per_call):
-        self.tell(
-            "measured", repeat=repeat, steps=steps, examples=float(steps * self.plan.training.global_batch),
-            seconds=0.01 * steps, calls=[[steps, 0.01 * steps]], input_seconds=[0.0],
-        )  # fmt: skip
+        examples, seconds = float(steps * self.plan.training.global_batch), 0.01 * steps
+        self.tell(Measured(repeat, examples, seconds, steps, calls=[TimedCall(steps, seconds)]))
 
     def train(self, steps_per_call, folder):
         while self.steps < self.plan.training.steps:
             self.step()
-            self.tell(
-                "steps", epoch=1, step=self.steps, losses=[self.loss], metrics={},
-                examples=self.plan.training.global_batch, seconds=0.01, learning_rate=0.1,
-            )  # fmt: skip
-        self.tell("finished", weights=["same"], epochs=1, loss=self.loss, metrics={}, val_loss=None, val_metrics={})
+            batch = self.plan.training.global_batch
+            self.tell(Steps(self.steps, [self.loss], epoch=1, examples=batch, seconds=0.01, learning_rate=0.1))
+        self.tell(Finished(["same"], epochs=1, loss=self.loss))
 
     def leave(self):
         self.left = True
-        self.tell("left", step=self.steps)
+        self.tell(Left(self.steps))
 
 
 class Fails(Mean):
     def train(self, steps_per_call, folder):
         raise ArithmeticError("the mean of nothing")
+
+
+class Sums:
+    """Adds over a socket what two processes have, each with one replica, and notes how many bytes went through it."""
+
+    def __init__(self, plan, process, strategy):
+        self.replicas, self.first = plan.workers, process.rank == 0
+        self.log = os.path.join(plan.output_dir, f"sums-{process.rank}.txt")
+        # A name that no other run on this machine has, since the first process listens at that port.
+        name = f"\0sums at {plan.processes[0].address}"
+        if self.first:
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(name)
+                server.listen()
+                server.settimeout(60)
+                self.other, _ = server.accept()
+        else:
+            self.other = socket.socket(socket.AF_UNIX)
+            until = time.monotonic() + 60
+            while self.other.connect_ex(name) and time.monotonic() < until:
+                time.sleep(0.05)
+        self.other.settimeout(60)
+
+    def sum(self, arrays):
+        import tensorflow as tf
+
+        sums = tf.numpy_function(self.added, arrays, [array.dtype for array in arrays])
+        return [tf.ensure_shape(total, array.shape) for total, array in zip(sums, arrays, strict=True)]
+
+    def sent_bytes(self, size):
+        return size
+
+    def added(self, *arrays):
+        mine = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+        if self.first:
+            self.other.sendall(mine)
+        theirs = self.other.recv(len(mine), socket.MSG_WAITALL)
+        if not self.first:
+            self.other.sendall(mine)
+        with open(self.log, "a") as log:
+            log.write(f"{len(mine)}\n")
+        sums, start = [], 0
+        for array in arrays:
+            there = np.frombuffer(theirs, array.dtype, array.size, start).reshape(array.shape)
+            sums.append(array + there)
+            start += array.nbytes
+        return sums
+
+
+class NoSums:
+    def __init__(self, plan, process, strategy):
+        raise KeyError("no such ring")
+
+
+class HalfOfSums:
+    replicas = 2
+
+    def __init__(self, plan, process, strategy):
+        pass

@@ -9,9 +9,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import IO
 
-from pipeline.record.events import Event
 from pipeline.views.mlflow.follow import NICENESS, follow, niceness
 from pipeline.views.mlflow.stores import prepare
 
@@ -36,7 +36,7 @@ def main() -> None:
         follow(sys.stdin.buffer, lambda news: _tell(answers, news))
 
 
-def _tell(answers: IO[str], news: Event) -> None:
+def _tell(answers: IO[str], news: Mapping[str, object]) -> None:
     # A conductor that is gone does not listen.
     with contextlib.suppress(OSError):
         answers.write(json.dumps(news) + "\n")

@@ -14,24 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.record import events, tracking
-from pipeline.record.events import Event
+from pipeline.record import log, tracking
+from pipeline.record.events import Ended, Resumed, Run
 from pipeline.record.tracking import LOG, Copied, Store
 from pipeline.views.mlflow import page
-from pipeline.views.mlflow.changes import (
-    NAME_CHARACTERS,
-    Begin,
-    Change,
-    Data,
-    End,
-    Param,
-    Point,
-    Replay,
-    Tag,
-    changes,
-    ms,
-    text,
-)
+from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
+from pipeline.views.mlflow.changes import NAME_CHARACTERS, Replay, changes, ms, text
 from pipeline.views.mlflow.stores import open_client, requests_may_take, without_password
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
@@ -102,13 +90,13 @@ class Copy:
 
     def missing(self) -> int:
         """How many events are not sent."""
-        return sum(1 for _ in events.read(self.log, self._copied.offset))
+        return sum(1 for _ in log.read(self.log, self._copied.offset))
 
     def has_ended(self) -> bool:
         """Is the log complete?"""
         ended = False
-        for event, _ in events.read(self.log):
-            ended = event.get("event") == "ended" or (ended and event.get("event") != "resumed")
+        for event, _ in log.read(self.log):
+            ended = isinstance(event, Ended) or (ended and not isinstance(event, Resumed))
         return ended
 
     def verify(self) -> None:
@@ -177,7 +165,7 @@ class Copy:
         """Fills `_pending` with what the next stretch of the log changes; False where the log has no more."""
         if self._count:
             return True
-        for event, end in events.read(self.log, self._position):
+        for event, end in log.read(self.log, self._position):
             new: list[Change] = []
             try:
                 new.extend(changes(event, self.seen))
@@ -240,12 +228,12 @@ class Copy:
         client, experiment = self._open(), self._experiment(run)
         known = self._with_this_key(experiment)
         tags = {KEY_TAG: _key(run)}
-        name = text(run.get("name") or self.folder.name, NAME_CHARACTERS)
+        name = text(run.name or self.folder.name, NAME_CHARACTERS)
         run_id = known[0] if known else client.create_run(experiment, ms(run), tags, name).info.run_id
         self._keep(replace(self._copied, run_id=run_id, experiment_id=experiment))
 
-    def _experiment(self, run: Event) -> str:
-        client, name = self._open(), self._store.experiment or run.get("experiment") or "pipeline"
+    def _experiment(self, run: Run) -> str:
+        client, name = self._open(), self._store.experiment or run.experiment or "pipeline"
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
@@ -264,7 +252,7 @@ class Copy:
         self._describe(found, run)
         return str(found.experiment_id)
 
-    def _describe(self, experiment: Any, run: Event) -> None:
+    def _describe(self, experiment: Any, run: Run) -> None:
         """Gives an experiment that others made its page, where they let us."""
         from mlflow.exceptions import MlflowException
 
@@ -273,7 +261,7 @@ class Copy:
                 self._open().set_experiment_tag(experiment.experiment_id, name, content)
 
     def _with_this_key(self, experiment: str) -> list[str]:
-        wanted = f"tags.`{KEY_TAG}` = '{_key(self.seen.run or {})}'"
+        wanted = f"tags.`{KEY_TAG}` = '{_key(self.seen.run or Run())}'"
         return sorted(run.info.run_id for run in self._open().search_runs([experiment], wanted))
 
     def _delete_twins(self) -> None:
@@ -303,7 +291,7 @@ class Copy:
                 client.log_artifacts(self.run_id, str(self.folder / "hydra"), "hydra")
 
 
-def _key(run: Event) -> str:
+def _key(run: Run) -> str:
     """The run's key, fit for a quoted string in a search."""
-    key = str(run.get("key") or f"{run.get('folder')}@{run.get('time')}")
+    key = run.key or f"{run.folder}@{run.time}"
     return re.sub(r"[^\w.@:/ -]", "_", key)[:NAME_CHARACTERS]

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from pipeline.record.events import Event
-from pipeline.record.reading import read_as
+from pipeline.record import plain
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.state import remember
@@ -33,14 +32,14 @@ LAST_SECONDS, HARD_SECONDS = 10.0, 20.0
 NICENESS = 10
 
 
-def follow(commands: IO[bytes], tell: Callable[[Event], None]) -> None:
+def follow(commands: IO[bytes], tell: Callable[[dict[str, object]], None]) -> None:
     """Obeys the commands, JSON lines, until they end; then ends what is left to end.
 
     Commands: {"follow": folder, "store": {...}} and {"drain": seconds, "id": any}. What it tells: {"run",
     "run_id"} once a run exists, {"run", "error"} when a store fails or answers again, and {"drained", "error",
     "id"}.
     """
-    inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(commands, inbox), daemon=True).start()
     follower, conductor = Follower(tell), os.getppid()
     # The conductor is gone when its end of the pipe closes, or when this process has another parent: what the
@@ -51,7 +50,7 @@ def follow(commands: IO[bytes], tell: Callable[[Event], None]) -> None:
             if command is None:
                 break
             if "follow" in command:
-                follower.add(Path(command["follow"]), read_as(Store, command["store"]))
+                follower.add(Path(command["follow"]), plain.made_of(Store, command["store"]))
             if "drain" in command:
                 # Training is over, and someone waits.
                 with niceness(-NICENESS):
@@ -91,7 +90,7 @@ class Followed:
 class Follower:
     """Sends the logs it was given, a little behind their writers; tells how that goes."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
+    def __init__(self, tell: Callable[[dict[str, object]], None]) -> None:
         self._tell = tell
         self._runs: list[Followed] = []
         self._retry_at, self._retry_seconds = 0.0, RETRY_SECONDS
@@ -181,7 +180,7 @@ class Follower:
             self._runs.remove(run)
 
 
-def _listen(commands: IO[bytes], inbox: "queue.SimpleQueue[Event | None]") -> None:
+def _listen(commands: IO[bytes], inbox: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
     for line in commands:
         with contextlib.suppress(ValueError):
             command = json.loads(line)

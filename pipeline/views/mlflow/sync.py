@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.record import events
-from pipeline.record.events import Event
+from pipeline.record import log
+from pipeline.record.events import Resumed, Run
 from pipeline.record.tracking import LOG, STATE, Store, recall
 from pipeline.views.mlflow.copies import Copy, Deleted, TrackError
 from pipeline.views.mlflow.stores import reason, sqlite_path, unreachable, without_password
@@ -47,14 +47,14 @@ def run_folders(root: Path) -> list[Path]:
     return [folder for folder in found if (folder / STATE).exists() or _home(folder) == folder.name]
 
 
-def conductor_lives(run: Event) -> bool | None:
+def conductor_lives(run: Run | Resumed) -> bool | None:
     """Does the process that writes the log still run? None where that cannot be seen from here."""
-    if run.get("host") != os.uname().nodename or not isinstance(run.get("pid"), int):
+    if run.host != os.uname().nodename or run.pid is None:
         return None
     try:
-        process = psutil.Process(run["pid"])
+        process = psutil.Process(run.pid)
         # A process that began later only has the same number; a minute is for a clock that was set meanwhile.
-        began_before = process.create_time() < run["time"] + 60
+        began_before = process.create_time() < run.time + 60
         return began_before and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except (psutil.Error, ValueError):
         return False
@@ -112,7 +112,7 @@ def _bring_up(copy: Copy, say: Callable[[str], None]) -> bool | None:
         lives = conductor_lives(run)
         about = " It still runs."
         if lives is None:
-            about = f" It has no end, and only {run.get('host')} knows whether it still runs: sync there."
+            about = f" It has no end, and only {run.host} knows whether it still runs: sync there."
         elif not lives:
             _patiently(copy.kill)
             about = " It has no end and its process is gone: set to KILLED."
@@ -135,8 +135,8 @@ def _patiently(do: Callable[[], None]) -> None:
 
 def _home(folder: Path) -> str | None:
     """The name of the folder that a log says it was written in."""
-    first = next(events.read(folder / LOG), ({}, 0))[0]
-    return Path(str(first["folder"])).name if "folder" in first else None
+    first = next((event for event, _ in log.read(folder / LOG)), None)
+    return Path(first.folder).name if isinstance(first, Run) and first.folder else None
 
 
 def _store_of(folder: Path, uri: str | None) -> Store | None:

@@ -12,9 +12,8 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from pipeline.record.events import Event
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.state import remember
 
@@ -29,7 +28,7 @@ class Tracker:
         self._news = threading.Condition()
         self._run_ids: dict[str, str] = {}
         self._errors: dict[str, str | None] = {}
-        self._answers: dict[int, Event] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
         self._asked = 0
         self._problem: str | None = None
 
@@ -121,7 +120,7 @@ class Tracker:
     def _listening(self) -> bool:
         return self._reader is not None and self._reader.is_alive()
 
-    def _say(self, command: Event) -> bool:
+    def _say(self, command: Mapping[str, object]) -> bool:
         process = self._process
         if process is None or process.stdin is None:
             return False

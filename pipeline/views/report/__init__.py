@@ -1,6 +1,6 @@
 """Turns the folder of a sweep into its report: figures, one page of HTML, a table of all numbers, a verdict in words.
 
-    python -m pipeline report sweep=NAME
+    python -m pipeline report NAME
 
 It reads what the runs wrote and starts none. `track` has one MLflow run stand for the sweep, with the report in it.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
-from pipeline.config.parts import flat
-from pipeline.record.events import EventLog, read, write_whole
-from pipeline.record.results import Ending, to_values
+from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
+from pipeline.record.log import EventLog, read, write_whole
+from pipeline.record.results import Ending, Speed, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.views import PointResult, Tracking
 from pipeline.views.report import page
@@ -28,8 +28,6 @@ from pipeline.views.terminal.verdict import contestant_name, mark_texts, verdict
 
 # The folder beside the points, and what it is called as a run of MLflow.
 FOLDER = "report"
-# Of the best point, in MLflow's table beside the points themselves.
-METRICS = ("examples_per_second", "speedup", "efficiency")
 # What result.json has that the table of all numbers says otherwise, or not at all.
 OF_THE_FILE = ("version", "status", "notes")
 
@@ -93,17 +91,26 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
     """
     beside = folder.resolve() / FOLDER
     log = EventLog(beside / LOG)
-    here = {"time": time.time(), "pid": os.getpid(), "host": os.uname().nodename}
+    now, pid, host = time.time(), os.getpid(), os.uname().nodename
     try:
         if any(read(beside / LOG)):
-            log.append(here | {"event": "resumed", "params": {}, "tags": {}})
+            log.append(Resumed(pid=pid, host=host, time=now))
         else:
-            name = written.sweep.name
-            about = {"key": uuid.uuid4().hex, "name": f"sweep {name}", "folder": str(beside)}
-            tags = {"sweep": name, "kind": "report"}
-            log.append(here | {"event": "run", **about, "experiment": store.experiment, "params": {}, "tags": tags})
-        log.append(here | {"event": "report", **_told(written)})
-        log.append(here | {"event": "ended", "status": "FINISHED", "error": None})
+            log.append(
+                Run(
+                    key=uuid.uuid4().hex,
+                    name=f"sweep {written.sweep.name}",
+                    folder=str(beside),
+                    experiment=store.experiment or "",
+                    tags={"sweep": written.sweep.name, "kind": "report"},
+                    pid=pid,
+                    host=host,
+                    version=VERSION,
+                    time=now,
+                )
+            )
+        log.append(_told(written, now))
+        log.append(Ended("FINISHED", time=now))
     finally:
         log.close()
     tracker.follow(beside, store)
@@ -155,27 +162,35 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
-def _told(written: Written) -> dict[str, object]:
+def _numbers(speed: Speed) -> dict[str, float | None]:
+    """Of the best point, in MLflow's table beside the points themselves."""
+    return {
+        "examples_per_second": speed.examples_per_second,
+        "speedup": speed.speedup,
+        "efficiency": speed.efficiency,
+    }
+
+
+def _told(written: Written, now: float) -> Report:
     """What MLflow shows of a report: files, the best point's numbers, and what it says."""
     best = written.verdict.best
-    speed = flat(best.runs[0].result.speed) if best else {}
+    values = {} if best is None else _numbers(best.runs[0].result.speed)
     listed = [
         f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points
         for run_id in [point.result.tracked.mlflow_run_id]
     ]
-    return {
-        "files": {
+    return Report(
+        files={
             "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
             "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
         },
-        "values": {name: speed[name] for name in METRICS if speed.get(name) is not None},
-        "tags": {
+        values={name: value for name, value in values.items() if value is not None},
+        tags={
             "best": contestant_name(best) if best else None,
             "confidence": written.verdict.confidence,
             "verdict": " ".join(verdict_lines(written.verdict)),
         },
-        "text": "\n\n".join(
-            [*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]
-        ),
-    }
+        text="\n\n".join([*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]),
+        time=now,
+    )

@@ -6,17 +6,16 @@ stand where nothing else is: labels of bars above them, legends below the axes, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.comparable import Marks
-from pipeline.record.results import Explained
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.verdict import mark_texts
-from pipeline.views.terminal.words import brackets, items, number, rate, span
+from pipeline.views.terminal.words import brackets, rate, span
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -228,18 +227,13 @@ def causes(point: Point) -> dict[str, float]:
     step, wait = point.result.speed.step_ms_p50, point.result.input.wait
     if step is None:
         return {}
-    if shares := _shares(point.result.explained):
+    if explained := point.result.explained:
+        shares = {part.name: max(0.0, part.share) for part in explained.parts}
         kept = max(0.0, 1 - sum(shares.values()))
         return {"computing": kept * step} | {
             name if name in CAUSES else "other": share * step for name, share in shares.items() if share
         }
     return {"all else": step} if wait is None else {"input wait": wait * step, "all else": (1 - wait) * step}
-
-
-def _shares(explained: Explained | None) -> dict[str, float]:
-    """Of the step time, what was lost to each cause."""
-    parts = [part for part in items((explained or {}).get("parts")) if isinstance(part, Mapping)]
-    return {str(part.get("name")): max(0.0, number(part.get("share")) or 0.0) for part in parts}
 
 
 def _series(point: Point, sweep: Sweep, name: str = "") -> str:

@@ -4,6 +4,7 @@ A sweep with `sweep.json` lists its points there, also those that were not run y
 result, in the order of their folders' names.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,8 @@ from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import HistoryError, Run
 from pipeline.config.schema import PredictConfig
 from pipeline.plan.planning import falls
-from pipeline.record import events, results, sweeps
+from pipeline.record import log, results, sweeps
+from pipeline.record.events import Epoch
 from pipeline.record.results import Ending, Result
 from pipeline.record.sweeps import Entry
 
@@ -66,11 +68,14 @@ class Point:
         """(seconds of training, validation metrics and loss) at the end of each epoch."""
         told: dict[int, tuple[float, Mapping[str, float]]] = {}
         seconds = 0.0
-        for event, _ in events.read(self.run.folder / "events.jsonl"):
-            if event.get("event") == "epoch" and event.get("group", "point") == "point":
-                seconds += event["seconds"]
-                found = {**(event.get("val_metrics") or {}), LOSS: event.get("val_loss")}
-                told[event["epoch"]] = seconds, {name: value for name, value in found.items() if value is not None}
+        for event, _ in log.read(self.run.folder / "events.jsonl"):
+            if isinstance(event, Epoch) and event.of_point:
+                seconds += event.seconds or 0.0
+                found = {**event.val_metrics, LOSS: event.val_loss}
+                told[event.epoch] = (
+                    seconds,
+                    {name: value for name, value in found.items() if value is not None and math.isfinite(value)},
+                )
         return [told[epoch] for epoch in sorted(told)]
 
 

@@ -105,7 +105,7 @@ def advice(sweep: Sweep, decided: Verdict) -> list[str]:
     points: dict[str, list[str]] = {}
     for point in sorted(sweep.measured, key=lambda point: point.place not in best):
         explained = point.result.explained
-        if explained is not None and (said := clean(explained.get("advice"))):
+        if explained is not None and (said := clean(explained.advice)):
             points.setdefault(said, []).append(" ".join(point.name.split()))
     return [f"Point{'s' * (len(names) > 1)} {'; '.join(names)}: {said}" for said, names in points.items()]
 

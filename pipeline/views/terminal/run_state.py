@@ -1,16 +1,52 @@
 """Turns a run's events into what there is to tell of each, and into a view of what is happening now.
 
-Pure: time is an argument. It survives events in any order, and fields that are missing or odd.
+Pure: time is an argument. It survives events in any order, and values that are odd.
 """
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import Event
+from pipeline.record.events import (
+    Beat,
+    Built,
+    Calibrated,
+    Checkpoint,
+    Ended,
+    Epoch,
+    Event,
+    Exited,
+    Explained,
+    Explaining,
+    Failed,
+    Finished,
+    Joined,
+    Left,
+    Loaded,
+    Measured,
+    Profiled,
+    Profiling,
+    Report,
+    Restarted,
+    Restored,
+    Result,
+    Resumed,
+    Run,
+    Saved,
+    Signalled,
+    Sized,
+    Started,
+    Steps,
+    Stopped,
+    System,
+    Told,
+    Unknown,
+    Warned,
+)  # fmt: skip
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
 from pipeline.views.terminal.training_state import TrainingState, View
-from pipeline.views.terminal.words import clean, duration, listed, named, number, pairs, plural, rate, whole
+from pipeline.views.terminal.words import clean, duration, listed, named, number, pairs, plural, rate
 
 MOST_FAILURES = 5  # different ones told in full
 
@@ -82,14 +118,13 @@ class RunState:
 
     def take(self, event: Event, now: float) -> list[Line]:
         """Adds one event, and returns what there is to tell of it."""
-        kind, baseline = str(event.get("event")), event.get("group") == "baseline"
-        if baseline:
+        if event.group == "baseline":
             self._groups.setdefault("baseline", Group(1, 1))
         turns = self._turns()
-        lines = self._lines(kind, baseline, event, now)
+        lines = self._lines(event, now)
         self.timing = self._is_timing()
         self.turned = self._turns() != turns
-        self.failing = kind == "failed"
+        self.failing = isinstance(event, Failed)
         return lines
 
     def view(self) -> View:
@@ -106,126 +141,133 @@ class RunState:
             return self._training.view()
         return self._coming_up()
 
-    def _lines(self, kind: str, baseline: bool, event: Event, now: float) -> list[Line]:
-        chief = not baseline and not whole(event.get("rank"))
-        match kind:
-            case "started" | "joined" | "built" | "calibrated":
-                return self._stage(kind, baseline, event, now)
-            case "measured":
-                return self._measured(baseline, event)
-            case "steps" | "epoch" | "beat" | "saved" if chief:
-                return self._trained(kind, event)
-            case "restarted":
+    def _lines(self, event: Event, now: float) -> list[Line]:
+        match event:
+            case Started() | Joined() | Built() | Calibrated():
+                return self._stage(event, now)
+            case Measured():
+                return self._measured(event)
+            case Steps() | Epoch() | Saved() | Beat():
+                return self._trained(event) if self._is_chief(event) else []
+            case Restarted():
                 return self._restarted(event)
-            case "restored":
-                found = event.get("found") is True
-                step = whole(event.get("step")) or 0
+            case Restored(step=step, found=found):
                 self._training.go_back(step)
                 where = f"from step {step:,}" if found else "from the beginning: there is no checkpoint yet"
                 return [Line(f"going on {where}")]
-            case "checkpoint":
-                self._training.saved = whole(event.get("step"))
-                return []
-            case "profiled":
-                return [Line(text, lasting=True) for text in profile_lines(event.get("values"))]
-            case "explaining":
+            case Checkpoint(step=step):
+                self._training.saved = step
+            case Profiled(values=profile):
+                return [Line(text, lasting=True) for text in profile_lines(profile)]
+            case Explaining():
                 self._explaining = True
                 return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
-            case "explained":
-                return [Line(text, lasting=True) for text in explained_lines(event.get("values"))]
-            case "warning":
-                return self._once(f"warning: {clean(event.get('text')) or '(without words)'}", lasting=True)
-            case "failed":
+            case Explained(values=explanation):
+                return [Line(text, lasting=True) for text in explained_lines(explanation)]
+            case Warned(text=text):
+                return self._once(f"warning: {clean(text) or '(without words)'}", lasting=True)
+            case Failed():
                 return self._failure(event)
-            case "finished" | "ended":
-                self._ended = self._ended or chief or kind == "ended"
-                self._explaining = self._explaining and kind != "ended"
+            case Finished():
+                self._ended = self._ended or self._is_chief(event)
+            case Ended():
+                self._ended, self._explaining = True, False
+            case (
+                Run() | Resumed() | Loaded() | Sized() | Profiling() | Left() | Signalled() | System() | Result()
+                | Report() | Stopped() | Exited() | Unknown()
+            ):  # fmt: skip
+                pass
+            case _:
+                assert_never(event)
         return []
 
-    def _stage(self, stage: str, baseline: bool, event: Event, now: float) -> list[Line]:
-        group = self._groups["baseline" if baseline else "point"]
-        complete = group.reach(stage, whole(event.get("rank")) or 0)
+    def _is_chief(self, event: Told) -> bool:
+        return event.group != "baseline" and event.rank == 0
+
+    def _group(self, event: Told) -> Group:
+        return self._groups["baseline" if event.group == "baseline" else "point"]
+
+    def _stage(self, event: Started | Joined | Built | Calibrated, now: float) -> list[Line]:
+        group, baseline = self._group(event), event.group == "baseline"
+        complete = group.reach(event.kind, event.rank)
         who = "the baseline" if baseline else plural(group.expected, "process")
-        if stage == "started" and not baseline:
+        if isinstance(event, Started) and not baseline:
             return self._once(f"starting: {who}")
-        if stage == "built" and not baseline:
+        if isinstance(event, Built) and not baseline:
             self._training.take_built(event)
         if not complete:
             return []
-        if stage == "joined":
-            return self._once(f"joined: {who} after {duration(now - self.start)}", key=f"joined {baseline}")
-        if stage == "built" and not baseline:
-            return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
-        if stage == "calibrated" and self._plan.measurement.steps != 0:
-            in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
-            return self._once(
-                f"measuring its first steps: {plural(self._plan.measurement.repeats, 'repeat')}{in_turn}",
-                key="measuring",
-            )
+        match event:
+            case Joined():
+                return self._once(f"joined: {who} after {duration(now - self.start)}", key=f"joined {baseline}")
+            case Built() if not baseline:
+                return self._once(f"built: {self._training.facts or 'data and model'}", key="built")
+            case Calibrated() if self._plan.measurement.steps != 0:
+                in_turn = " in turn with the baseline" if "baseline" in self._groups else ""
+                return self._once(
+                    f"measuring its first steps: {plural(self._plan.measurement.repeats, 'repeat')}{in_turn}",
+                    key="measuring",
+                )
         return []
 
-    def _measured(self, baseline: bool, event: Event) -> list[Line]:
+    def _measured(self, event: Measured) -> list[Line]:
         """A line for each repeat that is now told by the run and, where there is one, by its baseline."""
-        group = self._groups["baseline" if baseline else "point"]
-        repeat, examples, seconds = (number(event.get(name)) for name in ("repeat", "examples", "seconds"))
-        if repeat is not None and examples is not None and seconds is not None and seconds > 0:
-            group.measure(int(repeat), whole(event.get("rank")) or 0, examples, seconds)
-        rates = {name: group.rates() for name, group in self._groups.items()}
+        group, examples, seconds = self._group(event), number(event.examples), number(event.seconds)
+        if examples is not None and seconds is not None and seconds > 0:
+            group.measure(event.repeat, event.rank, examples, seconds)
+        rates = {name: one.rates() for name, one in self._groups.items()}
         complete = min(map(len, rates.values()))
         lines = []
         for place in range(self._repeats_told, complete):
-            each = [
+            speeds = [
                 f"{'baseline ' * (name == 'baseline')}{rate(told[place])} examples/s" for name, told in rates.items()
             ]
             number_of = sorted(group.rate_of)[place] + 1
-            lines.append(Line(f"repeat {number_of} of {self._plan.measurement.repeats}: {listed(*each)}"))
+            lines.append(Line(f"repeat {number_of} of {self._plan.measurement.repeats}: {listed(*speeds)}"))
         self._repeats_told = max(self._repeats_told, complete)
         return lines
 
-    def _trained(self, kind: str, event: Event) -> list[Line]:
+    def _trained(self, event: Steps | Epoch | Saved | Beat) -> list[Line]:
         training = self._training
-        if kind == "beat":
+        if isinstance(event, Beat):
             training.take_validated(event)
             return []
         begins = self._once(f"training: {training.length}", key="training")
         training.begun = True
-        if kind == "steps":
-            training.take_steps(event)
-            return begins
-        if kind == "saved":
-            return self._once(f"saved: {clean(event.get('path')) or 'the model'}")
-        epoch = whole(event.get("epoch"))
-        if epoch is None:
-            return begins
-        training.take_epoch(epoch, event)
+        match event:
+            case Steps():
+                training.take_steps(event)
+                return begins
+            case Saved(path=path):
+                return self._once(f"saved: {clean(path) or 'the model'}")
+        training.take_epoch(event)
         figures = listed(
-            named("loss", event.get("loss")),
-            pairs(event.get("metrics")),
-            named("val_loss", event.get("val_loss")),
-            pairs(event.get("val_metrics"), prefix="val_"),
-            "" if (seconds := number(event.get("seconds"))) is None else duration(seconds),
+            named("loss", event.loss),
+            pairs(event.metrics),
+            named("val_loss", event.val_loss),
+            pairs(event.val_metrics, prefix="val_"),
+            "" if (seconds := number(event.seconds)) is None else duration(seconds),
         )
-        text = f"{training.epoch_of(epoch)}: {figures or 'done'}"
-        return [*begins, *self._once(text, lasting=True, key=f"epoch {epoch}")]
+        text = f"{training.epoch_of(event.epoch)}: {figures or 'done'}"
+        return [*begins, *self._once(text, lasting=True, key=f"epoch {event.epoch}")]
 
-    def _restarted(self, event: Event) -> list[Line]:
+    def _restarted(self, event: Restarted) -> list[Line]:
         """All processes come up once more, perhaps fewer; what was measured stays measured."""
         self._failed = False
         self._training.begun = False
         told, repeats = self._groups["point"].told, self._groups["point"].rate_of
-        expected, leaders = (whole(event.get(name)) or 1 for name in ("processes", "leaders"))
-        self._groups["point"] = Group(expected, leaders, told=told, rate_of=repeats)
+        self._groups["point"] = Group(event.processes, event.leaders, told=told, rate_of=repeats)
         if "baseline" in self._groups:
             self._groups["baseline"].reached = {}
         again = ("starting", "joined", "built", "measuring", "training", "failed")
         self._told = {key for key in self._told if not key.startswith(again)}
-        return [Line(f"warning: {clean(event.get('text'))}", lasting=True)]
+        return [Line(f"warning: {clean(event.text)}", lasting=True)]
 
-    def _failure(self, event: Event) -> list[Line]:
+    def _failure(self, event: Failed) -> list[Line]:
         self._failed = True
-        if event.get("peer") is True:
+        if event.peer:
             return []  # it only lost the process that failed, which says more itself
-        error = clean(event.get("error")) or "no reason was given"
+        error = clean(event.error) or "no reason was given"
         if sum(key.startswith("failed") for key in self._told) >= MOST_FAILURES:
             return self._once("More processes failed; events.jsonl has them all.", lasting=True)
         return self._once(f"failed: {self._who(event)}: {error}", lasting=True, key=f"failed {error}")
@@ -271,14 +313,13 @@ class RunState:
         """Grows with each repeat that is done, and with each group that is ready for them."""
         return sum((group.count("calibrated") >= group.leaders) + len(group.rate_of) for group in self._groups.values())
 
-    def _who(self, event: Event) -> str:
-        rank = whole(event.get("rank"))
-        if event.get("group") == "baseline":
+    def _who(self, event: Failed) -> str:
+        if event.group == "baseline":
             return "the baseline"
-        if rank is None or not 0 <= rank < len(self._plan.processes):
+        if not 0 <= event.rank < len(self._plan.processes):
             return "a process"
-        process = self._plan.processes[rank]
-        return f"{process.role} {rank}" + (f" on host {process.host}" if self._plan.hardware.hosts > 1 else "")
+        process = self._plan.processes[event.rank]
+        return f"{process.role} {event.rank}" + (f" on host {process.host}" if self._plan.hardware.hosts > 1 else "")
 
     def _once(self, text: str, lasting: bool = False, key: str = "") -> list[Line]:
         """The line, unless one with its key was told before: hundreds of processes may say the same thing."""

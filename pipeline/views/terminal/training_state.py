@@ -2,11 +2,12 @@
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import Event
-from pipeline.views.terminal.words import duration, items, listed, named, number, pairs, plural, rate, whole
+from pipeline.record.events import Beat, Built, Epoch, Steps
+from pipeline.views.terminal.words import duration, listed, named, number, pairs, plural, rate
 
 WINDOW_SECONDS = 5.0  # of training, over which throughput and the time left are taken
 
@@ -40,7 +41,7 @@ class TrainingState:
         self._over = False
         self._step = 0
         self._loss: float | None = None
-        self._metrics: object = None
+        self._metrics: Mapping[str, float] = {}
         self._calls: deque[tuple[int, float, float]] = deque()  # (steps, examples, seconds), the last few
 
     def go_back(self, step: int) -> None:
@@ -64,46 +65,43 @@ class TrainingState:
         """Which epoch of how many."""
         return of("epoch", epoch, self._epochs)
 
-    def take_built(self, event: Event) -> None:
+    def take_built(self, event: Built) -> None:
         """What became known with the data and the model."""
-        self._epochs = whole(event.get("epochs")) or self._epochs
-        self._per_epoch = whole(event.get("steps_per_epoch")) or self._per_epoch
-        held_out = whole(event.get("validation_examples"))
+        self._epochs = event.epochs or self._epochs
+        self._per_epoch = event.steps_per_epoch or self._per_epoch
+        held_out = event.validation_examples
         if held_out is not None:
-            self._validation_steps = whole(event.get("validation_steps")) or math.ceil(
-                held_out / self._plan.training.global_batch
-            )
+            self._validation_steps = event.validation_steps or math.ceil(held_out / self._plan.training.global_batch)
         self.facts = listed(
-            plural(whole(event.get("parameters")), "parameter"),
-            plural(whole(event.get("train_examples")), "training example"),
+            plural(event.parameters, "parameter"),
+            plural(event.train_examples, "training example"),
             plural(held_out, "validation example"),
             f"{plural(self._per_epoch, 'step')} an epoch" if self._per_epoch else "",
         )
 
-    def take_steps(self, event: Event) -> None:
+    def take_steps(self, event: Steps) -> None:
         """One call of the loop."""
-        step = whole(event.get("step"))
-        if step is None or step < self._step:
+        step = event.step
+        if step < self._step:
             return
-        self._calls.append((step - self._step, number(event.get("examples")) or 0, number(event.get("seconds")) or 0))
+        self._calls.append((step - self._step, number(event.examples) or 0, number(event.seconds) or 0))
         while len(self._calls) > 1 and math.fsum(call[2] for call in self._calls) > WINDOW_SECONDS:
             self._calls.popleft()
         self._step, self._validated = step, 0
-        self._epoch = whole(event.get("epoch")) or self._epoch
-        losses = items(event.get("losses"))
-        self._loss = losses[-1] if losses else None
-        self._metrics = event.get("metrics")
+        self._epoch = event.epoch or self._epoch
+        self._loss = event.losses[-1] if event.losses else None
+        self._metrics = event.metrics
 
-    def take_validated(self, event: Event) -> None:
+    def take_validated(self, event: Beat) -> None:
         """A beat, which during validation tells how many of its steps are done."""
-        self._validated = whole(event.get("validated")) or self._validated
+        self._validated = event.validated or self._validated
 
-    def take_epoch(self, epoch: int, event: Event) -> None:
+    def take_epoch(self, event: Epoch) -> None:
         """The end of an epoch."""
-        self._epochs_done = max(self._epochs_done, epoch)
-        self._step = max(self._step, whole(event.get("step")) or 0)
+        self._epochs_done = max(self._epochs_done, event.epoch)
+        self._step = max(self._step, event.step)
         self._validated = 0
-        self._over = epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
+        self._over = event.epoch >= (self._epochs or math.inf) or self._step >= (self.total or math.inf)
 
     def view(self) -> View:
         """What training is doing."""

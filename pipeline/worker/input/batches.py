@@ -8,7 +8,7 @@ that training can go on at any position, with other replicas or another global b
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,16 +18,19 @@ from pipeline.private import cache_op, shuffle_op
 from pipeline.worker.input import reading as reads
 from pipeline.worker.input import service
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
+from pipeline.worker.input.part import Batch, Batches, Part, Spec, Step
 from pipeline.worker.input.reading import Reading
 
 DEFAULT = Reading()
 
 
 # (number of an epoch, examples of it that are trained, steps that are left) -> (examples, batches) of each step
-Epoch = Callable[[Any, Any, Any], tf.data.Dataset]
+Epoch: TypeAlias = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
+
+Traced = TypeVar("Traced", bound=Callable[..., object])
 
 
-def count(part: Any) -> int:
+def count(part: Part) -> int:
     """Examples in a part: arrays, `Examples`, or a `tf.data.Dataset` of single ones, counted by reading if need be."""
     if isinstance(part, Examples):
         return part.count
@@ -42,7 +45,7 @@ def count(part: Any) -> int:
 
 
 def stream(
-    part: Any,
+    part: Part,
     layout: Layout,
     shuffle: bool,
     seed: int,
@@ -68,8 +71,8 @@ def stream(
     batches = raw_stream(part, layout, shuffle, seed, position, reading)
     if make is not None:
 
-        def one(number: Any, examples: Any, each: Any) -> Any:
-            return examples, tuple(make(number, batch) for batch in each)
+        def one(number: tf.Tensor, examples: tf.Tensor, raw: tuple[Batch, ...]) -> Step:
+            return examples, tuple(make(number, batch) for batch in raw)
 
         def made(numbered: tf.data.Dataset) -> tf.data.Dataset:
             return numbered.map(_as_written(one), num_parallel_calls=reads.parallel(), deterministic=True)
@@ -81,7 +84,7 @@ def stream(
 
 
 def raw_stream(
-    part: Any, layout: Layout, shuffle: bool, seed: int, position: Position, reading: Reading
+    part: Part, layout: Layout, shuffle: bool, seed: int, position: Position, reading: Reading
 ) -> tf.data.Dataset:
     """What `stream` makes its batches of: (examples, batches), of raw elements with the epoch's number before them
     where something is to be made of them.
@@ -102,7 +105,7 @@ def raw_stream(
     return batches.with_options(inner.options()) if isinstance(inner, tf.data.Dataset) else batches
 
 
-def _options(part: Any) -> tf.data.Options:
+def _options(part: Part) -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
     if not isinstance(part.raw if isinstance(part, Examples) else part, tf.data.Dataset):
@@ -111,7 +114,7 @@ def _options(part: Any) -> tf.data.Options:
     return options
 
 
-def again(made: Any, of_type: Any) -> Any:
+def again(made: Step, of_type: Spec) -> Batches:
     """An iterator that gives `made` again and again, typed as that of a stream of this spec.
 
     A compiled function that has taken batches of the stream takes these without being traced again.
@@ -120,7 +123,7 @@ def again(made: Any, of_type: Any) -> Any:
     return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(one), of_type))
 
 
-def spec(part: Any) -> Any:
+def spec(part: Part) -> Batch:
     """The structure of a batch of two examples: a tensor of zeros for each leaf of the part."""
     if isinstance(part, tf.data.Dataset | Examples):
         of_one = part.element_spec
@@ -128,12 +131,12 @@ def spec(part: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: tf.zeros((2, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), part)
 
 
-def order(examples: int, seed: int, epoch: Any) -> Any:
+def order(examples: int, seed: int, epoch: tf.Tensor) -> tf.Tensor:
     """The places of an epoch's examples in their order, int64 [examples]; drawn from `seed` and `epoch`, an int64."""
     return tf.random.experimental.stateless_shuffle(tf.range(examples, dtype=tf.int64), seed=[seed, epoch])
 
 
-def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: Any) -> tf.data.Dataset:
+def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: tf.Tensor) -> tf.data.Dataset:
     """A data set shuffled through a window, in an order drawn from `seed` and `epoch`, an int64, alone.
 
     `Dataset.shuffle` draws it from TensorFlow's global seed, too, and takes no tensor for a seed where that is 0.
@@ -151,9 +154,7 @@ def shuffled(part: tf.data.Dataset, window: int, seed: int, epoch: Any) -> tf.da
     return tf.data.experimental.from_variant(made, part.element_spec)
 
 
-def epochs(
-    layout: Layout, position: Position, make: Callable[[Any, Any, Any], tf.data.Dataset], numbered: bool = False
-) -> tf.data.Dataset:
+def epochs(layout: Layout, position: Position, make: Epoch, numbered: bool = False) -> tf.data.Dataset:
     """What `make` returns for each epoch from the position on, one after the other.
 
     It is given an epoch's number, the examples of it that are trained, and the steps that are left: int64 scalars.
@@ -161,7 +162,7 @@ def epochs(
     """
     left = layout.steps_after(position.examples)
 
-    def epoch(number: Any) -> tf.data.Dataset:
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
         resumed = number == position.epoch
         trained, steps = (
             tf.where(resumed, tf.constant(rest, tf.int64), tf.constant(whole, tf.int64))
@@ -183,23 +184,23 @@ def _draw_orders(part: tf.data.Dataset, count: int) -> None:
     if isinstance(part, shuffle_op._ShuffleDataset):
         for _ in range(count):
             iter(part)
-    for each in part._inputs():
-        _draw_orders(each, count)
+    for given in part._inputs():
+        _draw_orders(given, count)
 
 
-def _from_arrays(part: Any, layout: Layout, seed: int | None) -> Epoch:
+def _from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
     """An epoch of arrays: step by step the rows of each local replica, in an order drawn where there is a seed."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     mine = layout.counts[layout.process] if layout.sharded else layout.examples
 
-    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
         rows = tf.range(mine, dtype=tf.int64) if seed is None else order(mine, seed, number)
 
-        def batches(step: Any) -> Any:
+        def batches(step: tf.Tensor) -> Step:
             start, edges, total = _shares(layout, trained, step)
             chosen = [rows[start + first : start + last] for first, last in itertools.pairwise(edges)]
             return total, tuple(
-                tf.nest.map_structure(lambda array, rows=each: tf.gather(array, rows), arrays) for each in chosen
+                tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), arrays) for rows in chosen
             )
 
         return tf.data.Dataset.range(steps).map(_as_written(batches))
@@ -207,19 +208,19 @@ def _from_arrays(part: Any, layout: Layout, seed: int | None) -> Epoch:
     return epoch
 
 
-def _from_dataset(read: Callable[[Any], tf.data.Dataset], layout: Layout, seed: int | None, window: int) -> Epoch:
+def _from_dataset(read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, seed: int | None, window: int) -> Epoch:
     """An epoch of what `read` returns for its number, shuffled where there is a seed."""
     spec = read(tf.constant(0, tf.int64)).element_spec
     empty = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(lambda leaf: tf.zeros((0, *leaf.shape), leaf.dtype), spec)
     )
 
-    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
         mine = _shuffled(read(number), layout, seed, number, window)
         mine = mine.skip(trained // len(layout.counts))
         whole = mine.batch(layout._share, num_parallel_calls=tf.data.AUTOTUNE)
 
-        def batches(batch: Any, step: Any) -> Any:
+        def batches(batch: Batch, step: tf.Tensor) -> Step:
             _, edges, total = _shares(layout, trained, step)
             return total, tuple(
                 tf.nest.map_structure(lambda leaf, rows=slice(first, last): leaf[rows], batch)
@@ -232,16 +233,18 @@ def _from_dataset(read: Callable[[Any], tf.data.Dataset], layout: Layout, seed: 
     return epoch
 
 
-def _shuffled(read: tf.data.Dataset, layout: Layout, seed: int | None, number: Any, window: int) -> tf.data.Dataset:
+def _shuffled(
+    read: tf.data.Dataset, layout: Layout, seed: int | None, number: tf.Tensor, window: int
+) -> tf.data.Dataset:
     return read if seed is None else shuffled(read, min(max(1, layout.examples), window), seed, number)
 
 
-def _in_steps(batches: tf.data.Dataset, steps: Any) -> tf.data.Dataset:
+def _in_steps(batches: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
     """(batch, step) of the first `steps` batches. It looks for one more: a `cache` is kept once its end was seen."""
     return tf.data.Dataset.zip((batches, tf.data.Dataset.range(steps)))
 
 
-def static_parts(part: Any, layout: Layout) -> list[tuple[Any, Layout]]:
+def static_parts(part: Part, layout: Layout) -> list[tuple[Part, Layout]]:
     """A part cut in two, so that batches of static shapes hold each of its examples once, with the layout of each.
 
     What fills no whole batch comes one example a replica. Then a replica has an example that counts or one that only
@@ -263,13 +266,13 @@ def static_parts(part: Any, layout: Layout) -> list[tuple[Any, Layout]]:
     )
     lasts: tuple[Literal["left out", "padded"], ...] = ("left out", "padded")
     return [
-        (piece, dataclasses.replace(each, last=last))
-        for (piece, each), last in zip(cut, lasts, strict=True)
-        if each.examples
+        (piece, dataclasses.replace(of_piece, last=last))
+        for (piece, of_piece), last in zip(cut, lasts, strict=True)
+        if of_piece.examples
     ]
 
 
-def _cut(part: Any, start: int, stop: int) -> Any:
+def _cut(part: Part, start: int, stop: int) -> Part:
     """Examples `start` to `stop` of a part. Those after the start of a data set are kept, not read past each time."""
     if isinstance(part, Examples):
         inner = reads.cut(part.raw, start, stop) if part.in_files else _cut(part.raw, start, stop)
@@ -279,15 +282,15 @@ def _cut(part: Any, start: int, stop: int) -> Any:
     return part.skip(start).take(stop - start).cache() if start else part.take(stop)
 
 
-def _static_from_arrays(part: Any, layout: Layout, seed: int | None) -> Epoch:
+def _static_from_arrays(part: Part, layout: Layout, seed: int | None) -> Epoch:
     """As `_from_arrays`, in batches of one size."""
     arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
     size = layout.global_batch // layout.replicas
 
-    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
         places = tf.range(layout.examples, dtype=tf.int64) if seed is None else order(layout.examples, seed, number)
 
-        def batches(step: Any) -> Any:
+        def batches(step: tf.Tensor) -> Step:
             start = trained + step * layout.global_batch
             # A number of rows that is known, unlike that of a slice; the last example pads.
             rows = tf.minimum(start + tf.range(layout.global_batch, dtype=tf.int64), layout.examples - 1)
@@ -303,23 +306,23 @@ def _static_from_arrays(part: Any, layout: Layout, seed: int | None) -> Epoch:
 
 
 def _static_from_dataset(
-    read: Callable[[Any], tf.data.Dataset], layout: Layout, seed: int | None, window: int
+    read: Callable[[tf.Tensor], tf.data.Dataset], layout: Layout, seed: int | None, window: int
 ) -> Epoch:
     """As `_from_dataset`, in batches of one size."""
     size, padded = layout.global_batch // layout.replicas, layout.last == "padded"
 
-    def filled(leaf: Any) -> Any:
+    def filled(leaf: tf.Tensor) -> tf.Tensor:
         # The last example pads.
         rows = tf.minimum(tf.range(layout.global_batch), tf.shape(leaf)[0] - 1)
         return tf.gather(leaf, rows)
 
-    def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+    def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
         mine = _shuffled(read(number), layout, seed, number, window)
         whole = mine.skip(trained).batch(
             layout.global_batch, drop_remainder=not padded, num_parallel_calls=tf.data.AUTOTUNE
         )
 
-        def batches(batch: Any, step: Any) -> Any:
+        def batches(batch: Batch, step: tf.Tensor) -> Step:
             batch = tf.nest.map_structure(filled, batch) if padded else batch
             return _counted(layout, trained, step), tuple(
                 tf.nest.map_structure(lambda leaf, first=first: leaf[first : first + size], batch)
@@ -331,18 +334,18 @@ def _static_from_dataset(
     return epoch
 
 
-def _counted(layout: Layout, trained: Any, step: Any) -> Any:
+def _counted(layout: Layout, trained: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Examples that count in a step's global batch, of an epoch of which so many were trained before."""
     left = layout.examples - trained - step * layout.global_batch
     return tf.cast(tf.minimum(left, layout.global_batch), tf.float32)
 
 
-def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_written(function: Traced) -> Traced:
     """The function without AutoGraph's conversion, which takes longer than tracing it."""
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
-def _shares(layout: Layout, trained: Any, step: Any) -> tuple[Any, list[Any], Any]:
+def _shares(layout: Layout, trained: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
     """(where a step's batch starts, the edges of the local replicas' shares in it, examples in the global batch).
 
     The batch is what this process reads of the global one; the epoch had so many examples trained before.

@@ -9,22 +9,23 @@ import fcntl
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from pipeline.data import records
 from pipeline.data.examples import Examples, Segment
+from pipeline.data.nested import Nested
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
+from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.tensorflow.loop import TrainingError
 
 # Examples that are made at a time.
 CHUNK = 512
 
 
-def in_memory(part: Any) -> Any:
+def in_memory(part: Examples | tf.data.Dataset) -> Part:
     """The part as arrays, in its order; `Examples` are again those, of arrays, which may still be varied."""
     _expect_one_size(part)
     chunks = list(_made(part))
@@ -36,7 +37,7 @@ def in_memory(part: Any) -> Any:
     return arrays
 
 
-def in_file(part: Any, folder: Path, name: str) -> Examples:
+def in_file(part: Examples | tf.data.Dataset, folder: Path, name: str) -> Examples:
     """The part as records of a file in `folder`, which is written where it is not there; `name` tells it from others.
 
     Several processes that want the same file wait for the first, and one that is killed leaves none.
@@ -52,7 +53,7 @@ def in_file(part: Any, folder: Path, name: str) -> Examples:
     leaves = tf.nest.flatten(spec)
     features = {str(place): tf.io.FixedLenFeature((), tf.string) for place in range(len(leaves))}
 
-    def parse(batch: Any) -> Any:
+    def parse(batch: tf.Tensor) -> Batch:
         found = tf.io.parse_example(batch, features)
         return tf.nest.pack_sequence_as(
             spec, [_from_bytes(found[str(place)], leaf) for place, leaf in enumerate(leaves)]
@@ -65,7 +66,7 @@ def in_file(part: Any, folder: Path, name: str) -> Examples:
     )
 
 
-def _write(part: Any, path: Path) -> None:
+def _write(part: Examples | tf.data.Dataset, path: Path) -> None:
     # Under the lock, so that it is nobody else's.
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -84,12 +85,12 @@ def _write(part: Any, path: Path) -> None:
         ) from error
 
 
-def _to_bytes(value: Any) -> bytes:
+def _to_bytes(value: np.ndarray | bytes) -> bytes:
     """A scalar string as it is, everything else as the bytes of its array."""
     return value if isinstance(value, bytes) else np.asarray(value).tobytes()
 
 
-def _from_bytes(found: Any, leaf: Any) -> Any:
+def _from_bytes(found: tf.Tensor, leaf: tf.TensorSpec) -> tf.Tensor:
     if leaf.dtype == tf.string:
         return found
     if leaf.dtype == tf.bool:
@@ -97,7 +98,7 @@ def _from_bytes(found: Any, leaf: Any) -> Any:
     return tf.reshape(tf.io.decode_raw(found, leaf.dtype), [tf.shape(found)[0], *leaf.shape])
 
 
-def _made(part: Any) -> Iterator[Any]:
+def _made(part: Examples | tf.data.Dataset) -> Iterator[Nested[np.ndarray]]:
     """The examples of a part in their order, some at a time: its structure, with arrays [examples, ...]."""
     plain = dataclasses.replace(part, augment=None) if isinstance(part, Examples) else part
     layout = Layout(CHUNK, replicas=1, first=0, local=1, counts=(batches.count(part),))
@@ -106,7 +107,7 @@ def _made(part: Any) -> Iterator[Any]:
         yield batch
 
 
-def _expect_one_size(part: Any) -> None:
+def _expect_one_size(part: Examples | tf.data.Dataset) -> None:
     for leaf in tf.nest.flatten(part.element_spec):
         if (
             not isinstance(leaf, tf.TensorSpec)

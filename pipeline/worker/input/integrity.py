@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import tensorflow as tf
 
 from pipeline.data.errors import first_of
-from pipeline.data.examples import Broken, Examples, leaves, rows, whole_rows
+from pipeline.data.examples import Broken, Examples, rows, whole_rows
+from pipeline.data.nested import Nested
 from pipeline.worker.input import batches
+from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.input.reading import NOT_FINITE, conditions
 from pipeline.worker.tensorflow.loop import TrainingError
 
@@ -24,7 +26,7 @@ UNREADABLE = (
 )
 
 
-def broken(part: Any, classes: int | None, number: int, of: int, thorough: bool) -> list[Broken]:
+def broken(part: Part | None, classes: int | None, number: int, of: int, thorough: bool) -> list[Broken]:
     """What is broken in share `number` of `of` of a part: arrays are looked through, and `Examples` look by themselves.
 
     What is broken in a `tf.data.Dataset` is seen when it is trained on.
@@ -33,11 +35,11 @@ def broken(part: Any, classes: int | None, number: int, of: int, thorough: bool)
         return part.look(part, number, of, thorough) if part.look else []
     if not _is_arrays(part):
         return []
-    count = len(leaves(part)[0])
+    count = _rows(part)
     return list(_broken_rows(part, classes, number * count // of, (number + 1) * count // of))
 
 
-def first_broken(part: Any, classes: int | None) -> list[Broken]:
+def first_broken(part: Part | None, classes: int | None) -> list[Broken]:
     """The first example of a data set that cannot be made or trained on, found by making one after the other."""
     if not isinstance(part, tf.data.Dataset):
         return []
@@ -71,7 +73,7 @@ def _reason(message: str) -> str:
     return re.sub(r"\{\{.*?\}\}|\[Op:\w+\].*|name: *$", "", first).strip()
 
 
-def flaws(part: Any, classes: int | None) -> tuple[str, ...]:
+def flaws(part: Part | None, classes: int | None) -> tuple[str, ...]:
     """What is wrong with a training part as a whole, in words that follow "There are"."""
     if isinstance(part, Examples):
         return part.flaws
@@ -86,7 +88,7 @@ def flaws(part: Any, classes: int | None) -> tuple[str, ...]:
 def sifted(part: tf.data.Dataset, classes: int | None) -> tuple[tf.data.Dataset, int]:
     """(a data set without the examples that cannot be made or trained on, how many these are); reads it twice."""
 
-    def is_whole(*example: Any) -> Any:
+    def is_whole(*example: Batch) -> tf.Tensor:
         batch = tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], example if len(example) > 1 else example[0])
         return tf.reduce_all([True, *(condition for condition, _ in conditions(batch, classes))])
 
@@ -118,8 +120,8 @@ def _made_or_not(part: tf.data.Dataset) -> int:
 def refuse(found: Sequence[Broken], complaints: Sequence[str]) -> None:
     """Raises what is broken, if anything is, naming the first."""
     if found:
-        lost = sum(each.examples for each in found)
-        named = first_of([f"{each.name} {each.why}" for each in found])
+        lost = sum(flaw.examples for flaw in found)
+        named = first_of([f"{flaw.name} {flaw.why}" for flaw in found])
         raise TrainingError(
             f"Expected examples that can be trained on, received {lost} that cannot: {named}. "
             f"Try data.on_error=skip, which trains on the others, or putting the data right."
@@ -131,13 +133,13 @@ def refuse(found: Sequence[Broken], complaints: Sequence[str]) -> None:
         )
 
 
-def without(part: Any, lost: Sequence[Broken]) -> Any:
+def without(part: Part | None, lost: Sequence[Broken]) -> Part | None:
     """The part without what is broken."""
     if not lost:
         return part
     if isinstance(part, Examples):
         return part.without(lost)
-    return rows(tf.nest.map_structure(np.asarray, part), whole_rows(len(leaves(part)[0]), lost))
+    return rows(tf.nest.map_structure(np.asarray, part), whole_rows(_rows(part), lost))
 
 
 def expect_batch(examples: int, global_batch: int, workers: int, skip: bool) -> None:
@@ -152,23 +154,27 @@ def expect_batch(examples: int, global_batch: int, workers: int, skip: bool) -> 
         )
 
 
-def num_classes(part: Any, y: Any) -> int | None:
+def num_classes(part: Part | None, y: Batch) -> int | None:
     """How many classes a part knows of, or integer labels name; None where labels are something else, or not at hand.
 
     `y` is the labels of an example batch.
     """
     if isinstance(part, Examples):
         return part.num_classes
-    if isinstance(part, tf.data.Dataset) or tf.nest.is_nested(y) or not y.dtype.is_integer or y.shape.rank != 1:
+    if not _is_arrays(part) or not isinstance(y, tf.Tensor) or not y.dtype.is_integer or y.shape.rank != 1:
         return None
     return int(np.asarray(part[1]).max()) + 1
 
 
-def _is_arrays(part: Any) -> bool:
+def _is_arrays(part: Part | None) -> TypeGuard[tuple[Nested[np.ndarray], ...]]:
     return isinstance(part, tuple) and len(part) > 1
 
 
-def _broken_rows(part: Any, classes: int | None, start: int, stop: int) -> Iterator[Broken]:
+def _rows(part: Part) -> int:
+    return len(tf.nest.flatten(part)[0])
+
+
+def _broken_rows(part: tuple[Nested[np.ndarray], ...], classes: int | None, start: int, stop: int) -> Iterator[Broken]:
     whole = np.ones(stop - start, bool)
     for leaf in tf.nest.flatten(part):
         values = np.asarray(leaf)[start:stop]
@@ -185,6 +191,6 @@ def _broken_rows(part: Any, classes: int | None, start: int, stop: int) -> Itera
         yield Broken(None, int(start + row), 1, f"example {start + row}", why)
 
 
-def _are_labels(y: Any) -> bool:
+def _are_labels(y: Nested[np.ndarray]) -> TypeGuard[np.ndarray]:
     """Are they integers, one for each example?"""
-    return not tf.nest.is_nested(y) and np.asarray(y).dtype.kind in "iu" and np.ndim(y) == 1
+    return not tf.nest.is_nested(y) and (array := np.asarray(y)).dtype.kind in "iu" and array.ndim == 1

@@ -7,22 +7,28 @@ trains its even share of each, also of a smaller last one. So any number of repl
 import abc
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from pipeline.data.nested import Nested
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.input.batches import stream
 from pipeline.worker.input.layout import Layout
+from pipeline.worker.input.part import Batch, Batches, Spec, Step
 from pipeline.worker.tensorflow import source
 from pipeline.worker.tensorflow.loop import Data
-from pipeline.worker.tensorflow.source import Source
+from pipeline.worker.tensorflow.source import Rows, Source
 
 OFF, FILE = tf.data.experimental.AutoShardPolicy.OFF, tf.data.experimental.AutoShardPolicy.FILE
 UNTIL_IT_ENDS = sys.maxsize
+
+# What Keras's `fit` takes as data.
+FitData: TypeAlias = Nested[np.ndarray | tf.Tensor] | tf.data.Dataset | keras.utils.PyDataset | Iterable[object] | None
 
 
 class FitError(ValueError):
@@ -81,7 +87,7 @@ class Passes(abc.ABC):
     # Batches may differ in size; see `Layout`.
     last = "short"
     # A batch in shape and type, for building a model.
-    spec: Any
+    spec: Nested[keras.KerasTensor]
 
     @property
     def one_by_one(self) -> bool:
@@ -94,7 +100,7 @@ class Passes(abc.ABC):
         return self
 
     @abc.abstractmethod
-    def begin(self) -> Iterator[Any]:
+    def begin(self) -> Batches:
         """Another pass: (examples, batches) of each step, as `batches.stream` has them."""
 
     @abc.abstractmethod
@@ -112,13 +118,13 @@ class Passes(abc.ABC):
 
 def passes(
     where: Place,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: FitData,
+    y: FitData = None,
+    sample_weight: FitData = None,
     *,
     batch_size: int | None = None,
     steps: int | None = None,
-    shuffle: Any = False,
+    shuffle: bool | str = False,
     seed: int = 0,
     class_weight: dict[int, float] | None = None,
 ) -> Passes:
@@ -161,19 +167,21 @@ def passes(
     return _Batches(adapter, data, known, endless, where)
 
 
-def first_steps(part: Any, batch_size: int | None, steps: int | None) -> Any:
+def first_steps(part: tuple[FitData, ...], batch_size: int | None, steps: int | None) -> tuple[FitData, ...]:
     """The arrays of (x, y, sample_weight) cut to what so many steps see; anything else as it is."""
-    arrays = [each for each in part if each is not None]
+    arrays = [array for array in part if array is not None]
     if steps is None or batch_size is None or not all(map(_is_array, keras.tree.flatten(arrays))):
         return part
     most = batch_size * steps
-    return tuple(each if each is None else keras.tree.map_structure(lambda leaf: leaf[:most], each) for each in part)
+    return tuple(
+        array if array is None else keras.tree.map_structure(lambda leaf: leaf[:most], array) for array in part
+    )
 
 
 class _Arrays(Passes):
     """Arrays, of which each step gathers its examples by their numbers."""
 
-    def __init__(self, adapter: Any, where: Place, shuffle: Any, seed: int) -> None:
+    def __init__(self, adapter: ArrayDataAdapter, where: Place, shuffle: bool | str, seed: int) -> None:
         if shuffle not in (True, False):
             raise FitError(
                 f"Expected shuffle to be True or False, received {shuffle!r}. Try shuffle=False: the order of the "
@@ -194,9 +202,9 @@ class _Arrays(Passes):
         self.always_fed = self._layout.always_fed
         self.spec = _symbols([leaf.shape for leaf in tf.nest.flatten(self._part)], self._part)
         self._shuffle, self._seed = bool(shuffle), seed
-        self._endless: Iterator[Any] | None = None
+        self._endless: Batches | None = None
 
-    def begin(self) -> Iterator[Any]:
+    def begin(self) -> Batches:
         if self._endless is None:
             self._endless = iter(stream(self._part, self._layout, self._shuffle, self._seed))
         return self._endless
@@ -211,10 +219,20 @@ class _Arrays(Passes):
         """Nothing: each pass has its order by its number."""
 
 
+class _Adapter(Protocol):
+    """What is called of Keras's adapters around a pass."""
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
 class _Batches(Passes):
     """A data set of global batches, and what Keras makes one of: generators and `keras.utils.PyDataset`."""
 
-    def __init__(self, adapter: Any, data: tf.data.Dataset, steps: int | None, endless: bool, where: Place) -> None:
+    def __init__(
+        self, adapter: _Adapter, data: tf.data.Dataset, steps: int | None, endless: bool, where: Place
+    ) -> None:
         shapes = [spec.shape for spec in _dense_specs(data)]
         fixed = [shape[0] for shape in shapes]
         self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
@@ -222,7 +240,7 @@ class _Batches(Passes):
         self.spec = _symbols(shapes, data.element_spec)
         self._shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
 
-    def begin(self) -> Iterator[Any]:
+    def begin(self) -> Batches:
         self._adapter.on_epoch_begin()
         return iter(self._shares)
 
@@ -254,7 +272,7 @@ class _Batches(Passes):
         iter(self._shares)
 
 
-def _of_any_size(first: int, count: int) -> tuple[Any, Any]:
+def _of_any_size(first: int, count: int) -> Rows:
     """Rows and edges, as `Source.rows` has them, for batches that are as large as they come."""
     with tf.device("CPU:0"):
         return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
@@ -290,7 +308,7 @@ def _own(data: tf.data.Dataset, where: Place, fixed: Sequence[int | None]) -> tf
     return _mapped(part_of_each, lambda batch: _cut(batch, 0, where.local, where.local, times=where.processes))
 
 
-def _cut(batch: Any, first: int, local: int, parts: int, times: int = 1) -> Any:
+def _cut(batch: Batch, first: int, local: int, parts: int, times: int = 1) -> Step:
     """(examples of the global batch, the shares of `local` replicas from `first` on): `parts` share the batch."""
     size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
     edges = [size * (first + number) // parts for number in range(local + 1)]
@@ -309,18 +327,18 @@ def _options(data: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
     return shares.with_options(options).prefetch(2)
 
 
-def _mapped(data: tf.data.Dataset, function: Callable[[Any], Any]) -> tf.data.Dataset:
+def _mapped(data: tf.data.Dataset, function: Callable[[Batch], Step]) -> tf.data.Dataset:
     """`map` with the element whole, also where it is a tuple, which `map` spreads over a function's arguments."""
     whole = isinstance(data.element_spec, tuple)
 
-    def on_element(*element: Any) -> Any:
+    def on_element(*element: Batch) -> Step:
         return function(element if whole else element[0])
 
     return data.map(tf.autograph.experimental.do_not_convert(on_element))
 
 
 def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
-    specs: list[Any] = tf.nest.flatten(data.element_spec)
+    specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
     wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
     if wrong:
         raise FitError(
@@ -330,7 +348,7 @@ def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
     return specs
 
 
-def _symbols(shapes: Sequence[Any], like: Any) -> Any:
+def _symbols(shapes: Sequence[Sequence[int | None]], like: Spec) -> Nested[keras.KerasTensor]:
     """A batch of two examples in shape and type alone, in the structure of the data."""
     leaves = [
         keras.KerasTensor((2, *list(shape)[1:]), keras.backend.standardize_dtype(leaf.dtype))
@@ -339,11 +357,11 @@ def _symbols(shapes: Sequence[Any], like: Any) -> Any:
     return tf.nest.pack_sequence_as(like, leaves)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
 
 
-def _is_dense(leaf: Any) -> bool:
+def _is_dense(leaf: object) -> bool:
     return hasattr(leaf, "dtype") and not isinstance(
         leaf, tf.RaggedTensor | tf.SparseTensor | array_slicing.TensorflowSparseWrapper
     )

@@ -6,18 +6,20 @@ Nothing of it is trained: the input is made anew for it, and what steps change i
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from pipeline.data.examples import Examples
 from pipeline.private import cache_op, prefetch_op, shuffle_op
+from pipeline.record.events import StageCost
 from pipeline.worker.input import batches
 from pipeline.worker.input import reading as reads
+from pipeline.worker.input.part import Batch, Batches, Part, Step
 from pipeline.worker.tensorflow import source
 from pipeline.worker.tensorflow.loop import Call, Data, Loop
 from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop
-from pipeline.worker.tensorflow.source import Source
+from pipeline.worker.tensorflow.source import Rows, Source
 
 # What is timed is timed in so many pieces, so that it is known how much they differ.
 PIECES = 4
@@ -31,13 +33,13 @@ STAGE_SECONDS, FILL_SECONDS = 1.0, 10.0
 CHUNK = 16
 
 # (name, the input up to and with this stage, examples in an element of it)
-Stage = tuple[str, tf.data.Dataset, int]
+Stage: TypeAlias = tuple[str, tf.data.Dataset, int]
 
 
 class Profile:
     """The input and the model of a loop, each alone."""
 
-    def __init__(self, loop: Loop, part: Any, shards: Sequence[Any]) -> None:
+    def __init__(self, loop: Loop, part: Part, shards: Sequence[Part]) -> None:
         """`part` is the training data, which nothing else reads; `shards` what asynchronous workers read of it."""
         data = loop.train_data
         part, shards = plain(part), [plain(shard) for shard in shards]
@@ -46,9 +48,8 @@ class Profile:
         ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
         self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
         self._loop, self._input_seconds = loop, 0.0
-        asynchronous = isinstance(loop, ScheduledLoop)
         self._alone: _Asynchronous | _Together = (
-            _Asynchronous(loop, self._data, shards) if asynchronous else _Together(loop, self._data)
+            _Asynchronous(loop, self._data, shards) if isinstance(loop, ScheduledLoop) else _Together(loop, self._data)
         )
 
     def model_pace(self) -> float:
@@ -81,8 +82,8 @@ class Profile:
         self._read_away()
         return _pieces(self._alone.read, steps)
 
-    def costs(self) -> list[dict[str, Any]]:
-        """What each stage of the input costs this process: `name`, `seconds_per_example`, and `seconds_per_step`."""
+    def costs(self) -> list[StageCost]:
+        """What each stage of the input costs this process."""
         # Meanwhile what is read ahead of the last piece of input comes to its end.
         time.sleep(min(self._ahead * self._input_seconds, FILL_SECONDS))
         return costs(self._data)
@@ -106,8 +107,8 @@ class _Together:
     def __init__(self, loop: Loop, data: Data) -> None:
         self._loop, self._data = loop, data
         self._read = tf.function(_read, autograph=False)
-        self._batches: Iterator[Any] | None = None
-        self._cached: Iterator[Any] | None = None
+        self._batches: Batches | None = None
+        self._cached: Batches | None = None
 
     def read(self, steps: int) -> tuple[float, float]:
         """(examples of the global batches, seconds) of so many steps' batches."""
@@ -126,7 +127,7 @@ class _Together:
 class _Asynchronous:
     """Steps of asynchronous workers, each by itself."""
 
-    def __init__(self, loop: Any, data: Data, shards: Sequence[Any]) -> None:
+    def __init__(self, loop: ScheduledLoop, data: Data, shards: Sequence[Part]) -> None:
         self._loop, self._data = loop, data
         self._source = source.source(data, shards, loop.concurrent_steps)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(loop.strategy)
@@ -168,12 +169,12 @@ class _Asynchronous:
         examples, _ = _sum(calls)
         return examples, time.perf_counter() - began
 
-    def _source_rows(self, first: int, count: int) -> tuple[Any, Any]:
+    def _source_rows(self, first: int, count: int) -> Rows:
         with tf.device("CPU:0"):
             return tf.zeros([0], tf.int64), tf.range(count + 1, dtype=tf.int64)
 
-    def _some(self, given: Any, rows: Any, edges: Any) -> Any:
-        def one(index: Any, examples: Any) -> Any:
+    def _some(self, given: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
+        def one(index: tf.Tensor, examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             leaves = tf.nest.flatten(self._source.batch(given, rows, edges[index], edges[index + 1]))
             with tf.control_dependencies(leaves):
                 return index + 1, examples + tf.cast(tf.shape(leaves[0])[0], tf.float32)
@@ -199,13 +200,13 @@ def stages(data: Data) -> list[Stage]:
     # What is not made yet has other labels, or none.
     unchecked = dataclasses.replace(data.reading, classes=None)
     return [
-        (name, _stream(dataclasses.replace(data, part=each, reading=unchecked)), _local(data)) for name, each in found
+        (name, _stream(dataclasses.replace(data, part=stage, reading=unchecked)), _local(data)) for name, stage in found
     ]
 
 
-def costs(data: Data) -> list[dict[str, Any]]:
+def costs(data: Data) -> list[StageCost]:
     """What each stage adds to the seconds of an example, and of a step in this process: never less than nothing."""
-    found, before = [], 0.0
+    found, before = list[StageCost](), 0.0
     passing = _passing(data)
     for number, (name, made, examples) in enumerate(stages(data)):
         seconds = _seconds_per_element(made) / examples
@@ -213,11 +214,11 @@ def costs(data: Data) -> list[dict[str, Any]]:
         added = seconds if name == "batch" else max(0.0, seconds - before)
         before = max(seconds, before)
         count = passing[number] if number < len(passing) else examples
-        found.append({"name": name, "seconds_per_example": added, "seconds_per_step": added * count})
+        found.append(StageCost(name, added, added * count))
     return found
 
 
-def plain(part: Any) -> Any:
+def plain(part: Part) -> Part:
     """A data set without its own shuffles, and without what it keeps in files, as far as it can be made again without.
 
     They would be filled first, which is not what an example costs, and a file of the training's is not to be touched.
@@ -237,7 +238,7 @@ def plain(part: Any) -> Any:
     return made.with_options(part.options()) if left_out and made is not None else part
 
 
-def _again(node: Any, given: tf.data.Dataset) -> tf.data.Dataset | None:
+def _again(node: tf.data.Dataset, given: tf.data.Dataset) -> tf.data.Dataset | None:
     """The stage made again, of another input; None where that is not known to be the same."""
     if isinstance(node, reads.AT_ONCE):
         return given
@@ -247,7 +248,7 @@ def _again(node: Any, given: tf.data.Dataset) -> tf.data.Dataset | None:
         return None
     in_parts, function = isinstance(node._input_dataset.element_spec, tuple), reads.applied(node)
 
-    def made(*element: Any) -> Any:
+    def made(*element: Batch) -> Batch:
         return function(element if in_parts else element[0])
 
     calls = getattr(node, "_num_parallel_calls", None)
@@ -256,7 +257,7 @@ def _again(node: Any, given: tf.data.Dataset) -> tf.data.Dataset | None:
     return again
 
 
-def _nodes(part: tf.data.Dataset) -> list[Any]:
+def _nodes(part: tf.data.Dataset) -> list[tf.data.Dataset]:
     """The data sets that one is made of, from the source on; what joins several is a source itself."""
     found = [part]
     while len(given := found[0]._inputs()) == 1:
@@ -269,7 +270,7 @@ def _chain(part: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
     return [(_name(node), node) for node in _nodes(part) if not isinstance(node, reads.AT_ONCE)]
 
 
-def _name(node: Any) -> str:
+def _name(node: tf.data.Dataset) -> str:
     """A stage as a person would write it.
 
     >>> _name(tf.data.Dataset.range(3)), _name(tf.data.Dataset.range(3).map(abs, num_parallel_calls=2))
@@ -286,11 +287,11 @@ def _name(node: Any) -> str:
     return f"{words}({getattr(function, '__name__', type(function).__name__)})"
 
 
-def _keeps_in_file(node: Any) -> bool:
+def _keeps_in_file(node: tf.data.Dataset) -> bool:
     return isinstance(node, cache_op.CacheDataset) and bool(tf.get_static_value(node._filename))
 
 
-def _fill(part: Any) -> None:
+def _fill(part: Part) -> None:
     """Reads a data set that keeps its examples in memory to the end, if that takes no longer than `FILL_SECONDS`."""
     if isinstance(part, tf.data.Dataset) and any(isinstance(node, cache_op.CacheDataset) for node in _nodes(part)):
         until = time.monotonic() + FILL_SECONDS
@@ -308,7 +309,7 @@ def _passing(data: Data) -> list[int]:
     opened = reads.opened(data.part) if split else data.part
     # Their input, and what comes before it.
     read = _nodes(opened.raw) if isinstance(opened, Examples) else chain
-    return [data.layout._share if any(node is each for each in read) else _local(data) for node in chain]
+    return [data.layout._share if any(node is reader for reader in read) else _local(data) for node in chain]
 
 
 def _local(data: Data) -> int:
@@ -320,13 +321,14 @@ def _stream(data: Data) -> tf.data.Dataset:
     return batches.stream(data.part, data.layout, data.shuffle, data.seed, reading=data.reading)
 
 
-def _first(data: Data) -> Any:
+def _first(data: Data) -> Step:
     """(examples, batches) of the first step, after which nothing is made ahead, neither here nor in a data server."""
     made = _stream(dataclasses.replace(data, reading=dataclasses.replace(data.reading, servers=()))).take(1)
     options = tf.data.Options()
     # Its thread would hold up the end of the iterator.
     options.autotune.enabled = False
-    return next(iter(made.with_options(options)))
+    examples, batches = next(iter(made.with_options(options)))
+    return examples, batches
 
 
 def _in_chunks(node: tf.data.Dataset) -> tf.data.Dataset:
@@ -341,11 +343,11 @@ def _in_chunks(node: tf.data.Dataset) -> tf.data.Dataset:
 
 def _seconds_per_element(made: tf.data.Dataset) -> float:
     """Seconds between two elements, once the first is there."""
-    each = iter(made)
-    next(each)
+    elements = iter(made)
+    next(elements)
     began, count = time.perf_counter(), 0
     while (seconds := time.perf_counter() - began) < STAGE_SECONDS or not count:
-        next(each)
+        next(elements)
         count += 1
     return seconds / count
 
@@ -355,12 +357,12 @@ def _pieces(make: Callable[[int], tuple[float, float]], steps: int) -> tuple[lis
     return list(examples), list(seconds)
 
 
-def _read(iterator: Any, count: Any) -> Any:
+def _read(iterator: Batches, count: tf.Tensor) -> tf.Tensor:
     """Examples of the global batches of so many steps, once they are there."""
 
-    def one(index: Any, seen: Any) -> Any:
-        examples, each = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(each)):
+    def one(index: tf.Tensor, seen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        examples, of_replicas = next(iterator)
+        with tf.control_dependencies(tf.nest.flatten(of_replicas)):
             return index + 1, seen + examples
 
     return tf.while_loop(lambda index, _: index < count, one, (0, 0.0))[1]

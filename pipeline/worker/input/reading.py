@@ -7,14 +7,15 @@ examples that its own replicas train.
 import dataclasses
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from pipeline.data.examples import Examples, Segment
 from pipeline.private import cardinality, dataset_ops, map_op, op_def_registry, prefetch_op, structure
+from pipeline.worker.input.part import Batch, Function, Part
 
 # Records of one file that follow each other before those of the next file read beside it.
 BLOCK_RECORDS = 16
@@ -29,7 +30,9 @@ AT_ONCE = (dataset_ops._OptionsDataset, cardinality._AssertCardinalityDataset)
 PASSING_ON = (prefetch_op._PrefetchDataset, *AT_ONCE)
 
 # (number of the epoch, a batch of raw elements) -> a batch of examples
-Make = Callable[[Any, Any], Any]
+Make: TypeAlias = Callable[[tf.Tensor, Batch], Batch]
+# Arrays, or a function from an epoch's number to a data set of raw elements.
+Raw: TypeAlias = Batch | Callable[[tf.Tensor], tf.data.Dataset]
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,13 @@ class Reading:
     servers: tuple[str, ...] = ()
 
 
-def opened(part: tf.data.Dataset) -> Any:
+def opened(part: tf.data.Dataset) -> tf.data.Dataset | Examples:
     """A data set taken apart into what it reads and what its last `map`s make of that, where they draw on that alone.
 
     The data set itself where there are none: a function of Python's own, a random number or a variable is not left to
     another moment or another process.
     """
-    functions: list[Any] = []
+    functions: list[Function] = []
     inner = part
     while True:
         if isinstance(inner, MAPS) and _is_pure(inner._map_func.function.graph):
@@ -65,7 +68,7 @@ def opened(part: tf.data.Dataset) -> Any:
     if not functions or not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return part
 
-    def decode(example: Any) -> Any:
+    def decode(example: Batch) -> Batch:
         for function in functions:
             example = function(example)
         return example
@@ -73,18 +76,18 @@ def opened(part: tf.data.Dataset) -> Any:
     return Examples(inner, part.element_spec, decode=decode)
 
 
-def applied(node: Any) -> Callable[[Any], Any]:
+def applied(node: tf.data.Dataset) -> Function:
     """What a `map` makes of one element, as a function of that."""
     function, taken, returned = node._map_func.function, node._input_dataset.element_spec, node.element_spec
 
-    def one(element: Any) -> Any:
+    def one(element: Batch) -> Batch:
         made = function(*structure.to_tensor_list(taken, element))
         return structure.from_tensor_list(returned, made if isinstance(made, list | tuple) else [made])
 
     return one
 
 
-def _is_pure(graph: Any) -> bool:
+def _is_pure(graph: tf.Graph) -> bool:
     """Has a function none but operations that give the same whenever they are run?"""
     made = graph.as_graph_def()
     nodes = [*made.node, *(node for function in made.library.function for node in function.node_def)]
@@ -93,7 +96,7 @@ def _is_pure(graph: Any) -> bool:
     return all(name in calls or (kind is not None and not kind.is_stateful) for name, kind in kinds.items())
 
 
-def raw(part: Any, shuffle: bool, seed: int, reading: Reading) -> Any:
+def raw(part: Part, shuffle: bool, seed: int, reading: Reading) -> Raw:
     """What is cheap to read of a part: arrays, or a function from an epoch's number to a data set of raw elements."""
     inner = part.raw if isinstance(part, Examples) else part
     if isinstance(inner, tf.data.Dataset):
@@ -107,45 +110,49 @@ def raw(part: Any, shuffle: bool, seed: int, reading: Reading) -> Any:
     return {"key": tf.range(part.count, dtype=tf.int64), "raw": part.raw}
 
 
-def is_ready(part: Any) -> bool:
+def is_ready(part: Part) -> bool:
     """Are the raw elements of a part examples already, that were looked at?"""
     return not isinstance(part, tf.data.Dataset) and (not isinstance(part, Examples) or part.is_made)
 
 
-def maker(part: Any, seed: int, classes: int | None) -> Make | None:
+def maker(part: Part, seed: int, classes: int | None) -> Make | None:
     """What makes a batch of examples of raw elements; None where these are ready."""
     if is_ready(part):
         return None
-    if isinstance(part, tf.data.Dataset):
+    if not isinstance(part, Examples):
         return lambda number, batch: checked(batch, classes)
+    examples, decode, augment = part, part.decode, part.augment
 
-    def make(number: Any, batch: Any) -> Any:
-        key, batch = (batch["key"], batch["raw"]) if part.augment else (None, batch)
-        made = part.parse(batch) if part.parse else batch
-        if part.decode is None and part.augment is None:
+    def make(number: tf.Tensor, batch: Batch) -> Batch:
+        key = None
+        if augment is not None:
+            assert isinstance(batch, Mapping), "`raw` adds keys"
+            key, batch = batch["key"], batch["raw"]
+        made = examples.parse(batch) if examples.parse else batch
+        if decode is None and augment is None:
             return checked(made, classes)
 
-        def one(given: Any) -> Any:
-            example = part.decode(given[0]) if part.decode else given[0]
-            if part.augment is None:
+        def one(given: tuple[Batch, ...]) -> Batch:
+            example = given[0] if decode is None else decode(given[0])
+            if augment is None:
                 return example
             drawn = tf.random.fold_in(tf.random.fold_in([seed, 0], number), given[1])
-            return part.augment(example, drawn)
+            return augment(example, drawn)
 
-        each = (made,) if key is None else (made, key)
-        return checked(tf.map_fn(one, each, fn_output_signature=part.element_spec), classes)
+        given = (made,) if key is None else (made, key)
+        return checked(tf.map_fn(one, given, fn_output_signature=examples.element_spec), classes)
 
     return make
 
 
-def checked(batch: Any, classes: int | None) -> Any:
+def checked(batch: Batch, classes: int | None) -> Batch:
     """The batch, which must hold no NaN and no infinity, and integer labels below `classes` only."""
     checks = [tf.debugging.Assert(right, [words]) for right, words in conditions(batch, classes)]
     with tf.control_dependencies(checks):
         return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
 
-def conditions(batch: Any, classes: int | None) -> list[tuple[Any, str]]:
+def conditions(batch: Batch, classes: int | None) -> list[tuple[tf.Tensor, str]]:
     """What must be true of a batch, boolean scalars, and what is to be said where it is not."""
     floats = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
     found = [(tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in floats]), NOT_FINITE)] if floats else []
@@ -185,11 +192,11 @@ def cut(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ..
     return tuple(found)
 
 
-def _are_labels(labels: Any) -> bool:
+def _are_labels(labels: tf.Tensor) -> bool:
     return isinstance(labels, tf.Tensor) and labels.dtype.is_integer and labels.shape.rank in (1, 2)
 
 
-def _records(part: Examples, number: Any, shuffle: bool, seed: int, reading: Reading) -> tf.data.Dataset:
+def _records(part: Examples, number: tf.Tensor, shuffle: bool, seed: int, reading: Reading) -> tf.data.Dataset:
     """The records of an epoch, as strings; where examples are augmented, each with a key of its own.
 
     A key names the file and the record, whoever reads it.
@@ -207,7 +214,9 @@ def _records(part: Examples, number: Any, shuffle: bool, seed: int, reading: Rea
         columns = tuple(tf.gather(column, places) for column in columns)
     listed = tf.data.Dataset.from_tensor_slices(columns)
 
-    def read(path: Any, offset: Any, skipped: Any, count: Any, key: Any) -> tf.data.Dataset:
+    def read(
+        path: tf.Tensor, offset: tf.Tensor, skipped: tf.Tensor, count: tf.Tensor, key: tf.Tensor
+    ) -> tf.data.Dataset:
         made = tf.raw_ops.TFRecordDatasetV2(
             filenames=path[tf.newaxis], compression_type="", buffer_size=BUFFER_BYTES, byte_offsets=offset[tf.newaxis]
         )

@@ -5,12 +5,14 @@ a dispatcher and one worker, and batches are taken from them in turn: what is tr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
+Server: TypeAlias = tf.data.experimental.service.DispatchServer | tf.data.experimental.service.WorkerServer
 
-def serve(address: str) -> Any:
+
+def serve(address: str) -> tuple[Server, Server]:
     """A tf.data service at `address`, HOST:PORT, with one worker, as long as what is returned is kept."""
     host, _, port = address.rpartition(":")
     made = tf.data.experimental.service

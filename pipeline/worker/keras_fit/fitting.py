@@ -2,25 +2,36 @@
 
 Keras's own `fit` fails under several of TensorFlow's strategies. This takes the same arguments, gives back the same
 history, and refuses in words what it cannot honour. Steps, exact sums and hooks are those of `pipeline.train`.
+
+With several processes each calls `fit` with the same arguments; callbacks run in the first, and all obey.
+
+>>> import numpy as np
+>>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+>>> model.compile("sgd", loss="mse")
+>>> history = fit(model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, verbose=0)
+>>> len(history.history["loss"])
+3
 """
 
 import functools
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.analyze import measure
+from pipeline.data.nested import Nested
 from pipeline.private import array_slicing
+from pipeline.record.events import Event
 from pipeline.worker.input import passes
-from pipeline.worker.input.passes import FitError, Passes, Place
+from pipeline.worker.input.passes import FitData, FitError, Passes, Place
 from pipeline.worker.keras_fit import agree
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
+from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
@@ -31,17 +42,17 @@ KEPT_AS = "_loop_of_pipeline_fit"
 
 def fit(
     model: keras.Model,
-    x: Any = None,
-    y: Any = None,
+    x: FitData = None,
+    y: FitData = None,
     batch_size: int | None = None,
     epochs: int = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
+    verbose: int | str = "auto",
+    callbacks: Nested[keras.callbacks.Callback] | None = None,
     validation_split: float = 0.0,
-    validation_data: Any = None,
-    shuffle: Any = True,
+    validation_data: FitData = None,
+    shuffle: bool | str = True,
     class_weight: dict[int, float] | None = None,
-    sample_weight: Any = None,
+    sample_weight: FitData = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
@@ -53,15 +64,7 @@ def fit(
     """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy.
 
     Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
-    With several processes each calls this with the same arguments; callbacks run in the first, and all obey. Raises
-    `FitError` for what cannot be honoured.
-
-    >>> import numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> model.compile("sgd", loss="mse")
-    >>> history = fit(model, np.ones((8, 2)), np.ones((8, 1)), epochs=3, verbose=0)
-    >>> len(history.history["loss"])
-    3
+    Raises `FitError` for what cannot be honoured.
     """
     _check_model(model)
     strategy = _strategy(model, strategy)
@@ -99,13 +102,13 @@ def fit(
             return _train(training, loop, per_call)
 
 
-def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, Any]:
+def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, int | None]:
     """How much there is to train and to validate on, which must be the same in all processes."""
     return {
         "number of batches": train.steps,
         "number of examples": train.examples,
-        "number of validation batches": held_out and held_out.steps,
-        "number of validation examples": held_out and held_out.examples,
+        "number of validation batches": None if held_out is None else held_out.steps,
+        "number of validation examples": None if held_out is None else held_out.examples,
     }
 
 
@@ -181,7 +184,7 @@ def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
     return frequency != "epoch"
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise FitError(f"Expected a keras.Model, received {type(model).__name__}.")
     build.check_step(model)
@@ -227,10 +230,10 @@ def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[kera
         )
 
 
-def _callbacks(given: Any, where: Place) -> list[keras.callbacks.Callback]:
+def _callbacks(given: Nested[keras.callbacks.Callback] | None, where: Place) -> list[keras.callbacks.Callback]:
     inside = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
-    found = [each for each in keras.tree.flatten(inside) if each is not None]
-    wrong = [each for each in found if not isinstance(each, keras.callbacks.Callback)]
+    found = [callback for callback in keras.tree.flatten(inside) if callback is not None]
+    wrong = [callback for callback in found if not isinstance(callback, keras.callbacks.Callback)]
     if wrong:
         raise FitError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
     if found and where.processes > 1 and tf.distribute.has_strategy():
@@ -259,7 +262,7 @@ def _capped(steps: int | None) -> int | None:
 
 
 def _held_out(
-    where: Place, data: Any, batch_size: int | None, train_batch_size: int | None, steps: int | None
+    where: Place, data: FitData, batch_size: int | None, train_batch_size: int | None, steps: int | None
 ) -> Passes | None:
     """The passes over what is validated on; None where there is nothing."""
     if data is None:
@@ -279,16 +282,16 @@ def _agreed_seed(strategy: tf.distribute.Strategy, where: Place) -> int:
     mine = random.randrange(2**31)
     if where.processes == 1:
         return mine
-    return int(agree.from_first(strategy)([tf.constant([mine], tf.float64)])[0][0])
+    return int(agree.from_first(strategy, over(strategy))([tf.constant([mine], tf.float64)])[0][0])
 
 
-def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, Any]) -> None:
+def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, float | None]) -> None:
     """Refuses, on all processes, a call that differs between them: they would wait for each other for ever."""
     if where.processes == 1:
         return
     mine = tf.constant([-1.0 if value is None else float(value) for value in said.values()], tf.float64)
-    (first,) = agree.from_first(strategy)([mine])
-    (differing,) = agree.over_replicas(strategy)([tf.cast(mine != first, tf.float64)])
+    (first,) = agree.from_first(strategy, over(strategy))([mine])
+    (differing,) = agree.over_replicas(strategy, over(strategy))([tf.cast(mine != first, tf.float64)])
     for name, here, there, found in zip(said, mine.numpy(), first.numpy(), differing.numpy(), strict=True):
         if found:
             mine = "another elsewhere" if here == there else f"{here:g} here"
@@ -298,5 +301,5 @@ def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, 
             )
 
 
-def _tell_nobody(event: str, **fields: Any) -> None:
+def _tell_nobody(event: Event) -> None:
     """Takes what a training tells of: a person reads the history."""

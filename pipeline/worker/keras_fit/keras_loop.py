@@ -4,8 +4,7 @@ import contextlib
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -13,7 +12,9 @@ import tensorflow as tf
 
 from pipeline.private import pythonify_logs
 from pipeline.worker.engine import Tell
+from pipeline.worker.input.part import Batches
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, Passes
+from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
 
@@ -136,7 +137,7 @@ class KerasLoop(Loop):
         hooks.call("on_test_begin")
         self.reset_metrics()
         totals, iterator, done = self.totals(), data.begin(), 0
-        logs: dict[str, Any] = {}
+        logs: dict[str, float] = {}
         while done < until:
             count = min(most, until - done)
             hooks.call("on_test_batch_begin", done)
@@ -169,7 +170,7 @@ class KerasLoop(Loop):
         self._passes.end()
 
 
-def _single(passing: Iterator[Any]) -> Iterator[Any]:
+def _single(passing: Batches) -> Batches:
     """An iterator over the next element alone; raises `tf.errors.OutOfRangeError` where there is none.
 
     A compiled step that finds none has by then done what needs no data, such as counting itself.
@@ -179,7 +180,7 @@ def _single(passing: Iterator[Any]) -> Iterator[Any]:
     return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
 
 
-def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> list[Any]:
+def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> list[object]:
     """What the compiled functions were traced from."""
     compiled = [model.optimizer, model._compile_loss, model._compile_metrics]
     return [strategy, *compiled, train.always_fed, *model.trainable_variables]
@@ -192,17 +193,17 @@ class KerasHooks(Callbacks):
         self,
         loop: KerasLoop,
         initial_epoch: int,
-        verbose: Any,
+        verbose: int | str,
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        send: Agree,
         chief: bool,
         alone: bool,
         epochs: int,
         steps: int,
     ) -> None:
         known = None if steps == UNTIL_IT_ENDS else steps
-        super().__init__(callbacks, model, strategy, chief, alone, epochs, known, verbose)
+        super().__init__(callbacks, model, send, chief, alone, epochs, known, verbose)
         self.epoch, self._initial_epoch, self._alone = 0, initial_epoch, alone
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self
@@ -212,10 +213,12 @@ class KerasHooks(Callbacks):
         """Keras's: where a callback has restored a training, the epoch after it."""
         return self.model._initial_epoch or self._initial_epoch
 
-    def call(self, hook: str, *arguments: Any) -> None:
+    def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`; see `Callbacks`."""
         if hook == "on_epoch_begin":
-            self.epoch = arguments[0]
+            (epoch,) = arguments
+            assert isinstance(epoch, int), "Keras's hook takes the epoch"
+            self.epoch = epoch
         if hook in TEST_BATCH_HOOKS and not self.every_test_batch:
             return
         super().call(hook, *arguments)
@@ -271,5 +274,5 @@ def _warn_of_end(wanted: int, left: int, argument: str) -> None:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: np.ndarray | float) -> object:
     return np.asarray(value).tolist()

@@ -3,13 +3,22 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
+from pipeline.data.nested import Nested
+from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow import step
+from pipeline.worker.tensorflow.collective import Addend, over
+
+# What `compile` takes.
+OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
+LossChoice: TypeAlias = Nested[keras.losses.Loss | str] | None
+MetricsChoice: TypeAlias = Nested[keras.metrics.Metric | str] | None
 
 
 class ModelError(ValueError):
@@ -17,20 +26,21 @@ class ModelError(ValueError):
 
 
 def model(
-    make: Callable[[], Any],
+    make: Callable[[], keras.Model],
     strategy: tf.distribute.Strategy,
-    batch: Any,
-    optimizer: Any = None,
+    batch: Batch,
+    optimizer: OptimizerChoice = None,
     learning_rate: float | None = None,
-    loss: Any = None,
-    metrics: Any = None,
+    loss: LossChoice = None,
+    metrics: MetricsChoice = None,
     rate_scale: float = 1.0,
+    collective: Collective[Addend] | None = None,
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
     not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
-    multiplied by `rate_scale`. Raises `ModelError`.
+    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own. Raises `ModelError`.
     """
     with strategy.scope():
         made = make()
@@ -42,7 +52,7 @@ def model(
             _scale(made.optimizer, rate_scale)
         if strategy.num_replicas_in_sync > 1:
             _check_optimizer(made.optimizer)
-        return made, ready(made, strategy, batch)
+        return made, ready(made, strategy, batch, collective or over(strategy))
 
 
 def check_step(made: keras.Model) -> None:
@@ -55,20 +65,22 @@ def check_step(made: keras.Model) -> None:
             )
 
 
-def ready(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> list[str]:
+def ready(
+    made: keras.Model, strategy: tf.distribute.Strategy, batch: Nested[tf.Tensor], collective: Collective[Addend]
+) -> list[str]:
     """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output."""
     made._symbolic_build(data_batch=batch)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
-        _synchronize(made)
-    return losses.make_exact(made)
+        _synchronize(made, collective)
+    return losses.make_exact(made, collective)
 
 
 @contextlib.contextmanager
-def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Iterator[list[str]]:
+def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> Iterator[list[str]]:
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
-    kept: list[tuple[Any, str, Any]] = []
+    kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
             made._symbolic_build(data_batch=batch)
@@ -76,7 +88,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
             kept += [(layer, "synchronized", layer.synchronized) for layer in normalizations(made)]
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
-            outputs = ready(made, strategy, batch)
+            outputs = ready(made, strategy, batch, over(strategy))
         step.all_reduce_once(made.optimizer)
         yield outputs
     finally:
@@ -88,7 +100,9 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Any) -> Ite
         step.sum_as_keras_does(made.optimizer)
 
 
-def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any) -> None:
+def _compile(
+    made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
+) -> None:
     if made.compiled:
         # What compile is not given, it keeps.
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
@@ -101,7 +115,7 @@ def _compile(made: keras.Model, optimizer: Any, learning_rate: float | None, los
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
     if accumulated:
         raise ModelError(
@@ -111,7 +125,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _with_learning_rate(optimizer: Any, learning_rate: float) -> Any:
+def _with_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> keras.optimizers.Optimizer:
     """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
     inner = step.innermost(optimizer)
     return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
@@ -123,11 +137,11 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, scale: float) -> None:
         self.schedule, self._scale = schedule, scale
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
         return self.schedule(step) * self._scale
 
 
-def _scale(optimizer: Any, scale: float) -> None:
+def _scale(optimizer: keras.optimizers.Optimizer, scale: float) -> None:
     inner = step.innermost(optimizer)
     rate = inner._learning_rate
     if isinstance(rate, keras.Variable):
@@ -136,30 +150,34 @@ def _scale(optimizer: Any, scale: float) -> None:
         inner._learning_rate = _Scaled(rate, scale)
 
 
-def unscaled(optimizer: Any) -> None:
+def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back the schedule that it was made with, which loads without this program."""
     inner = step.innermost(optimizer)
     if isinstance(inner._learning_rate, _Scaled):
         inner._learning_rate = inner._learning_rate.schedule
 
 
-def _synchronize(made: keras.Model) -> None:
+def _synchronize(made: keras.Model, collective: Collective[Addend]) -> None:
     """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
     for layer in normalizations(made):
         layer.synchronized = True
         if type(layer)._moments is keras.layers.BatchNormalization._moments:
             # Past Keras's own setter, which would track it.
-            vars(layer)["_moments"] = partial(_moments, layer)
+            vars(layer)["_moments"] = partial(_moments, layer, collective)
 
 
-def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> tuple[Any, Any]:
+def _moments(
+    layer: keras.layers.BatchNormalization,
+    collective: Collective[Addend],
+    inputs: tf.Tensor,
+    mask: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
 
     Exchanged once. Keras exchanges sums, sums of squares and counts one after the other, which takes three times as
     long where they are small, and those of a masked input not at all.
     """
-    context = tf.distribute.get_replica_context()
-    if context is None:
+    if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
     axes, padding = layer._reduction_axes, 0.0
     if mask is None:
@@ -171,7 +189,7 @@ def _moments(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> 
     here = tf.stack(
         [tf.reduce_sum(inputs, axes), tf.reduce_sum(tf.square(inputs), axes), tf.cast(counts, inputs.dtype)]
     )
-    sums, squares, counts = tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+    sums, squares, counts = tf.unstack(*collective.sum([here]))
     mean = tf.math.divide_no_nan(sums, counts + padding)
     # The sum of (x - mean)^2, without a second exchange.
     spread = squares - 2 * mean * sums + counts * tf.square(mean)
@@ -193,6 +211,6 @@ def with_own_statistics(made: keras.Model) -> Iterator[None]:
                 vars(layer)["_moments"] = moments
 
 
-def normalizations(made: keras.Model) -> list[Any]:
+def normalizations(made: keras.Model) -> list[keras.layers.BatchNormalization]:
     """The layers whose statistics are those of the global batch."""
     return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]

@@ -4,14 +4,13 @@ A callback may end training, set the learning rate or change weights. After each
 first process to the others in one reduction; with one process nothing is sent.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.keras_fit.agree import from_first
+from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.step import innermost
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -25,22 +24,23 @@ class Callbacks:
         self,
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        send: Agree,
         chief: bool,
         alone: bool,
         epochs: int,
         steps: int | None,
-        verbose: Any = 0,
+        verbose: int | str = 0,
     ) -> None:
-        """`steps` is the number of steps in an epoch; `alone` says that there is no other process.
+        """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
+        that there is no other process.
 
         `verbose` is that of Keras's own fit, whose progress bar the first process then shows.
         """
-        self.model, self.strategy, self.chief = model, strategy, chief
+        self.model, self.chief = model, chief
         self.own = list(callbacks)
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
-        self._send = from_first(strategy)
+        self._send = send
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(
             list(callbacks) if chief else [],
@@ -57,7 +57,7 @@ class Callbacks:
         """The epoch that training begins with, known once `on_train_begin` was called."""
         return 0
 
-    def call(self, hook: str, *arguments: Any) -> None:
+    def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
         watched = self._shares and (self._batches_matter or "batch" not in hook)
         before = self._weights() if watched and self.chief else []
@@ -81,7 +81,7 @@ class Callbacks:
         if changed_there:
             self._send_values(self.model.weights)
 
-    def _send_values(self, variables: list[Any]) -> None:
+    def _send_values(self, variables: list[keras.Variable]) -> None:
         for variable, value in zip(variables, self._send([_value(variable) for variable in variables]), strict=True):
             variable.assign(value)
 
@@ -89,7 +89,7 @@ class Callbacks:
         return [_value(variable) for variable in self.model.weights]
 
 
-def _value(variable: Any) -> np.ndarray:
+def _value(variable: keras.Variable | float) -> np.ndarray:
     return np.array(keras.ops.convert_to_numpy(variable))
 
 

@@ -16,14 +16,18 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.plan import Checkpoints
+from pipeline.record.events import Checkpoint, Warned
 from pipeline.worker.engine import Tell
 from pipeline.worker.tensorflow.loop import TrainingError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 FORMAT = 1
 
@@ -50,7 +54,7 @@ class State:
         return f"step-{self.values['step']:010d}-{self.values['epoch']:06d}"
 
 
-def grouped(name: str, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
+def grouped(name: str, arrays: Sequence[np.ndarray | float]) -> dict[str, np.ndarray]:
     """Arrays by name, for `State.arrays`.
 
     >>> list(grouped("model", [1, 2]))
@@ -194,8 +198,8 @@ class Checkpointer:
 
         def fill(file: IO[bytes]) -> None:
             through = _Hashing(file)
-            storable: dict[str, Any] = {key: _storable(array) for key, array in state.arrays.items()}
-            np.savez(through, **storable)
+            storable = {key: _storable(array) for key, array in state.arrays.items()}
+            np.savez(through, **storable)  # type: ignore[arg-type] # No array is called allow_pickle.
             hashed.append(through.digest.hexdigest())
 
         try:
@@ -213,12 +217,8 @@ class Checkpointer:
                 tf.io.gfile.remove(self._path(archive))
             raise
         self._tidy()
-        self._tell(
-            "checkpoint",
-            step=state.values["step"],
-            path=self._path(f"{state.name}.json"),
-            seconds=time.perf_counter() - began,
-        )
+        path = self._path(f"{state.name}.json")
+        self._tell(Checkpoint(state.values["step"], path, seconds=time.perf_counter() - began))
 
     def _tidy(self) -> None:
         """Leaves the last ones and the best, and no archive that nothing refers to."""
@@ -259,7 +259,7 @@ class Checkpointer:
         return posixpath.join(self._folder, name)
 
     def _warn(self, text: str) -> None:
-        self._tell("warning", text=text)
+        self._tell(Warned(text))
 
 
 class _Hashing(io.RawIOBase):
@@ -271,13 +271,13 @@ class _Hashing(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: "Buffer") -> int:
         self.digest.update(data)
         self._file.write(data)
         return len(memoryview(data).cast("B"))
 
 
-def _write(path: str, fill: Callable[[IO[bytes]], Any]) -> None:
+def _write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
     """Writes a file whole or not at all: on a disk under another name first, elsewhere as one object."""
     if "://" in path:
         with tf.io.gfile.GFile(path, "wb") as file:
@@ -312,7 +312,7 @@ def _storable(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isbuiltin == 1 else np.frombuffer(array.tobytes(), np.uint8)
 
 
-def _arrays(data: bytes, kinds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _arrays(data: bytes, kinds: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, np.ndarray]:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return {key: _typed(archive[key], *kind) for key, kind in kinds.items()}
 

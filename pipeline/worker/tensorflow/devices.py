@@ -3,7 +3,7 @@
 import os
 import platform
 from importlib import metadata
-from typing import Any
+from typing import TypedDict
 
 import keras
 import tensorflow as tf
@@ -11,11 +11,20 @@ import tensorflow as tf
 from pipeline.config import targets
 from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
+from pipeline.record.events import Warned
 from pipeline.strategies.parameter_server import serve
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import service
 from pipeline.worker.tensorflow import loopback
 from pipeline.worker.tensorflow.loop import TrainingError
+
+
+class Addresses(TypedDict, total=False):
+    """HOST:PORT of each process of an asynchronous training, by its role."""
+
+    coordinator: str
+    workers: tuple[str, ...]
+    parameter_servers: tuple[str, ...]
 
 
 def prepare_devices(plan: Plan, process: Process) -> None:
@@ -70,7 +79,7 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
     )
 
 
-def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
+def start_server(plan: Plan, process: Process, tell: Tell) -> object:
     """The server through which the coordinator uses this process's device, or keeps its variables here; or the one that
     makes batches.
     """
@@ -90,8 +99,8 @@ def start_server(plan: Plan, process: Process, tell: Tell) -> Any:
     return serve(**addresses, address=str(process.address), config=config)
 
 
-def addresses_by_role(plan: Plan) -> dict[str, Any]:
-    """The addresses of an asynchronous training: `coordinator`, `workers` and `parameter_servers`."""
+def addresses_by_role(plan: Plan) -> Addresses:
+    """The addresses of an asynchronous training; none of another."""
     if not plan.strategy.asynchronous:
         return {}
     address = {process.rank: str(process.address) for process in plan.processes}
@@ -105,7 +114,7 @@ def addresses_by_role(plan: Plan) -> dict[str, Any]:
 def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
     addresses = [process.address for process in plan.processes if process.address]
     if addresses and all(stays_here(address) for address in addresses) and not loopback.listen_on_loopback_only():
-        tell("warning", text=f"TensorFlow listens on every network interface of this machine at {process.address}.")
+        tell(Warned(f"TensorFlow listens on every network interface of this machine at {process.address}."))
 
 
 def versions() -> dict[str, str]:

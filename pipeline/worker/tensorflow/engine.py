@@ -7,25 +7,28 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import keras
 import tensorflow as tf
 
 from pipeline.config import targets
-from pipeline.plan import size as sizes
 from pipeline.plan.batches import left_out
 from pipeline.plan.plan import Plan, Process
-from pipeline.record import commands
+from pipeline.record import commands, events
 from pipeline.record.commands import Command
+from pipeline.record.events import Beat, Event, Failed, Told, Warned
+from pipeline.worker.collective import Collective, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, integrity
 from pipeline.worker.input.layout import Layout, Position
+from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
     make_strategy,
     prepare_devices,
@@ -52,7 +55,7 @@ class TensorFlowEngine:
         self._plan, self._process, self._tell, self._asked_to_leave = plan, process, tell, asked_to_leave
         self._work: Work | None = None
         # Kept for the process's life.
-        self._server: Any = None
+        self._server: object = None
 
     def join(self) -> dict[str, str]:
         """Takes its devices; returns the versions that a measurement depends on, once every process has joined."""
@@ -60,12 +63,13 @@ class TensorFlowEngine:
         prepare_devices(plan, process)
         if process.rank in plan.leaders:
             strategy = make_strategy(plan, process, self._tell)
-            self._work = Work(plan, process, strategy, self._tell, self._asked_to_leave)
+            collective: Collective[Addend] = collective_of(plan, process, strategy)
+            self._work = Work(plan, process, strategy, collective, self._tell, self._asked_to_leave)
         else:
             self._server = start_server(plan, process, self._tell)
         return versions()
 
-    def obey(self, command: Command) -> None:
+    def obey(self, command: Command[Told]) -> None:
         """Does what a command says; one that serves others, or has left, does nothing more."""
         work = self._work
         if work is None:
@@ -81,9 +85,9 @@ class TensorFlowEngine:
                 work.data.name_broken(error)
             raise
 
-    def failure(self, error: BaseException) -> dict[str, Any]:
-        """What the event `failed` says of an error."""
-        return {"error": explain(error), "peer": lost_a_peer(error), "diverged": diverged(error)}
+    def failure(self, error: BaseException) -> Failed:
+        """What an error is told as."""
+        return Failed(explain(error), lost_a_peer(error), diverged(error))
 
 
 class Work:
@@ -94,11 +98,12 @@ class Work:
         plan: Plan,
         process: Process,
         strategy: tf.distribute.Strategy,
+        collective: Collective[Addend],
         tell: Tell,
         asked_to_leave: Callable[[], bool],
     ) -> None:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
-        self._asked_to_leave = asked_to_leave
+        self._collective, self._asked_to_leave = collective, asked_to_leave
         self.data = OwnData(plan, process, tell)
         self._loop: Loop | None = None
         # Kept for the process's life, as a loop's iterators are.
@@ -111,9 +116,9 @@ class Work:
         self._put_back = contextlib.ExitStack()
         self._spare = False
         # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
-        self._held: list[tuple[str, dict[str, Any]]] | None = None
+        self._held: list[Event] | None = None
 
-    def obey(self, command: Command) -> None:
+    def obey(self, command: Command[Told]) -> None:
         """Does what a command says, and tells the event that answers it."""
         match command:
             case commands.Load():
@@ -166,22 +171,23 @@ class Work:
         model, outputs = self._build_under_strategy(sample, shape, classes)
         self._loop = self._loop_over(model, outputs, data, held_out, resume)
         self._tell(
-            "built",
-            parameters=model.count_params(),
-            state_bytes=of_model.state_bytes(model),
-            normalizations=len(build.normalizations(model)),
-            input_shape=shape,
-            input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
-            num_classes=classes,
-            train_examples=data.layout.examples,
-            validation_examples=sum(part.layout.examples for part in held_out),
-            validation_steps=sum(part.layout.steps for part in held_out),
-            steps_per_epoch=data.layout.steps,
-            epochs=plan.training.epochs or -(-(plan.training.steps or 1) // data.layout.steps),
-            data_digest=digest_of(train),
+            events.Built(
+                parameters=model.count_params(),
+                state_bytes=of_model.state_bytes(model),
+                normalizations=len(build.normalizations(model)),
+                input_shape=shape,
+                input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
+                num_classes=classes,
+                train_examples=data.layout.examples,
+                validation_examples=sum(part.layout.examples for part in held_out),
+                validation_steps=sum(part.layout.steps for part in held_out),
+                steps_per_epoch=data.layout.steps,
+                epochs=plan.training.epochs or -(-(plan.training.steps or 1) // data.layout.steps),
+                data_digest=digest_of(train),
+            )
         )
 
-    def _build_under_strategy(self, sample: Any, shape: Any, classes: int | None) -> tuple[keras.Model, list[str]]:
+    def _build_under_strategy(self, sample: Batch, shape: Shape, classes: int | None) -> tuple[keras.Model, list[str]]:
         """The model, where its variables are to be, and the names of its outputs."""
         plan = self._plan
 
@@ -201,7 +207,7 @@ class Work:
         with tables.on_servers(len(plan.ranks("parameter server")), plan.strategy.min_shard_bytes):
             made = make(self._strategy)
         for text in tables.check(made[0], plan.strategy.min_shard_bytes):
-            self._tell("warning", text=text)
+            self._tell(Warned(text))
         return made
 
     def _loop_over(
@@ -215,10 +221,10 @@ class Work:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
-        return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position)
+        return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective)
 
     def _model(
-        self, under: tf.distribute.Strategy, sample: Any, shape: Any, classes: int | None
+        self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None
     ) -> tuple[keras.Model, list[str]]:
         """The plan's model, compiled under a strategy, and the names of its outputs."""
         plan = self._plan
@@ -231,6 +237,7 @@ class Work:
             targets.value(plan.training.loss, "train.loss"),
             targets.value(plan.training.metrics, "train.metrics"),
             plan.training.rate_scale,
+            self._collective if under is self._strategy else None,
         )
 
     def _size(self) -> None:
@@ -240,24 +247,22 @@ class Work:
         except Exception as error:
             # An estimate is no reason to end a training.
             traceback.print_exc()
-            self._tell("sized", error=explain(error))
+            self._tell(events.Sized(error=explain(error)))
         else:
-            self._tell("sized", **sizes.to_plain(made))
+            self._tell(events.Sized(made))
 
-    def _time_alone(self, what: str, steps: int | None) -> None:
+    def _time_alone(self, what: Literal["model", "input", "stages"], steps: int | None) -> None:
         """Times the input or the model, on data that training does not read."""
         if self._profile is None:
             self._profile = Profile(self._ready(), *self.data.anew())
         profile = self._profile
-        told: dict[str, Any] = {}
         if what == "stages":
-            told = {"stages": profile.costs() if self._process.rank == 0 else []}
+            self._tell(events.Profiling(what, stages=profile.costs() if self._process.rank == 0 else []))
         elif steps is None:
-            told = {"step_seconds": profile.input_pace() if what == "input" else profile.model_pace()}
+            self._tell(events.Profiling(what, profile.input_pace() if what == "input" else profile.model_pace()))
         else:
             examples, seconds = profile.input(steps) if what == "input" else profile.model(steps)
-            told = {"examples": examples, "seconds": seconds}
-        self._tell("profiling", what=what, **told)
+            self._tell(events.Profiling(what, examples=examples, seconds=seconds))
 
     def _begin(self) -> None:
         plan = self._plan
@@ -287,7 +292,7 @@ class Work:
             self._advance(loop.concurrent_steps, 1)
         timed = self._advance(count * loop.concurrent_steps, count)
         seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
-        self._tell("calibrated", step_seconds=seconds / sum(call.steps for call in timed))
+        self._tell(events.Calibrated(seconds / sum(call.steps for call in timed)))
 
     def _measure(self, command: commands.Measure) -> None:
         loop = self._ready()
@@ -299,13 +304,14 @@ class Work:
             for worker in range(loop.concurrent_steps)
         ]
         self._tell(
-            "measured",
-            repeat=command.repeat,
-            steps=sum(call.steps for call in timed),
-            examples=float(sum(call.sizes.sum() for call in timed)),
-            seconds=sum(call.seconds for call in timed),
-            calls=[[call.steps, call.seconds] for call in timed],
-            input_seconds=[] if self._plan.training.deterministic else waits,
+            events.Measured(
+                repeat=command.repeat,
+                steps=sum(call.steps for call in timed),
+                examples=float(sum(call.sizes.sum() for call in timed)),
+                seconds=sum(call.seconds for call in timed),
+                calls=[events.TimedCall(call.steps, call.seconds) for call in timed],
+                input_seconds=[] if self._plan.training.deterministic else waits,
+            )
         )
 
     def _train(self, steps_per_call: int, folder: str) -> None:
@@ -319,21 +325,21 @@ class Work:
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)
             save(model, Path(folder) / "model.keras")
-            self._tell("saved", path="model.keras")
-        self._tell("finished", weights=replica_digests(loop.model), **(training.result if loop.chief else {}))
+            self._tell(events.Saved("model.keras"))
+        self._tell(events.Finished(replica_digests(loop.model), **(training.result if loop.chief else {})))
 
     def _explain(self, command: commands.Explain) -> None:
         process = self._process
         if self._switched is None:
-            beat = partial(self._tell, "beat")
+            beat = partial(self._tell, Beat())
             self._switched = Switched(self._ready(), self._make, process.replicas, process.cores, beat)
-        self._tell("explaining", what=command.what, **self._switched.timed(command))
+        self._tell(self._switched.timed(command))
 
     def _leave(self) -> None:
         """Writes a checkpoint where training has begun and is not over, and raises `Preempted`."""
         if self._training is not None:
             self._training.leave()
-        self._tell("left", step=None)
+        self._tell(events.Left())
         raise Preempted
 
     def finish_writing(self) -> None:
@@ -354,7 +360,7 @@ class Work:
                 there = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
                 state = Checkpointer(there, self._tell).last(is_good(plan))
         if resume is not None and len(plan.leaders) > 1:
-            state = on_all(state, self._strategy)
+            state = on_all(state, self._strategy, self._collective)
         data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data.build}
         about = {"data": data, "learning_rate": plan.training.learning_rate}
         self._survival = Survival(
@@ -364,8 +370,8 @@ class Work:
             if resume == "back":
                 checkpointer.drop_after(-1 if state is None else state.values["step"])
             values = {} if state is None else state.values
-            told = values.get("told", [])
-            self._tell("restored", step=values.get("step", 0), found=state is not None, told=told)
+            told = tuple(events.from_plain(event) for event in values.get("told", []))
+            self._tell(events.Restored(values.get("step", 0), state is not None, told))
         if state is None:
             return Position()
         check_same_data(state.values["data"], data)
@@ -392,14 +398,14 @@ class Work:
             yield
         finally:
             self._held = None
-            for event, fields in held:
-                self._tell(event, **fields)
+            for event in held:
+                self._tell(event)
 
-    def _tell_of_training(self, event: str, **fields: Any) -> None:
-        if self._held is None or event == "beat":
-            self._tell(event, **fields)
+    def _tell_of_training(self, event: Event) -> None:
+        if self._held is None or isinstance(event, Beat):
+            self._tell(event)
         else:
-            self._held.append((event, {"time": time.time(), **fields}))
+            self._held.append(events.stamped(event, time.time()))
 
     def _ready(self) -> Loop:
         assert self._loop is not None, "build comes first"

@@ -2,23 +2,43 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.record.events import Beat
+from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
+from pipeline.worker.input.part import Batches, Part
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.collective import Addend, over
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
+
+# What there is to tell of a training beside its losses, and its metrics as a model gives them.
+Facts: TypeAlias = dict[str, float | list[int]]
+Results: TypeAlias = dict[str, tf.Tensor]
+
+
+class Counts(TypedDict, total=False):
+    """What was counted of an asynchronous training: steps of each worker, examples, staleness in all and at most, and
+    updates of the variables.
+    """
+
+    steps_of: list[int]
+    examples: float
+    stale_sum: float
+    stale_most: int
+    updates: int
 
 
 class TrainingError(RuntimeError):
@@ -29,13 +49,13 @@ class TrainingError(RuntimeError):
 class Data:
     """A part of the data, of any of its kinds, how it is laid over replicas, and how it is read."""
 
-    part: Any
+    part: Part
     layout: Layout
     shuffle: bool
     seed: int
     reading: Reading = DEFAULT
 
-    def iterator(self, position: Position = BEGINNING) -> Iterator[Any]:
+    def iterator(self, position: Position = BEGINNING) -> Batches:
         """Each step's batches for this process's replicas, from the position on, without end."""
         return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
 
@@ -113,27 +133,31 @@ class Loop:
         alone: bool = True,
         rest: Data | None = None,
         position: Position = BEGINNING,
+        collective: Collective[Addend] | None = None,
     ) -> None:
         """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
 
         `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
+        Replicas add up by the `collective`, or TensorFlow's own.
         """
-        self.model, self.strategy = model, strategy
+        self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
-        self._position = position
+        self._position, self._gradient_bits = position, gradient_bits
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
-        self._compile = partial(steps.training_steps, model, strategy, gradient_bits, fed, layout.last != "short")
+        self._compile = partial(
+            steps.training_steps, model, strategy, self.collective, gradient_bits, fed, layout.last != "short"
+        )
         self._train = self._compile()
-        held_out = [each for each in (validation, rest) if each is not None and each.layout.examples]
+        held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
         self._results = tf.function(model.get_metrics_result, autograph=False)
         self._sums = tf.function(self._sums_of_metrics, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
-        self._training: Iterator[Any] | None = None
-        self._validation: list[Iterator[Any]] | None = None
+        self._training: Batches | None = None
+        self._validation: list[Batches] | None = None
 
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, concurrent_steps, warm = 0, 1, True
@@ -157,13 +181,13 @@ class Loop:
         """
         return self.on(self.reader(), count)
 
-    def reader(self) -> Iterator[Any]:
+    def reader(self) -> Batches:
         """The batches of training, from the next step's on."""
         if self._training is None:
             self._training = self.train_data.iterator(self._position)
         return self._training
 
-    def on(self, batches: Iterator[Any], count: int, train: steps.Steps | None = None) -> Call:
+    def on(self, batches: Batches, count: int, train: steps.Steps | None = None) -> Call:
         """Trains `count` steps on the next of these batches, with `train` in place of its own compiled function."""
         started = time.perf_counter()
         losses, sizes, waits = (train or self._train)(batches, tf.constant(count))
@@ -187,23 +211,27 @@ class Loop:
                 count = min(steps_per_call, left)
                 totals.add(*self._validate_some(validate, iterator, count))
                 left, done = left - count, done + count
-                tell("beat", validated=done)
+                tell(Beat(validated=done))
         return totals.means() | self.metrics()
 
-    def graph(self) -> Any:
+    def graph(self) -> tf.Graph:
         """The graph of the compiled loop, compiled now if it was not yet."""
-        compiled: Any = self._train
+        compiled: tf.types.experimental.PolymorphicFunction = self._train
         return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
 
-    def facts(self) -> dict[str, Any]:
-        """What else there is to tell of the training so far."""
-        return {}
+    def facts(self) -> Facts:
+        """What else there is to tell of the training so far: bytes that a replica sends in a step for its gradients.
 
-    def counts(self) -> dict[str, Any]:
+        Those of embeddings count as if none of their rows were left out.
+        """
+        size = sum(int(np.prod(variable.shape)) for variable in self.model.trainable_variables) * self._gradient_bits
+        return {"sent_bytes": self.collective.sent_bytes(size // 8)}
+
+    def counts(self) -> Counts:
         """What was counted of the training so far, as plain values."""
         return {}
 
-    def set_counts(self, counts: Mapping[str, Any]) -> None:
+    def set_counts(self, counts: Counts) -> None:
         """Goes on from what `counts` gave."""
 
     def metrics_state(self) -> list[np.ndarray]:
@@ -225,28 +253,28 @@ class Loop:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
 
-    def _validation_function(self, padded: bool) -> Any:
-        return steps.validation_steps(self.model, self.strategy, padded)
+    def _validation_function(self, padded: bool) -> steps.Validate:
+        return steps.validation_steps(self.model, self.strategy, self.collective, padded)
 
-    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))
         return values.numpy(), sizes.numpy()
 
     def metrics(self) -> dict[str, float]:
         """The metrics over all replicas, without the losses that Keras tracks among them."""
         flat: dict[str, float] = {}
-        for name, value in self._metric_results().items():
-            values = np.asarray(value)
+        for name, result in self._metric_results().items():
+            values = np.asarray(result)
             if name in ("loss", *self.outputs):
                 continue
-            many = {f"{name}_{index}": float(each) for index, each in enumerate(values.flat)}
+            many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
             flat |= many if values.ndim else {name: float(values)}
         return flat
 
-    def _sums_of_metrics(self) -> list[Any]:
+    def _sums_of_metrics(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self.model.metrics_variables]
 
-    def _metric_results(self) -> dict[str, Any]:
+    def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]
 
     @contextlib.contextmanager

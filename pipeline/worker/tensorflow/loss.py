@@ -9,12 +9,14 @@ every mean over examples and for penalties on weights alike, the shares adding u
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.private import get_keras_mask, keras_loss
+from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow.collective import Addend
 
 
 @contextlib.contextmanager
@@ -31,7 +33,7 @@ def without_keras_scaling() -> Iterator[None]:
             setattr(keras_loss, name, function)
 
 
-def make_exact(model: keras.Model) -> list[str]:
+def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
     """Wraps the compiled losses of a built model; returns the names of its losses per output.
 
     There are none for a model with a single loss, as in Keras.
@@ -42,14 +44,16 @@ def make_exact(model: keras.Model) -> list[str]:
     if compiled is None or not compiled._flat_losses:
         return []
     compiled._flat_losses = [
-        entry if isinstance(entry.loss, _ExactLoss) else entry._replace(loss=_ExactLoss(entry.loss))
+        entry if isinstance(entry.loss, _ExactLoss) else entry._replace(loss=_ExactLoss(entry.loss, collective))
         for entry in compiled._flat_losses
     ]
     many = len(compiled._flat_losses) > 1
     return [f"{entry.name}_loss" for entry in compiled._flat_losses] if many else []
 
 
-def weighted(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: Any, share: Any, training: bool) -> Any:
+def weighted(
+    model: keras.Model, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None, share: tf.Tensor, training: bool
+) -> tf.Tensor:
     """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
 
     Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
@@ -66,8 +70,9 @@ def weighted(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: Any, shar
 class _Tracing(threading.local):
     """What the losses of the step being traced need to know; each replica is traced in a thread of its own."""
 
-    share: Any = None
-    values: list[Any]
+    # Set before a loss is traced.
+    share: tf.Tensor
+    values: list[tf.Tensor]
 
 
 _tracing = _Tracing()
@@ -81,26 +86,25 @@ class _LossesOfThread(threading.local):
     """
 
     def __init__(self) -> None:
-        self._losses: list[Any] = []
+        self._losses: list[tf.Tensor] = []
 
-    def extend(self, losses: list[Any]) -> None:
+    def extend(self, losses: list[tf.Tensor]) -> None:
         self._losses.extend(losses)
 
     def clear(self) -> None:
         self._losses.clear()
 
-    def __getitem__(self, index: slice) -> list[Any]:
+    def __getitem__(self, index: slice) -> list[tf.Tensor]:
         return self._losses[index]
 
 
 class _ExactLoss:
     """A Keras loss brought to the rule that its value times the replica's share adds up to the global value."""
 
-    def __init__(self, loss: Any) -> None:
-        self.loss = loss
-        self.name = loss.name
+    def __init__(self, loss: keras.losses.Loss, collective: Collective[Addend]) -> None:
+        self.loss, self.name, self._collective = loss, loss.name, collective
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         value = self.loss(y_true, y_pred, sample_weight)
         part = self._part(y_pred, sample_weight)
         if part is not None:
@@ -108,7 +112,7 @@ class _ExactLoss:
         _tracing.values.append(value)
         return value
 
-    def _part(self, y_pred: Any, sample_weight: Any) -> Any:
+    def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
         """What this replica's value counts for in the global one; None where that is its share of the examples."""
         reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
         if reduction in ("sum", "none", None):
@@ -121,6 +125,5 @@ class _ExactLoss:
             here = tf.reduce_sum(tf.cast(mask, tf.float32))
         else:
             return None
-        context = tf.distribute.get_replica_context()
         here *= tf.cast(_tracing.share > 0, tf.float32)  # An example that only pads a static batch is none.
-        return tf.math.divide_no_nan(here, context.all_reduce(tf.distribute.ReduceOp.SUM, here))
+        return tf.math.divide_no_nan(here, *self._collective.sum([here]))

@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,9 +14,11 @@ from pipeline.data.examples import Broken, Examples
 from pipeline.data.manifest import SPLITS
 from pipeline.plan.batches import dealt, shared
 from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, cache, integrity
 from pipeline.worker.input.layout import Layout
+from pipeline.worker.input.part import Part
 from pipeline.worker.tensorflow import static
 from pipeline.worker.tensorflow.errors import lost_a_peer
 from pipeline.worker.tensorflow.loop import TrainingError
@@ -29,8 +30,8 @@ class OwnData:
     def __init__(self, plan: Plan, process: Process, tell: Tell) -> None:
         self._plan, self._process, self._tell = plan, process, tell
         # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
-        self.whole: dict[str, Any] = {}
-        self.parts: dict[str, Any] = {}
+        self.whole: dict[str, Part | None] = {}
+        self.parts: dict[str, Part | None] = {}
         # Of the run.
         self._folder = Path()
 
@@ -48,11 +49,11 @@ class OwnData:
                   for name, part in self.whole.items()}  # fmt: skip
         flaws = () if self.has_shards() else integrity.flaws(self.whole["train"], plan.data.num_classes)
         if plan.data.on_error == "stop":
-            integrity.refuse([each for found in broken.values() for each in found], flaws)
+            integrity.refuse([flaw for found in broken.values() for flaw in found], flaws)
         else:
             self._sift(broken, reports=self.has_shards() or number == plan.leaders[0])
         for flaw in flaws if number == plan.leaders[0] else ():
-            self._tell("warning", text=f"There are {flaw}.")
+            self._tell(Warned(f"There are {flaw}."))
         self._tell_loaded(broken)
 
     def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:
@@ -67,11 +68,11 @@ class OwnData:
                     )
                     broken[name].append(Broken(None, 0, lost, which, why))
 
-    def drop(self, broken: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> None:
+    def drop(self, broken: Mapping[str, Mapping[str, list[Lost]]]) -> None:
         """Leaves out what any process has found broken, or this one alone in what was made for it."""
         own = [broken.get(str(self._process.rank), {})] if self.has_shards() else broken.values()
         for name, part in self.whole.items():
-            lost = [Broken(**each) for of_process in own for each in of_process.get(name, ())]
+            lost = [Broken(**vars(found)) for of_process in own for found in of_process.get(name, ())]
             if not isinstance(part, tf.data.Dataset):
                 self.whole[name] = integrity.without(part, lost)
         self._tell_loaded({})
@@ -83,14 +84,11 @@ class OwnData:
             mine, sharded[name] = self._divided(part)
             # What is broken is left out first.
             self.parts[name] = mine if any(broken.values()) else self._cached(name, mine)
-        self._tell(
-            "loaded",
-            sharded=sharded,
-            examples={name: 0 if part is None else batches.count(part) for name, part in self.parts.items()},
-            broken={name: [dataclasses.asdict(each) for each in found] for name, found in broken.items()},
-        )
+        examples = {name: 0 if part is None else batches.count(part) for name, part in self.parts.items()}
+        lost = {name: [Lost(**vars(one)) for one in found] for name, found in broken.items()}
+        self._tell(Loaded(sharded, examples, lost))
 
-    def _cached(self, name: str, part: Any) -> Any:
+    def _cached(self, name: str, part: Part | None) -> Part | None:
         """The part, made once and kept, where that was asked for."""
         plan = self._plan
         if part is None or plan.data.cache == "none" or not isinstance(part, Examples | tf.data.Dataset):
@@ -100,19 +98,19 @@ class OwnData:
         build = json.dumps(plan.data.build, sort_keys=True, default=str)
         if isinstance(part, Examples) and part.digest is not None:
             # Other runs on the same data can use it.
-            files = [dataclasses.astuple(each) for each in part.raw] if part.in_files else part.count
+            files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
             return cache.in_file(part, Path(plan.output_dir) / "cache", f"{build} {part.digest} {files}")
         mine = self._process.rank if self.has_shards() else 0
         return cache.in_file(part, self._folder / "cache", f"{build} {name} {mine}")
 
-    def _divided(self, part: Any) -> tuple[Any, bool]:
+    def _divided(self, part: Part | None) -> tuple[Part | None, bool]:
         """(what this process reads of a part, whether others read something else)."""
         leaders = self._plan.leaders
         if len(leaders) == 1 or part is None or self.has_shards():
             return part, len(leaders) > 1 and self.has_shards()
         if not (isinstance(part, Examples) and part.in_files):
             return part, False
-        files = [each.records for each in part.raw]
+        files = [segment.records for segment in part.raw]
         # Files that were lost may leave too few for what was asked.
         asked = self._plan.data.shard if len(files) >= len(leaders) else "auto"
         if shared(asked, files, len(leaders)) == "element":
@@ -120,7 +118,7 @@ class OwnData:
         mine = dealt(files, len(leaders))[leaders.index(self._process.rank)]
         return dataclasses.replace(part, raw=tuple(part.raw[place] for place in mine)), True
 
-    def anew(self) -> tuple[Any, list[Any]]:
+    def anew(self) -> tuple[Part, list[Part]]:
         """The training data, and what asynchronous workers read of it: what may be read without a trace, or made again.
 
         A data set draws the orders of its shuffles from a state that each iterator changes.
@@ -130,7 +128,7 @@ class OwnData:
             train = self.shard(self._process.rank, len(self._plan.leaders))[0]
         return train, self.read_by_workers(train)
 
-    def read_by_workers(self, train: Any) -> list[Any]:
+    def read_by_workers(self, train: Part) -> list[Part]:
         """What asynchronous workers read of the training data: each a part of its own, where it can be had in parts."""
         shares = self._plan.workers if self._plan.strategy.asynchronous and self.has_shards() else 1
         return [self.shard(shard, shares)[0] for shard in range(shares)] if shares > 1 else [train]
@@ -146,7 +144,7 @@ class OwnData:
         """Is the data made in shards, one for each process?"""
         return targets.asks_for(self._plan.data.build, "data.build", "shard")
 
-    def shard(self, shard: int, shards: int) -> tuple[Any, Any]:
+    def shard(self, shard: int, shards: int) -> tuple[Part, Part | None]:
         """(training, validation) data, or a shard of them where the data can be had in shards."""
         with tf.device("CPU:0"):
             made = targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards)
@@ -173,7 +171,7 @@ class OwnData:
             "left out" if self._plan.strategy.static_batches else "short",
         )
 
-    def validation_parts(self, counts: list[int]) -> list[tuple[Any, Layout]]:
+    def validation_parts(self, counts: list[int]) -> list[tuple[Part, Layout]]:
         """What is validated, and its layout: under static shapes in two parts of batches of one size each."""
         part = self.parts["validation"]
         if part is None:
@@ -182,7 +180,7 @@ class OwnData:
         return batches.static_parts(part, layout) if self._plan.strategy.static_batches else [(part, layout)]
 
 
-def digest_of(part: Any) -> str:
+def digest_of(part: Part) -> str:
     """Names the data: a hash of the arrays, or of a data set's structure and size."""
     if isinstance(part, Examples) and part.digest is not None:
         return part.digest

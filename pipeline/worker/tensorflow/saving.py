@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from pipeline.plan.plan import Plan
 from pipeline.worker.tensorflow.loop import TrainingError
@@ -21,7 +22,7 @@ def replica_digests(model: keras.Model) -> list[str]:
     ]
 
 
-def _copies(variable: Any) -> tuple[Any, ...]:
+def _copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     return tuple(getattr(variable, "values", (variable,)))
 
 

@@ -8,17 +8,18 @@ import abc
 import queue
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.nested import Nested
 from pipeline.worker.input.layout import BEGINNING, Position
+from pipeline.worker.input.part import Batch, Batches, Part
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.loop import Call, Data, Loop
+from pipeline.worker.tensorflow.loop import Call, Counts, Data, Facts, Loop, Results
 from pipeline.worker.tensorflow.source import Source, source
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
@@ -66,7 +67,7 @@ class AsyncSteps:
         self._state = list(self._fresh)
         self._call = steps.scheduled_steps(model, strategy, source.batch, self._fresh, gradient_bits)
         self._results = tf.function(self._result_of, autograph=False)
-        self._compiled: Any = None
+        self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps handed out since training began, steps under way, and the calls that those are in.
         self._handed_out, self.pending, self._under_way = 0, 0, 0
         self._done: queue.Queue[_Done] = queue.Queue()
@@ -109,21 +110,21 @@ class AsyncSteps:
         ]
         return Call(done.losses, done.sizes, seconds, done.waits, done.worker)
 
-    def validate(self, function: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+    def validate(self, function: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Losses and examples of so many steps of `steps.validation_alone`, made here, which add to the metrics."""
         values, sizes, state = function(iterator, tf.constant(count), self._tensors(self._state))
-        self._state = [each.numpy().astype(np.float64) for each in state]
+        self._state = [value.numpy().astype(np.float64) for value in state]
         return values.numpy(), sizes.numpy()
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew."""
         self._state = list(self._fresh)
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Results:
         """The metrics, as the model gives them."""
         return self._results(self._tensors(self._state))  # type: ignore[no-any-return]
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> Counts:
         """What was counted so far, as plain values; steps under way are in none of it."""
         return {
             "steps_of": [(self._before + self._steps_of)[worker] for worker in range(self.concurrent_steps)],
@@ -133,7 +134,7 @@ class AsyncSteps:
             "updates": self._updates() - self._updates_before,
         }
 
-    def set_counts(self, counts: Mapping[str, Any]) -> None:
+    def set_counts(self, counts: Counts) -> None:
         """Goes on from what `counts` gave. Whose steps they were is forgotten where there are other workers now."""
         steps = counts["steps_of"]
         self._before = Counter(dict(enumerate(steps if len(steps) == self.concurrent_steps else [sum(steps)])))
@@ -147,9 +148,9 @@ class AsyncSteps:
 
     def set_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `state` gave."""
-        self._state = [np.array(each) for each in state]
+        self._state = [np.array(value) for value in state]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Staleness, what was counted, updates and whose steps they were."""
         steps_of = self._before + self._steps_of
         made = steps_of.total()
@@ -181,11 +182,12 @@ class AsyncSteps:
         self.pending += count
         self._under_way += 1
 
-    def _make(self, source: Any, rows: Any, edges: Any) -> None:
+    def _make(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> None:
         """Has a worker make a call, and waits for it, in the thread that TensorFlow keeps for that worker."""
+        assert self._compiled is not None, "what is handed out is compiled before"
         self._done.put(self._unpacked(self._compiled(source, rows, edges).numpy(), len(edges) - 1))
 
-    def _packed(self, source: Any, rows: Any, edges: Any) -> Any:
+    def _packed(self, source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
         """All results in one tensor, since each is fetched on a way of its own."""
         *told, state = self._call(source, rows, edges)
         parts = [*told, *state]
@@ -206,14 +208,14 @@ class AsyncSteps:
                 # Raises what a call has failed with.
                 self._coordinator.done()
 
-    def _result_of(self, state: Sequence[Any]) -> Any:
+    def _result_of(self, state: Sequence[tf.Tensor]) -> Nested[tf.Tensor]:
         with keras.StatelessScope(zip(self.model.metrics_variables, state, strict=True)):
             # A metric may give its variable as it is, which has this state's value in here only.
             return tf.nest.map_structure(tf.convert_to_tensor, self.model.get_metrics_result())
 
-    def _tensors(self, state: Sequence[np.ndarray]) -> list[Any]:
+    def _tensors(self, state: Sequence[np.ndarray]) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
-            return [tf.constant(value, each.dtype) for value, each in zip(state, self._fresh, strict=True)]
+            return [tf.constant(value, fresh.dtype) for value, fresh in zip(state, self._fresh, strict=True)]
 
 
 class AsyncLoop(Loop):
@@ -234,15 +236,15 @@ class AsyncLoop(Loop):
         """Has every worker made a step?"""
         return self.async_steps.warm
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Staleness, updates and whose steps they were."""
         return self.async_steps.facts()
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> Counts:
         """What was counted so far."""
         return self.async_steps.counts()
 
-    def set_counts(self, counts: Mapping[str, Any]) -> None:
+    def set_counts(self, counts: Counts) -> None:
         """Goes on from what `counts` gave."""
         self.async_steps.set_counts(counts)
 
@@ -258,13 +260,13 @@ class AsyncLoop(Loop):
         """Begins the metrics anew, as for an epoch."""
         self.async_steps.reset_metrics()
 
-    def _validation_function(self, padded: bool) -> Any:
+    def _validation_function(self, padded: bool) -> steps.Validate:
         return steps.validation_alone(self.model)
 
-    def _validate_some(self, validate: Any, iterator: Iterator[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         return self.async_steps.validate(validate, iterator, count)
 
-    def _metric_results(self) -> dict[str, Any]:
+    def _metric_results(self) -> Results:
         return self.async_steps.results()
 
 
@@ -276,7 +278,7 @@ class ScheduledLoop(AsyncLoop):
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         train: Data,
-        shards: Sequence[Any],
+        shards: Sequence[Part],
         workers: int,
         validation: Data | None = None,
         outputs: Sequence[str] = (),

@@ -1,12 +1,14 @@
 """Reads a model's size from the built model, and what a step keeps from the graph that was compiled of it."""
 
 import math
-from typing import Any
+from collections.abc import Hashable
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
 
 from pipeline.plan.size import ONLY_TABLES, Size, Variable
+from pipeline.worker.input.part import Part
 from pipeline.worker.tensorflow.step import innermost
 
 # Operations whose result is what came in, in the same memory.
@@ -15,8 +17,11 @@ ALIASES = ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGra
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs")
 BACKWARD = "gradient_tape/"
 
+# What tells one tensor from another, as `tf.Tensor.ref` has it.
+Ref: TypeAlias = Hashable
 
-def of(model: keras.Model, graph: Any, replicas: int, part: Any) -> Size:
+
+def of(model: keras.Model, graph: tf.Graph, replicas: int, part: Part) -> Size:
     """The size of a built model.
 
     `graph` is that of its compiled loop, of a step on each of `replicas` devices; `part` is the data it trains on.
@@ -50,7 +55,7 @@ def of(model: keras.Model, graph: Any, replicas: int, part: Any) -> Size:
     return Size(variables, apart, fixed // replicas, growing // replicas, largest, per_example)
 
 
-def kept(graph: Any) -> tuple[int, int, int]:
+def kept(graph: tf.Graph) -> tuple[int, int, int]:
     """(bytes of a fixed size, bytes for each example) that the forward pass makes and the backward pass reads, and
     the bytes for each example of the largest tensor among them.
 
@@ -59,24 +64,24 @@ def kept(graph: Any) -> tuple[int, int, int]:
     """
     body = _body(graph)
     backward: set[str] = set()
-    read: dict[Any, Any] = {}
+    read: dict[Ref, tf.Tensor] = {}
     for operation in body.get_operations():
-        if BACKWARD in operation.name or any(each.op.name in backward for each in operation.inputs):
+        if BACKWARD in operation.name or any(tensor.op.name in backward for tensor in operation.inputs):
             backward.add(operation.name)
         if BACKWARD in operation.name and operation.type not in SHAPES:
-            for each in map(_source, operation.inputs):
-                if each.op.name not in backward and each.op.type not in ("ReadVariableOp", "Const"):
-                    read[each.ref()] = each
-    if any(each.dtype == tf.variant for each in read.values()):
+            for tensor in map(_source, operation.inputs):
+                if tensor.op.name not in backward and tensor.op.type not in ("ReadVariableOp", "Const"):
+                    read[tensor.ref()] = tensor
+    if any(tensor.dtype == tf.variant for tensor in read.values()):
         raise _Unknown("the model has a loop, and what that keeps is not in its graph")
     fixed, growing, largest = 0, 0, 0
-    for each in read.values():
-        if each.dtype == tf.resource:
+    for tensor in read.values():
+        if tensor.dtype == tf.resource:
             continue
-        shape = None if each.shape.rank is None else each.shape.as_list()
+        shape = None if tensor.shape.rank is None else tensor.shape.as_list()
         if shape is None or shape.count(None) > 1:
-            raise _Unknown(f"the graph does not tell the shape of {each.op.name.removeprefix('while/')}")
-        known = math.prod(size for size in shape if size is not None) * each.dtype.size
+            raise _Unknown(f"the graph does not tell the shape of {tensor.op.name.removeprefix('while/')}")
+        known = math.prod(size for size in shape if size is not None) * tensor.dtype.size
         if None in shape:
             growing, largest = growing + known, max(largest, known)
         else:
@@ -88,13 +93,13 @@ class _Unknown(Exception):
     """A graph that does not tell what is kept."""
 
 
-def _body(graph: Any) -> Any:
+def _body(graph: tf.Graph) -> tf.Graph:
     """The graph of one step: that of the loop over steps."""
     loop = next(operation for operation in graph.get_operations() if operation.type in ("While", "StatelessWhile"))
     return graph._get_function(loop.get_attr("body").name).graph
 
 
-def _source(tensor: Any) -> Any:
+def _source(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that this one is another name of."""
     while tensor.op.type in ALIASES:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
@@ -117,17 +122,17 @@ def _slot_bytes(model: keras.Model) -> dict[int, int]:
     return found
 
 
-def state_bytes(model: Any) -> int:
+def state_bytes(model: keras.Model) -> int:
     """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, slots."""
     optimizer = model.optimizer.variables
-    return sum(_bytes(each) for each in (*model.variables, *model.trainable_variables, *optimizer))
+    return sum(map(_bytes, (*model.variables, *model.trainable_variables, *optimizer)))
 
 
-def _bytes(variable: Any) -> int:
+def _bytes(variable: keras.Variable) -> int:
     return int(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 
-def _rows_per_example(layer: Any) -> int | None:
+def _rows_per_example(layer: keras.layers.Layer | None) -> int | None:
     """Rows of an embedding's table that an example looks up, over all places where the model calls the layer.
 
     None where a step reads or changes the whole table, as it does for a regularizer or in a layer of another kind.
@@ -139,7 +144,7 @@ def _rows_per_example(layer: Any) -> int | None:
     return sum(math.prod(size or 1 for size in shape[1:]) for shape in shapes)
 
 
-def _why_whole(layer: Any) -> str | None:
+def _why_whole(layer: keras.layers.Layer | None) -> str | None:
     if layer is None:
         return ONLY_TABLES
     if not _is_plain(layer):
@@ -150,5 +155,5 @@ def _why_whole(layer: Any) -> str | None:
     return None
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_plain(layer: keras.layers.Layer) -> bool:
     return type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode

@@ -1,9 +1,9 @@
 """What workers of an asynchronous training read: any step's batch, by its number, whoever makes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,11 @@ import tensorflow as tf
 from pipeline.data.examples import Examples
 from pipeline.worker.input import batches, reading
 from pipeline.worker.input.layout import BEGINNING, Position
+from pipeline.worker.input.part import Batch, Part, Spec
 from pipeline.worker.tensorflow.loop import Data, TrainingError
+
+# Places of examples in arrays, int64, and the edges between the steps' batches among them, int64 [steps + 1].
+Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -24,11 +28,11 @@ class Source:
     """
 
     made: Callable[[], tf.data.Dataset]
-    rows: Callable[[int, int], tuple[Any, Any]]
-    batch: Callable[..., Any]
+    rows: Callable[[int, int], Rows]
+    batch: Callable[[Iterator[Batch], tf.Tensor, tf.Tensor, tf.Tensor], Batch]
 
 
-def source(data: Data, shards: Sequence[Any], workers: int, position: Position = BEGINNING) -> Source:
+def source(data: Data, shards: Sequence[Part], workers: int, position: Position = BEGINNING) -> Source:
     """What workers take their batches from: arrays by the places that a step stands for, data sets in turn.
 
     Arrays are trained once an epoch, each example, whoever is faster. Of a data set each worker reads its own shard,
@@ -43,11 +47,12 @@ def source(data: Data, shards: Sequence[Any], workers: int, position: Position =
     if isinstance(data.part, Examples) and not data.part.is_made:
         return _of_examples(data, position, rows)
     if not isinstance(data.part, tf.data.Dataset):
-        part = data.part.raw if isinstance(data.part, Examples) else data.part
+        inner = data.part.raw if isinstance(data.part, Examples) else data.part
         with tf.device("CPU:0"):
-            arrays = tf.nest.map_structure(tf.convert_to_tensor, part)
+            arrays = tf.nest.map_structure(tf.convert_to_tensor, inner)
         return Source(lambda: tf.data.Dataset.from_tensors(arrays).repeat(), rows.of, _gathered)
-    counts = [int(shard.cardinality()) for shard in shards] if len(shards) > 1 else [layout.examples // workers]
+    part: tf.data.Dataset = data.part
+    counts = list(map(_cardinality, shards)) if len(shards) > 1 else [layout.examples // workers]
     if 0 in counts:
         raise TrainingError(
             f"Expected training examples for each of {workers} workers, received {layout.examples} and none for worker "
@@ -56,7 +61,7 @@ def source(data: Data, shards: Sequence[Any], workers: int, position: Position =
     graphs = [graph(shard) for shard in shards]
 
     def made() -> tf.data.Dataset:
-        parts = [from_graph(each, data.part.element_spec).with_options(data.part.options()) for each in graphs]
+        parts = [from_graph(of_shard, part.element_spec).with_options(part.options()) for of_shard in graphs]
         if workers == 1:
             # In the order of one device, in which the last batch of an epoch is a smaller one.
             one = batches.stream(parts[0], layout, data.shuffle, data.seed, position, data.reading)
@@ -69,11 +74,11 @@ def source(data: Data, shards: Sequence[Any], workers: int, position: Position =
             mine = tf.data.Dataset.choose_from_datasets(parts, chosen)
         window = min(max(1, layout.examples // workers), data.reading.window)
 
-        def epoch(number: Any, trained: Any, steps: Any) -> tf.data.Dataset:
+        def epoch(number: tf.Tensor, trained: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
             ordered = batches.shuffled(mine, window, data.seed, number) if data.shuffle else mine
             return ordered.skip(trained // workers)
 
-        endless = batches.epochs(layout, position, epoch).with_options(data.part.options())
+        endless = batches.epochs(layout, position, epoch).with_options(part.options())
         whole = endless.batch(layout.global_batch, drop_remainder=True)
         return whole.map(lambda *batch: reading.checked(batch, data.reading.classes)).prefetch(data.reading.prefetch)
 
@@ -93,7 +98,7 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(tf.convert_to_tensor, raw)
 
-        def gathered(source: Any, places: Any, start: Any, stop: Any) -> Any:
+        def gathered(source: Iterator[Batch], places: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
             with tf.device("CPU:0"):
                 return make(places[start], _gathered(source, places, start + 1, stop))
 
@@ -102,14 +107,15 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
 
     def numbered() -> tf.data.Dataset:
         made = batches.raw_stream(data.part, layout, data.shuffle, data.seed, position, data.reading)
-        return made.map(lambda epoch, _, each: (epoch, each[0])).enumerate()
+        return made.map(lambda epoch, _, batches: (epoch, batches[0])).enumerate()
 
-    def sought(source: Any, numbers: Any, start: Any, stop: Any) -> Any:
+    def sought(source: Iterator[Batch], numbers: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
         wanted = numbers[0] + start
 
-        def again() -> Any:
+        def again() -> tuple[tf.Tensor, Batch]:
             # A step that another worker was lost with, and that this one has passed.
-            return numbered().skip(wanted).take(1).get_single_element()[1]
+            epoch, batch = numbered().skip(wanted).take(1).get_single_element()[1]
+            return epoch, batch
 
         with tf.device("CPU:0"):
             number, found = tf.while_loop(
@@ -120,7 +126,11 @@ def _of_examples(data: Data, position: Position, rows: "_Rows") -> Source:
     return Source(lambda: numbered().prefetch(data.reading.prefetch), rows.numbers, sought)
 
 
-def graph(part: tf.data.Dataset) -> Any:
+def _cardinality(shard: tf.data.Dataset) -> int:
+    return int(shard.cardinality())
+
+
+def graph(part: tf.data.Dataset) -> tf.Tensor:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
     made = part._as_serialized_graph(strip_device_assignment=True)
     if b"PyFunc" in made.numpy():
@@ -131,7 +141,7 @@ def graph(part: tf.data.Dataset) -> Any:
     return made
 
 
-def from_graph(made: Any, spec: Any) -> tf.data.Dataset:
+def from_graph(made: tf.Tensor, spec: Spec) -> tf.data.Dataset:
     """The data set of a graph, with elements of `spec`."""
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=made), spec)
 
@@ -144,16 +154,16 @@ class _Rows:
         self._position, self._left = position, data.layout.steps_after(position.examples)
         self._order = cache(self._of_epoch)
 
-    def of(self, first: int, count: int) -> tuple[Any, Any]:
+    def of(self, first: int, count: int) -> Rows:
         """(places of the examples, edges [count + 1] between the batches) of steps `first` to `first + count`."""
         return self._joined([self._places(*self._start(step)) for step in range(first, first + count)])
 
-    def after_epochs(self, first: int, count: int) -> tuple[Any, Any]:
+    def after_epochs(self, first: int, count: int) -> Rows:
         """The same with the number of its epoch before each step's places."""
         starts = [self._start(step) for step in range(first, first + count)]
         return self._joined([np.concatenate([[epoch], self._places(epoch, start)]) for epoch, start in starts])
 
-    def numbers(self, first: int, count: int) -> tuple[Any, Any]:
+    def numbers(self, first: int, count: int) -> Rows:
         """The number of the first step, and edges that add the others'."""
         with tf.device("CPU:0"):
             return tf.constant([first], tf.int64), tf.range(count + 1, dtype=tf.int64)
@@ -164,7 +174,7 @@ class _Rows:
         return self._order(epoch)[start:stop] if self._known else np.zeros(stop - start, np.int64)
 
     @staticmethod
-    def _joined(places: list[np.ndarray]) -> tuple[Any, Any]:
+    def _joined(places: list[np.ndarray]) -> Rows:
         edges = np.cumsum([0, *map(len, places)])
         with tf.device("CPU:0"):
             return tf.constant(np.concatenate(places), tf.int64), tf.constant(edges, tf.int64)
@@ -186,12 +196,12 @@ class _Rows:
             return np.array(batches.order(layout.examples, data.seed, tf.constant(epoch, tf.int64)))
 
 
-def _gathered(source: Any, rows: Any, start: Any, stop: Any) -> Any:
+def _gathered(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
     """The batch of the examples at `rows[start:stop]` of the arrays that `source` gives."""
     with tf.device("CPU:0"):
         return tf.nest.map_structure(lambda array: tf.gather(array, rows[start:stop]), next(source))
 
 
-def _next(source: Any, rows: Any, start: Any, stop: Any) -> Any:
+def _next(source: Iterator[Batch], rows: tf.Tensor, start: tf.Tensor, stop: tf.Tensor) -> Batch:
     """The next batch of `source`, cut to `stop - start` examples."""
     return tf.nest.map_structure(lambda leaf: leaf[: stop - start], next(source))

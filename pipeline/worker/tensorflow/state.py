@@ -3,15 +3,17 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline.private import global_state
+from pipeline.worker.collective import Collective
 from pipeline.worker.keras_fit.agree import from_first
 from pipeline.worker.tensorflow.checkpoint import State, grouped
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import TrainingError
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.tensorflow.tables import joined
@@ -20,6 +22,9 @@ from pipeline.worker.tensorflow.tables import joined
 PIECE = 1 << 22
 _ARRAY, _TUPLE = "__array__", "__tuple__"
 _MONITORS = "__monitors__"
+
+# What JSON holds.
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 
 
 def of_model(model: keras.Model) -> dict[str, np.ndarray]:
@@ -30,7 +35,7 @@ def of_model(model: keras.Model) -> dict[str, np.ndarray]:
     return {
         key: array
         for name, variables in _parts(model).items()
-        for key, array in grouped(name, [joined(each) for each in shards_together(variables)]).items()
+        for key, array in grouped(name, [joined(shards) for shards in shards_together(variables)]).items()
     }
 
 
@@ -50,7 +55,7 @@ def put_back(model: keras.Model, state: State) -> None:
                 shard.assign(part)
 
 
-def of_random_state() -> dict[str, Any]:
+def of_random_state() -> dict[str, object]:
     """Python's and NumPy's random state, as plain values."""
     version, words, gauss = random.getstate()
     numpys = np.random.get_state(legacy=False)
@@ -69,9 +74,9 @@ def put_back_random_state(values: Mapping[str, Any]) -> None:
         own.state.assign(np.array(values["keras"], own.state.dtype))
 
 
-def of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str, Plain], dict[str, np.ndarray]]:
     """(plain values, arrays) of those attributes of a callback that are numbers, words, arrays, or made of them."""
-    values: dict[str, Any] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
+    values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
     arrays: dict[str, np.ndarray] = {}
     for key, value in vars(callback).items():
         if key == "monitor_op":
@@ -85,7 +90,7 @@ def of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str
     return values, arrays
 
 
-def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, Any], state: State) -> None:
+def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, Plain], state: State) -> None:
     """Gives a callback what `of_callback` took."""
     if values.get(_MONITORS):
         # Keras sets these up at the end of the first epoch, which changes the sign of what they then compare with.
@@ -95,9 +100,9 @@ def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, A
             setattr(callback, key, _rich(value, state.arrays))
 
 
-def on_all(state: State | None, strategy: tf.distribute.Strategy) -> State | None:
+def on_all(state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> State | None:
     """The first process's state on every process, all of which call this together."""
-    send = from_first(strategy)
+    send = from_first(strategy, collective)
     header, body = _packed(state) if state is not None else (b"", b"")
     sizes = tf.constant([len(header), len(body)], tf.int64)
     (sizes,) = send([sizes])
@@ -132,7 +137,7 @@ def _unpacked(header: bytes, body: bytes) -> State:
     return State(values, arrays)
 
 
-def _parts(model: keras.Model) -> dict[str, Sequence[Any]]:
+def _parts(model: keras.Model) -> dict[str, Sequence[keras.Variable]]:
     own = {id(variable) for variable in [*model.trainable_variables, *model.metrics_variables]}
     return {
         "trained": model.trainable_variables,
@@ -141,12 +146,12 @@ def _parts(model: keras.Model) -> dict[str, Sequence[Any]]:
     }
 
 
-def _keras_seed() -> Any:
+def _keras_seed() -> Plain:
     own = global_state.get_global_attribute("global_seed_generator")
     return None if own is None else joined([own.state]).tolist()
 
 
-def _plain(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+def _plain(value: object, name: str, arrays: dict[str, np.ndarray]) -> Plain:
     """`value` as JSON has it, with arrays put into `arrays`; raises `TypeError` for what is no plain value."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -156,24 +161,24 @@ def _plain(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         arrays[name] = np.array(value)
         return {_ARRAY: name}
     if isinstance(value, list | tuple):
-        inner = [_plain(each, f"{name}/{number}", arrays) for number, each in enumerate(value)]
+        inner = [_plain(item, f"{name}/{number}", arrays) for number, item in enumerate(value)]
         return {_TUPLE: inner} if isinstance(value, tuple) else inner
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: _plain(each, f"{name}/{key}", arrays) for key, each in value.items()}
+        return {key: _plain(item, f"{name}/{key}", arrays) for key, item in value.items()}
     raise TypeError(name)
 
 
-def _rich(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _rich(value: Plain, arrays: Mapping[str, np.ndarray]) -> object:
     if isinstance(value, list):
-        return [_rich(each, arrays) for each in value]
+        return [_rich(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
     if _ARRAY in value:
-        array = arrays[value[_ARRAY]]
+        array = arrays[str(value[_ARRAY])]
         return array.copy() if array.ndim else array[()]
-    if _TUPLE in value:
-        return tuple(_rich(each, arrays) for each in value[_TUPLE])
-    return {key: _rich(each, arrays) for key, each in value.items()}
+    if isinstance(inner := value.get(_TUPLE), list):
+        return tuple(_rich(item, arrays) for item in inner)
+    return {key: _rich(item, arrays) for key, item in value.items()}
 
 
 def _unfit(expected: str, received: str) -> TrainingError:

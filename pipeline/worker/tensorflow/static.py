@@ -7,14 +7,15 @@ XLA on CPUs pads some shapes that are open, so that the second check would not f
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.build import ModelError
+from pipeline.worker.tensorflow.collective import ALONE
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {
@@ -29,7 +30,7 @@ MASK = "a fixed size and a mask"
 ALWAYS_OPEN = ("Where", "Unique", "UniqueV2")
 
 
-def check_data(part: Any, name: str) -> None:
+def check_data(part: Part | None, name: str) -> None:
     """Refuses a `tf.data.Dataset` whose examples differ in size, or hold text; `name` is which part it is."""
     if not isinstance(part, tf.data.Dataset):
         return
@@ -48,7 +49,7 @@ def check_data(part: Any, name: str) -> None:
             )
 
 
-def check_model(model: keras.Model, sample: Any, replica_batch: int, gradient_bits: int) -> None:
+def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_bits: int) -> None:
     """Refuses a model whose training XLA could not compile for a TPU, in batches of `replica_batch`.
 
     `model` is built without a strategy. `sample` is the structure of a batch, a tensor of any size for each leaf.
@@ -59,10 +60,10 @@ def check_model(model: keras.Model, sample: Any, replica_batch: int, gradient_bi
     _check_compiles(model, sample, leaves, gradient_bits)
 
 
-def _check_shapes(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec]) -> None:
+def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]) -> None:
     call = steps.caller(model)
 
-    def forward(*flat: Any) -> Any:
+    def forward(*flat: tf.Tensor) -> tf.Tensor:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(sample, flat))
         y_pred = call(x, training=True)
         return losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
@@ -78,12 +79,12 @@ def _check_shapes(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec]) 
             )
 
 
-def _check_compiles(model: keras.Model, sample: Any, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
-    step = steps.training_step(model, gradient_bits, always_fed=True, static=True)
+def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
+    step = steps.training_step(model, ALONE, gradient_bits, always_fed=True, static=True)
     examples = float(leaves[0].shape[0])
     model.optimizer.build(model.trainable_variables)
 
-    def one(*flat: Any) -> Any:
+    def one(*flat: tf.Tensor) -> tf.Tensor:
         return step(tf.constant(examples), tf.nest.pack_sequence_as(sample, flat))
 
     with losses.without_keras_scaling():
@@ -115,7 +116,7 @@ def _explain(model: keras.Model, said: str) -> str:
     )
 
 
-def _operations(graph: Any, seen: set[str]) -> Iterator[tf.Operation]:
+def _operations(graph: tf.Graph, seen: set[str]) -> Iterator[tf.Operation]:
     """Operations of a graph and of the functions that it calls, such as the bodies of loops.
 
     A function that was traced for any shape shows open ones that XLA knows; of its operations only those come that
@@ -132,20 +133,20 @@ def _operations(graph: Any, seen: set[str]) -> Iterator[tf.Operation]:
             if attribute.type not in ("func", "list(func)"):
                 continue
             called = operation.get_attr(attribute.name)
-            for each in called if isinstance(called, list) else [called]:
-                if each.name not in seen:
-                    seen.add(each.name)
-                    yield from _operations(graph._get_function(each.name).graph, seen)
+            for function in called if isinstance(called, list) else [called]:
+                if function.name not in seen:
+                    seen.add(function.name)
+                    yield from _operations(graph._get_function(function.name).graph, seen)
 
 
-def _open(tensor: Any) -> bool:
+def _open(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.resource, tf.variant) and not tensor.shape.is_fully_defined()
 
 
 def _where(model: keras.Model, path: str) -> str:
     """The innermost layer in an operation's name, in which TensorFlow numbers what is repeated."""
     layers = {layer.name for layer in model._flatten_layers() if layer is not model}
-    layers |= {each.name for each in getattr(model, "operations", [])}
+    layers |= {operation.name for operation in getattr(model, "operations", [])}
     for part in reversed(path.split("/")[:-1]):
         for name in (part, re.sub(r"_\d+$", "", part)):
             if name in layers:
@@ -153,7 +154,7 @@ def _where(model: keras.Model, path: str) -> str:
     return f"at {path}" if path else "somewhere"
 
 
-def _written(shape: Any) -> str:
+def _written(shape: tf.TensorShape | None) -> str:
     """A shape with None for what is open.
 
     >>> _written(tf.TensorShape([None, 2]))

@@ -7,13 +7,18 @@ of the optimizer means what it means on one device.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from pipeline.data.nested import Nested
 from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinism_enabled, keras_variables
+from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow.collective import Addend
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -21,12 +26,26 @@ SEED_STRIDE = 2_654_435_769
 
 # (iterator over (examples, a batch for each local replica), steps)
 #     -> (loss vectors [steps, 1 + outputs], examples of each step [steps], seconds each waited for its batch [steps])
-Steps = Callable[[Iterator[Any], Any], tuple[Any, Any, Any]]
+Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
+# (examples of the global batch, this replica's batch) -> the loss vector [1 + outputs], summed over replicas
+ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
+# A model called on x, with training=True or False.
+Forward: TypeAlias = Callable[..., Batch]
+# What a loop over steps carries from one to the next.
+Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
+# See `scheduled_steps` and `validation_alone`.
+ScheduledSteps: TypeAlias = Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
+ValidationAlone: TypeAlias = Callable[
+    [Batches, tf.Tensor, Sequence[tf.Tensor]], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]
+]
+# Either way of validating: losses and examples of some steps, and what more it gives.
+Validate: TypeAlias = Callable[..., tuple[tf.Tensor, ...]]
 
 
 def training_steps(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
     gradient_bits: int,
     always_fed: bool = False,
     static: bool = False,
@@ -37,16 +56,18 @@ def training_steps(
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
     gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
     """
-    return _many(strategy, training_step(model, gradient_bits, always_fed, static))
+    return _many(strategy, training_step(model, collective, gradient_bits, always_fed, static))
 
 
-def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, static: bool) -> Callable[[Any, Any], Any]:
+def training_step(
+    model: keras.Model, collective: Collective[Addend], gradient_bits: int, always_fed: bool, static: bool
+) -> ReplicaStep:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
     call = caller(model)
     variables = model.trainable_variables
 
-    def replica_step(examples: Any, batch: Any) -> Any:
+    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         share = _share(batch, examples)
         with tf.GradientTape() as tape:
@@ -60,7 +81,7 @@ def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, stat
         # Nothing from a replica without examples may reach the sum: what it divides by is 0.
         if not always_fed:
             gradients = [_where(share > 0, gradient) for gradient in gradients]
-        summed, values = _sum(gradients, values, gradient_bits)
+        summed, values = _sum(collective, gradients, values, gradient_bits)
         model.optimizer.apply(summed, variables)
         model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
@@ -71,10 +92,10 @@ def training_step(model: keras.Model, gradient_bits: int, always_fed: bool, stat
 def scheduled_steps(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
-    batch: Callable[..., Any],
-    fresh: Sequence[Any],
+    batch: Callable[..., Batch],
+    fresh: Sequence[np.ndarray],
     gradient_bits: int = 32,
-) -> Any:
+) -> ScheduledSteps:
     """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
 
     (source, rows, edges [steps + 1]) ->
@@ -89,7 +110,7 @@ def scheduled_steps(
     variables = model.trainable_variables
     updates = innermost(model.optimizer).iterations.value
 
-    def replica_step(batch: Any, state: Sequence[Any]) -> Any:
+    def replica_step(batch: Batch, state: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         before = updates.read_value()
         with tf.control_dependencies([before]), tf.GradientTape() as tape:
@@ -101,13 +122,14 @@ def scheduled_steps(
         with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
             stale = updates.read_value() - before
         if gradient_bits == 16:
-            gradients = [_sent_narrow(*each) for each in zip(gradients, variables, strict=True)]
+            gradients = [_sent_narrow(*pair) for pair in zip(gradients, variables, strict=True)]
         with tf.control_dependencies([stale]):
             model.optimizer.apply(gradients, variables)
         return values, metrics_state(model, state, x, y, y_pred, weights), stale
 
-    def steps(source: Any, rows: Any, edges: Any) -> Any:
-        def one(index: Any, state: Any, values: Any, sizes: Any, stale: Any, waits: Any) -> Any:
+    def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
+        def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
+            values, sizes, stale, waits = arrays
             mine, waited = _waited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
             with losses.without_keras_scaling(), _added_in_place():
                 loss, state, age = strategy.run(replica_step, args=(mine, state))
@@ -123,10 +145,10 @@ def scheduled_steps(
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return worker, *(array.stack() for array in arrays), state
 
-    return tf.function(steps, reduce_retracing=True, autograph=False)
+    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
-def validation_alone(model: keras.Model) -> Any:
+def validation_alone(model: keras.Model) -> ValidationAlone:
     """A compiled function that evaluates `model` for a number of steps, on this process alone.
 
     (iterator over (examples, [a batch]), steps, the metrics' state) ->
@@ -134,8 +156,12 @@ def validation_alone(model: keras.Model) -> Any:
     """
     call = caller(model)
 
-    def steps(iterator: Any, count: Any, state: Any) -> Any:
-        def one(index: Any, state: Any, values: Any, sizes: Any) -> Any:
+    def steps(
+        iterator: Batches, count: tf.Tensor, state: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        def one(
+            index: tf.Tensor, state: Sequence[tf.Tensor], values: tf.TensorArray, sizes: tf.TensorArray
+        ) -> tuple[Carried, ...]:
             examples, (batch,) = next(iterator)
             x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
             y_pred = call(x, training=False)
@@ -146,12 +172,14 @@ def validation_alone(model: keras.Model) -> Any:
 
         arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
         _, state, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, list(state), *arrays))
-        return values.stack(), sizes.stack(), state
+        return values.stack(), sizes.stack(), list(state)
 
-    return tf.function(steps, reduce_retracing=True, autograph=False)
+    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
-def metrics_state(model: keras.Model, state: Sequence[Any], x: Any, y: Any, y_pred: Any, weights: Any) -> list[Any]:
+def metrics_state(
+    model: keras.Model, state: Sequence[tf.Tensor], x: Batch, y: Batch, y_pred: Batch, weights: Batch | None
+) -> list[tf.Tensor]:
     """`state`, the values of the model's metrics' variables, updated by a batch; the variables stay as they are."""
     variables = model.metrics_variables
     with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
@@ -167,7 +195,7 @@ def _added_in_place() -> Iterator[None]:
     """
     kept = keras_variables.Variable.assign_add
 
-    def assign_add(self: Any, value: Any) -> Any:
+    def assign_add(self: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         if in_stateless_scope():
             return kept(self, value)
         return self._value.assign_add(tf.cast(value, self._value.dtype))
@@ -179,45 +207,49 @@ def _added_in_place() -> Iterator[None]:
         keras_variables.Variable.assign_add = kept
 
 
-def validation_steps(model: keras.Model, strategy: tf.distribute.Strategy, padded: bool = False) -> Steps:
+def validation_steps(
+    model: keras.Model, strategy: tf.distribute.Strategy, collective: Collective[Addend], padded: bool = False
+) -> Steps:
     """A compiled function that evaluates `model` for a number of steps and updates its metrics.
 
     With `padded`, each replica has one example, and those of the last replicas may only pad the global batch.
     """
     call = caller(model)
 
-    def replica_step(examples: Any, batch: Any) -> Any:
+    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         y_pred = call(x, training=False)
         share = _share_of_one(examples) if padded else _share(batch, examples)
         values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
         with _undone_unless(share > 0, model.metrics_variables if padded else []):
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        return collective.sum([values])[0]
 
     return _many(strategy, replica_step)
 
 
-def innermost(optimizer: keras.optimizers.Optimizer) -> Any:
+def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer that updates the weights: the one inside another that scales the loss, or the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
-    for each in (optimizer, innermost(optimizer)):
-        each._all_reduce_sum_gradients = list
+    for one in (optimizer, innermost(optimizer)):
+        one._all_reduce_sum_gradients = list
 
 
 def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
-    for each in (optimizer, innermost(optimizer)):
-        vars(each).pop("_all_reduce_sum_gradients", None)
+    for one in (optimizer, innermost(optimizer)):
+        vars(one).pop("_all_reduce_sum_gradients", None)
 
 
-def _many(strategy: tf.distribute.Strategy, replica_step: Callable[..., Any]) -> Steps:
-    def steps(iterator: Any, count: Any) -> Any:
-        def one(index: Any, values: Any, sizes: Any, waits: Any) -> Any:
+def _many(strategy: tf.distribute.Strategy, replica_step: ReplicaStep) -> Steps:
+    def steps(iterator: Batches, count: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def one(
+            index: tf.Tensor, values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray
+        ) -> tuple[Carried, ...]:
             # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
             # small step on CPU devices, for copying ahead what is in the same memory.
             (examples, batches), waited = _waited(lambda: next(iterator), after=values)
@@ -245,7 +277,7 @@ def _drawn_apart(replicas: int) -> Iterator[None]:
     """
     kept = SeedGenerator.next
 
-    def drawn(generator: SeedGenerator, ordered: bool = True) -> Any:
+    def drawn(generator: SeedGenerator, ordered: bool = True) -> tf.Tensor:
         seed = kept(generator, ordered)
         number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, seed.dtype)
         # The first half is the generator's own seed and stays as it is; the second counts its draws.
@@ -259,7 +291,7 @@ def _drawn_apart(replicas: int) -> Iterator[None]:
         SeedGenerator.next = kept
 
 
-def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
+def _waited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:
     """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`.
 
     An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
@@ -279,33 +311,27 @@ def _waited(batch: Callable[[], Any], after: Any) -> tuple[Any, Any]:
     return made, tf.cast(there - asked, tf.float32)
 
 
-def _sum(gradients: list[Any], values: Any, gradient_bits: int) -> tuple[list[Any], Any]:
+def _sum(
+    collective: Collective[Addend], gradients: Sequence[Addend | None], values: tf.Tensor, gradient_bits: int
+) -> tuple[list[Addend | None], tf.Tensor]:
     """Gradients and loss values summed over replicas."""
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return gradients, values
-    add = tf.distribute.ReduceOp.SUM
     present = [gradient for gradient in gradients if gradient is not None]
-    if gradient_bits == 16:
-        narrow = context.all_reduce(add, [_narrow(gradient) for gradient in present])
-        summed = [_widen(total, gradient.dtype) for total, gradient in zip(narrow, present, strict=True)]
-        values = context.all_reduce(add, values)
-    else:
-        *summed, values = context.all_reduce(add, [*present, values])
-    each = iter(summed)
-    return [None if gradient is None else next(each) for gradient in gradients], values
+    narrow = gradient_bits == 16 and collective.replicas > 1
+    *sums, values = collective.sum([*map(_narrow, present), values] if narrow else [*present, values])
+    summed = (_widen(total, gradient.dtype) for total, gradient in zip(sums, present, strict=True))
+    return [None if gradient is None else next(summed) for gradient in gradients], values
 
 
-def _narrow(gradient: Any) -> Any:
+def _narrow(gradient: Addend) -> Addend:
     wide = isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
     return tf.cast(gradient, tf.bfloat16) if wide else gradient
 
 
-def _widen(gradient: Any, dtype: Any) -> Any:
+def _widen(gradient: Addend, dtype: tf.DType) -> Addend:
     return tf.cast(gradient, dtype) if gradient.dtype != dtype else gradient
 
 
-def _sent_narrow(gradient: Any, variable: Any) -> Any:
+def _sent_narrow(gradient: Addend | None, variable: keras.Variable) -> Addend | None:
     """A gradient that is narrow on its way to where its variable is, and as wide as before when it is there."""
     if gradient is None:
         return None
@@ -314,7 +340,7 @@ def _sent_narrow(gradient: Any, variable: Any) -> Any:
         return _widen(narrow, gradient.dtype)
 
 
-def _where(condition: Any, gradient: Any) -> Any:
+def _where(condition: tf.Tensor, gradient: Addend | None) -> Addend | None:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -322,19 +348,19 @@ def _where(condition: Any, gradient: Any) -> Any:
     return tf.where(condition, gradient, tf.zeros((), gradient.dtype))
 
 
-def _share(batch: Any, examples: Any) -> Any:
+def _share(batch: Batch, examples: tf.Tensor) -> tf.Tensor:
     here = tf.shape(tf.nest.flatten(batch)[0])[0]
     return tf.cast(here, tf.float32) / examples
 
 
-def _share_of_one(examples: Any) -> Any:
+def _share_of_one(examples: tf.Tensor) -> tf.Tensor:
     """The share of a replica that has a single example: the first replicas have those that count."""
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
 
 
 @contextlib.contextmanager
-def _undone_unless(condition: Any, variables: list[keras.Variable]) -> Iterator[None]:
+def _undone_unless(condition: tf.Tensor, variables: list[keras.Variable]) -> Iterator[None]:
     """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
     kept = [tf.convert_to_tensor(variable.value) for variable in variables]
     yield
@@ -342,6 +368,6 @@ def _undone_unless(condition: Any, variables: list[keras.Variable]) -> Iterator[
         variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
 
 
-def caller(model: keras.Model) -> Callable[..., Any]:
+def caller(model: keras.Model) -> Forward:
     """What calls the model with `training` where its `call` takes that."""
     return model if model._call_has_training_arg else lambda x, training: model(x)

@@ -7,16 +7,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from pipeline.record.commands import Explain
+from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
+from pipeline.worker.input.part import Batch, Batches, Step
 from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.loop import Call, Loop
 
 # Calls without a step that are timed together.
@@ -39,17 +41,18 @@ class Switched:
         """
         self._loop, self._make, self._beat = loop, make, beat
         self._replicas, self._cores = tuple(replicas), tuple(cores)
-        self._ready: Iterator[Any] | None = None
+        self._ready: Batches | None = None
         self._own_statistics: step.Steps | None = None
         self._copies: dict[int, _Copy] = {}
 
-    def timed(self, command: Explain) -> dict[str, Any]:
-        """What `explaining` tells of such a command."""
+    def timed(self, command: Explain) -> Explaining:
+        """What is told of such a command."""
         match command.what:
             case "no step":
-                return {"seconds": self._no_step()}
+                return Explaining(command.what, seconds=self._no_step())
             case "no communication":
-                return {"replicas": self._no_communication(command.replicas, command.seconds, command.steps_per_call)}
+                taken = self._no_communication(command.replicas, command.seconds, command.steps_per_call)
+                return Explaining(command.what, replicas=taken)
             case "everything":
                 examples, seconds = self._steps(command, self._loop.reader())
             case "no input":
@@ -61,16 +64,14 @@ class Switched:
                 # The step is traced when it is called first.
                 with build.with_own_statistics(self._loop.model):
                     examples, seconds = self._steps(command, self._there(), self._own_statistics)
-        return {"examples": examples, "seconds": seconds}
+        return Explaining(command.what, examples, seconds)
 
     def _no_step(self) -> float:
         """Seconds of a call of the compiled loop in which no step is made."""
         batches = self._loop.reader()
         return sum(self._loop.on(batches, 0).seconds for _ in range(CALLS)) / CALLS
 
-    def _no_communication(
-        self, replicas: Sequence[int], seconds: float, steps_per_call: int
-    ) -> list[tuple[int, float]]:
+    def _no_communication(self, replicas: Sequence[int], seconds: float, steps_per_call: int) -> list[TimedReplica]:
         """(number, seconds of a step) of those of these replicas that are here: each trains a copy of its own.
 
         All at the same time, for at least so many seconds.
@@ -82,21 +83,21 @@ class Switched:
             self._copies[number].train(1)
         ready = threading.Barrier(max(1, len(mine)))
 
-        def work(number: int) -> tuple[int, float]:
+        def work(number: int) -> TimedReplica:
             ready.wait()
             began, steps = time.perf_counter(), 0
             while not steps or time.perf_counter() - began < seconds:
                 self._copies[number].train(steps_per_call)
                 steps += steps_per_call
                 self._beat()
-            return number, (time.perf_counter() - began) / steps
+            return TimedReplica(number, (time.perf_counter() - began) / steps)
 
         # One of several is held to a device's share of the cores, as the baseline is, and as it has while all compute.
         cores = self._share(mine[0]) if len(mine) == 1 < len(self._replicas) else ()
         with _pinned(cores), ThreadPoolExecutor(max(1, len(mine))) as threads:
             return list(threads.map(work, mine))
 
-    def _steps(self, command: Explain, batches: Iterator[Any], train: step.Steps | None = None) -> tuple[float, float]:
+    def _steps(self, command: Explain, batches: Batches, train: step.Steps | None = None) -> tuple[float, float]:
         """(examples of the global batches, seconds) of as many steps as the command says, after those that warm up."""
         warmup_steps, steps, steps_per_call = command.warmup_steps, command.steps, command.steps_per_call
 
@@ -110,13 +111,13 @@ class Switched:
         calls = [call(steps_per_call) for _ in range(-(-steps // steps_per_call))]
         return float(sum(call.sizes.sum() for call in calls)), sum(call.seconds for call in calls)
 
-    def _there(self) -> Iterator[Any]:
+    def _there(self) -> Batches:
         """A batch that is there, again and again."""
         if self._ready is None:
             self._ready = again(self._batch(), self._loop.reader().element_spec)  # type: ignore[attr-defined]
         return self._ready
 
-    def _batch(self) -> Any:
+    def _batch(self) -> Step:
         """(examples, a batch for each replica here) of a step that has a whole global batch."""
         wanted = self._loop.train_data.layout.global_batch
         while float((found := next(self._loop.reader()))[0]) < wanted:
@@ -135,17 +136,17 @@ class Switched:
 
     def _share(self, number: int) -> tuple[int, ...]:
         """The cores that one of this process's replicas is meant to have."""
-        each, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
-        return self._cores[place * each : (place + 1) * each]
+        share, place = len(self._cores) // len(self._replicas), self._replicas.index(number)
+        return self._cores[place * share : (place + 1) * share]
 
 
 class _Copy:
     """A copy of the model that trains on a device by itself, on one batch."""
 
     def __init__(
-        self, model: keras.Model, under: tf.distribute.Strategy, batch: Any, always_fed: bool, static: bool
+        self, model: keras.Model, under: tf.distribute.Strategy, batch: Batch, always_fed: bool, static: bool
     ) -> None:
-        self._steps = step.training_steps(model, under, 32, always_fed, static)
+        self._steps = step.training_steps(model, under, ALONE, 32, always_fed, static)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
         # Kept, since the compiled function holds its variables weakly.
@@ -170,7 +171,7 @@ def _pinned(cores: Sequence[int]) -> Iterator[None]:
         _hold_to(usual)
 
 
-def _hold_to(cores: Any) -> None:
+def _hold_to(cores: Iterable[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)

@@ -7,7 +7,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
@@ -29,7 +28,7 @@ def on_servers(servers: int, min_shard_bytes: int | None) -> Iterator[None]:
     """
     kept = keras.layers.Embedding.build
 
-    def build(layer: Any, input_shape: Any = None) -> None:
+    def build(layer: keras.layers.Embedding, input_shape: Sequence[int | None] | None = None) -> None:
         plain = type(layer) is keras.layers.Embedding and not layer.lora_rank and not layer.quantization_mode
         if layer.built or not plain:
             kept(layer, input_shape)
@@ -67,9 +66,9 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
         )
     whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
     return [
-        f"{each.path} ({_bytes(each):,} bytes) stays whole on one server: {_reason(model, each)}."
-        for each in whole
-        if _bytes(each) >= 2 * min_shard_bytes
+        f"{variable.path} ({_bytes(variable):,} bytes) stays whole on one server: {_reason(model, variable)}."
+        for variable in whole
+        if _bytes(variable) >= 2 * min_shard_bytes
     ]
 
 
@@ -84,9 +83,9 @@ def whole(model: keras.Model, plain: keras.Model) -> keras.Model:
     return plain
 
 
-def grouped(variables: Sequence[Any]) -> list[list[Any]]:
+def grouped(variables: Sequence[keras.Variable]) -> list[list[keras.Variable]]:
     """The variables, those that are shards of one table together."""
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[keras.Variable]] = {}
     for place, variable in enumerate(variables):
         found = _SHARD.search(variable.path)
         key = _SHARD.sub("", variable.path) if found else f"{place}"
@@ -94,7 +93,7 @@ def grouped(variables: Sequence[Any]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def joined(shards: Sequence[Any]) -> np.ndarray:
+def joined(shards: Sequence[keras.Variable]) -> np.ndarray:
     """The value of a group of variables, as this process has it in its first copy."""
     values = [np.array(getattr(shard.value, "values", (shard.value,))[0]) for shard in shards]
     return np.concatenate(values) if len(values) > 1 else values[0]
@@ -108,15 +107,15 @@ def has_tables(model: keras.Model) -> bool:
 class _Table(keras.layers.Embedding):  # type: ignore[misc]
     """An embedding whose rows are looked up where they are held, so that only they travel."""
 
-    _shards: Sequence[Any]
+    _shards: Sequence[keras.Variable]
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         ids = inputs if inputs.dtype in ("int32", "int64") else keras.ops.cast(inputs, "int32")
         rows = tf.nn.embedding_lookup([shard._value for shard in self._shards], ids)
         return keras.ops.cast(rows, dtype=self.compute_dtype)
 
     @property
-    def embeddings(self) -> Any:
+    def embeddings(self) -> tf.Tensor | keras.Variable:
         """The whole table, fetched from the servers."""
         return self._shards[0] if len(self._shards) == 1 else tf.concat([shard._value for shard in self._shards], 0)
 
@@ -128,15 +127,15 @@ def _shards(layer: keras.layers.Embedding, servers: int, min_shard_bytes: int | 
     return max(1, min(servers, size // min_shard_bytes, int(layer.input_dim)))
 
 
-def _cut(layer: keras.layers.Embedding, count: int) -> list[Any]:
+def _cut(layer: keras.layers.Embedding, count: int) -> list[keras.Variable]:
     """The layer's shards: the values that the whole table would begin with, by rows.
 
     As `tf.nn.embedding_lookup` has it, the first shards are longer by one row where the rows do not divide evenly.
     """
-    whole: list[Any] = []
+    whole: list[tf.Tensor] = []
 
-    def part(start: int, stop: int) -> Callable[..., Any]:
-        def initial(shape: Any, dtype: Any = None) -> Any:
+    def part(start: int, stop: int) -> Callable[..., tf.Tensor]:
+        def initial(shape: tuple[int, int], dtype: str | None = None) -> tf.Tensor:
             if not whole:
                 whole.append(layer.embeddings_initializer((layer.input_dim, layer.output_dim), dtype=dtype))
             return whole[0][start:stop]
@@ -155,11 +154,11 @@ def _cut(layer: keras.layers.Embedding, count: int) -> list[Any]:
     ]
 
 
-def _bytes(variable: Any) -> int:
+def _bytes(variable: keras.Variable) -> int:
     return int(np.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 
-def _reason(model: keras.Model, variable: Any) -> str:
+def _reason(model: keras.Model, variable: keras.Variable) -> str:
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Embedding) and any(weight is variable for weight in layer.weights):
             return "its layer has a constraint or regularizer, or is not a plain Embedding"

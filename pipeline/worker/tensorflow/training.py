@@ -1,21 +1,20 @@
 """A training under way: epochs of compiled calls, validation, callbacks, and what to tell of them."""
 
-import json
 import math
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.record.events import to_line
+from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, stamped, to_plain
 from pipeline.worker.engine import Tell
-from pipeline.worker.keras_fit.agree import over_replicas
+from pipeline.worker.keras_fit.agree import from_first, over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Call, Loop, TrainingError
@@ -96,7 +95,7 @@ class Training:
         self._loss: float | None = None
         self._first_loss: float | None = None
         # The last that was told, which a conductor that was killed may not have heard.
-        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._recent: deque[Event] = deque(maxlen=RECENT)
         # What has been agreed on: to write a checkpoint as soon as no step is under way, and then to leave.
         self._saving = self._leaving = False
         self._saved_at, self._saved_when = 0, clock()
@@ -127,8 +126,9 @@ class Training:
     def _run(self) -> Iterator[Call]:
         loop = self._loop
         self._hooks = hooks = self._make_hooks(
-            self._callbacks, loop.model, loop.strategy, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch
-        )
+            self._callbacks, loop.model, from_first(loop.strategy, loop.collective), loop.chief, loop.alone,
+            self._epochs, loop.steps_per_epoch,
+        )  # fmt: skip
         hooks.call("on_train_begin")
         self._epoch = hooks.first_epoch
         self._done = self._epoch * loop.steps_per_epoch
@@ -143,9 +143,7 @@ class Training:
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
             self.result = {"epochs": self._epoch, **_split(logs), **loop.facts()}
             if loop.chief:
-                self._tell_and_keep(
-                    "epoch", epoch=self._epoch, step=self._done, seconds=self._active() - began, **_split(logs)
-                )
+                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **_split(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         inner = innermost(loop.model.optimizer)
@@ -194,17 +192,18 @@ class Training:
             logs = self._totals.means() | metrics
             if loop.chief:
                 self._tell_and_keep(
-                    "steps",
-                    epoch=self._epoch + 1,
-                    step=self._done,
-                    losses=call.losses[:, 0].tolist(),
-                    metrics=metrics,
-                    examples=float(call.sizes.sum()),
-                    seconds=call.seconds,
-                    learning_rate=float(keras.ops.convert_to_numpy(loop.model.optimizer.learning_rate)),
+                    Steps(
+                        self._done,
+                        call.losses[:, 0].tolist(),
+                        epoch=self._epoch + 1,
+                        metrics=metrics,
+                        examples=float(call.sizes.sum()),
+                        seconds=call.seconds,
+                        learning_rate=float(keras.ops.convert_to_numpy(loop.model.optimizer.learning_rate)),
+                    )
                 )
             else:
-                self._tell("beat", step=self._done)
+                self._tell(Beat(step=self._done))
             hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
             if self._survival is not None:
                 self._examples += call.steps * loop.train_data.layout.global_batch
@@ -217,8 +216,8 @@ class Training:
             return self._loop.evaluate(self._steps_per_call, self._tell)
         metrics = self._of_metrics()
 
-        def tell(event: str, **fields: Any) -> None:
-            self._tell(event, **fields)
+        def tell(event: Event) -> None:
+            self._tell(event)
             self._agree()
             if self._leaving:
                 self._checkpoint(metrics)
@@ -256,13 +255,15 @@ class Training:
         by_time = kept.every_minutes is not None and self._clock() - self._saved_when >= 60 * kept.every_minutes
         asked = [float(by_time and loop.chief), float(self._survival.leave())]
         if not loop.alone:
-            (sums,) = over_replicas(loop.strategy)([tf.constant(asked, tf.float32)])
+            (sums,) = over_replicas(loop.strategy, loop.collective)([tf.constant(asked, tf.float32)])
             asked = sums.numpy().tolist()
         by_steps = kept.every_steps is not None and self._done % kept.every_steps == 0 and self._saved_at != self._done
         self._leaving = self._leaving or asked[1] > 0
         self._saving = self._saving or asked[0] > 0 or by_steps or self._leaving
 
-    def _checkpoint(self, metrics: Mapping[str, Any] | None = None, best: Mapping[str, float] | None = None) -> None:
+    def _checkpoint(
+        self, metrics: Mapping[str, np.ndarray] | None = None, best: Mapping[str, float] | None = None
+    ) -> None:
         """Has the first process write a checkpoint of this moment; raises `Preempted` where all are to leave.
 
         `metrics` are those of the epoch where the model's own are others by now; empty between two epochs.
@@ -273,17 +274,17 @@ class Training:
         if self._loop.chief:
             written = self._survival.checkpointer.write(self._state(arrays, best), wait=self._leaving)
             if self._leaving:
-                self._tell("left", step=self._done, written=written)
+                self._tell(Left(self._done, written))
         elif self._leaving:
-            self._tell("left", step=self._done)
+            self._tell(Left(self._done))
         if self._leaving:
             raise Preempted
 
-    def _state(self, metrics: Mapping[str, Any], best: Mapping[str, float] | None) -> State:
+    def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
         assert self._survival is not None
         loop, own = self._loop, self._hooks.own
-        names = [type(each).__name__ for each in own]
-        callbacks = [of_callback(each, f"callback/{number}") for number, each in enumerate(own)]
+        names = [type(callback).__name__ for callback in own]
+        callbacks = [of_callback(callback, f"callback/{number}") for number, callback in enumerate(own)]
         values = {
             **self._survival.about,
             "time": time.time(),
@@ -300,19 +301,19 @@ class Training:
             "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
             "chance": of_random_state(),
             "counts": loop.counts(),
-            "told": list(self._recent),
+            "told": [to_plain(event) for event in self._recent],
         }
         arrays = of_model(loop.model) | dict(metrics)
         for _, found in callbacks:
             arrays |= found
         return State(values, arrays)
 
-    def _tell_and_keep(self, event: str, **fields: Any) -> None:
+    def _tell_and_keep(self, event: Event) -> None:
         """Tells an event, and keeps it for the next checkpoints."""
-        self._recent.append(json.loads(to_line({"event": event, "time": time.time(), **fields})))
-        self._tell(event, **fields)
+        self._recent.append(stamped(event, time.time()))
+        self._tell(event)
 
-    def _of_metrics(self) -> dict[str, Any]:
+    def _of_metrics(self) -> dict[str, np.ndarray]:
         """The metrics of the epoch under way; all processes take part."""
         return grouped("metrics", self._loop.metrics_state()) | grouped("totals", self._totals.state())
 
@@ -333,7 +334,7 @@ class Training:
         self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]
         self._loss, self._first_loss = values["loss"], values["first_loss"]
         self.result = values["result"]
-        self._recent.extend(values.get("told", ()))
+        self._recent.extend(map(from_plain, values.get("told", ())))
         loop.set_counts(values["counts"])
         if self._in_epoch:
             loop.reset_metrics()
@@ -370,14 +371,23 @@ class Training:
             return
         self._survival.checkpointer.wait()
         if not self._loop.alone:
-            over_replicas(self._loop.strategy)([tf.constant(0.0)])
+            over_replicas(self._loop.strategy, self._loop.collective)([tf.constant(0.0)])
 
     def _active(self) -> float:
         """Seconds that this training has had so far."""
         return self._seconds + self._clock() - self._resumed
 
 
-def _split(logs: dict[str, float]) -> dict[str, Any]:
+class Figures(TypedDict):
+    """What an epoch came to, in training and on held-out data."""
+
+    loss: float | None
+    metrics: dict[str, float]
+    val_loss: float | None
+    val_metrics: dict[str, float]
+
+
+def _split(logs: dict[str, float]) -> Figures:
     """Keras's flat logs as loss, metrics, val_loss and val_metrics.
 
     >>> _split({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})

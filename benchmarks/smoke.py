@@ -1,0 +1,100 @@
+"""Runs every benchmark at its smallest size, in about a minute of computing: that it runs, and nothing of speed.
+
+    python benchmarks/smoke.py FOLDER [NAME ...]
+
+Programs, and the commands that they type, are forks of this process, which has imported what they share and keeps one
+fork server with TensorFlow for all of them. FOLDER gets NAME.json, what was measured, and NAME.log, what was said.
+"""
+
+import argparse
+import importlib
+import multiprocessing as mp
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import IO
+
+import record
+
+import pipeline.__main__
+import pipeline.commands.train
+from pipeline.commands import verbs
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.local import LocalCluster
+from pipeline.run import explaining
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if re.search(r"= record\.parse\(", path.read_text()))
+
+
+def main() -> int:
+    """Prints how each program ended; returns 1 where one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", choices=[[], *PROGRAMS])
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    record.in_a_network_of_its_own()
+    # Processes that are started look what to import anew.
+    sys.modules["__main__"] = pipeline.__main__
+    LocalCluster(ClusterConfig(name="local"), os.environ).warm_up()
+    _keep_the_server()
+    record.typist = typist
+    explaining.EXPLAIN_SECONDS, explaining.ENOUGH_ROUNDS = 0.0, 1
+    codes = {}
+    for name in given.names or PROGRAMS:
+        with (folder / f"{name}.log").open("w") as log:
+            codes[name] = forked(partial(_program, name, folder / f"{name}.json"), log, log)
+        print(f"{name}: {codes[name]}", flush=True)
+    return 1 if any(codes.values()) else 0
+
+
+def typist(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Does what `python -m pipeline ARGUMENTS` does in a folder, in a fork."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = forked(partial(_command, folder, arguments), out, err)
+        for said in (out, err):
+            said.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+
+def forked(do: Callable[[], int | None], out: IO[str], err: IO[str]) -> int:
+    """Calls `do` in a fork, which prints to files; returns its exit code."""
+    process = mp.get_context("fork").Process(target=_child, args=(do, out.fileno(), err.fileno()))
+    process.start()
+    process.join()
+    return int(process.exitcode or 0)
+
+
+def _child(do: Callable[[], int | None], out: int, err: int) -> None:
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.exit(do())
+
+
+def _program(name: str, written: Path) -> int | None:
+    sys.argv = [str(HERE / f"{name}.py"), "--smoke", "--json", str(written)]
+    return importlib.import_module(name).main()  # type: ignore[no-any-return]
+
+
+def _command(folder: Path, arguments: Sequence[str]) -> int:
+    os.chdir(folder)
+    sys.path[:0] = ["", str(record.OWN)]
+    sys.argv = [str(pipeline.__main__.__file__), *arguments]
+    return verbs.main()
+
+
+def _keep_the_server() -> None:
+    """Has forks take the server as it is: none of them is its parent, which could wait for it or end it."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    forkserver.ensure_running = server.ensure_running = server._stop = lambda: None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

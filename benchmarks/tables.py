@@ -1,0 +1,189 @@
+"""Turns what a benchmark measured into the lines of a table, or of what a terminal said, as README and docs show it.
+
+A table takes the rows of the benchmark's JSON, and which of its tables is asked for.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# Rows as a benchmark wrote them to JSON.
+Rows = Mapping[str, Any]
+Table = Callable[[Rows, str], list[str]]
+# What contestants of `side_by_side.py` are called where people read of them.
+WORDS = {
+    "limit": "the limit: as many processes that never talk",
+    "one": "one device",
+    "bare-one-same": "a bare loop, the same threads and steps per call",
+    "bare-mirrored": "bare MirroredStrategy, TensorFlow's threads",
+    "bare-multi_worker": "bare MultiWorkerMirroredStrategy, TensorFlow's threads",
+    "bare-mirrored-same": "a bare MirroredStrategy loop, our threads and steps per call",
+    "bare-multi_worker-same": "a bare MultiWorkerMirroredStrategy loop, our threads and steps per call",
+    "fit-mirrored-arrays": "Keras `model.fit` under MirroredStrategy, the best of three ways to call it",
+    "fit-global-arrays": "Keras `model.fit` without a strategy on both cores, the best of four ways to call it",
+}
+for _name, _like in (
+    ("fit-mirrored-dataset", "fit-mirrored-arrays"),
+    ("fit-mirrored-same", "fit-mirrored-arrays"),
+    ("fit-global-dataset", "fit-global-arrays"),
+    ("fit-replica-arrays", "fit-global-arrays"),
+    ("fit-replica-dataset", "fit-global-arrays"),
+):
+    WORDS[_name] = WORDS[_like]
+
+
+# The pairs of `reading.py`.
+READ = {
+    "shards": "read from shards / from memory",
+    "kept": "read from shards and kept in memory / from memory",
+    "services": "costly examples, made by two data servers / by the process that trains",
+}
+
+
+def side_by_side(rows: Rows, part: str) -> list[str]:
+    """A model's claims: the contestant, what it is compared with, the ratio and its range."""
+    lines = ["| throughput of / of | ratio | range | rounds |", "|---|---|---|---|"]
+    for claim in rows[part]["claims"]:
+        if claim["ratio"] is None:
+            lines.append(f"| {claim['claim']} | not measured | | |")
+            continue
+        contestant = claim["claim"].partition(" / ")[0]
+        ratios = claim["ratios"]
+        lines.append(
+            f"| {WORDS.get(contestant, contestant)} / {WORDS[claim['against']]} | {claim['ratio']:.2f} "
+            f"| {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |"
+        )
+    return lines
+
+
+def sweep(rows: Rows, part: str) -> list[str]:
+    """What a sweep takes, beside its points as commands of their own."""
+    ratios = rows["ratios"]
+    return [
+        "| seconds of / of | ratio | range |",
+        "|---|---|---|",
+        f"| a sweep of six points / the same points as commands of their own | {statistics.median(ratios):.2f} "
+        f"| {min(ratios):.2f} to {max(ratios):.2f} |",
+    ]
+
+
+def every_strategy(rows: Rows, part: str) -> list[str]:
+    """How far models under a strategy are from one device."""
+    titles = rows["models"]
+    return [
+        f"| strategy | {' | '.join(titles)} |",
+        f"|---{'|---' * len(titles)}|",
+        *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows["strategies"].items()),
+    ]
+
+
+def checkpoints(rows: Rows, part: str) -> list[str]:
+    """What a checkpoint costs."""
+    low, high = rows["quartiles"]
+    return [
+        "| seconds of / of | ratio | quartiles | pairs |",
+        "|---|---|---|---|",
+        f"| 50 steps with a checkpoint / 50 steps without | {rows['median']:.3f} | {low:.3f} to {high:.3f} "
+        f"| {len(rows['ratios'])} |",
+    ]
+
+
+def predict(rows: Rows, part: str) -> list[str]:
+    """How far predictions are off, by the number of workers, beside how far another run of the same point is."""
+    lines = ["| | within 10% | median error | intervals that held the run that followed |", "|---|---|---|---|"]
+    for workers in sorted({point["workers"] for point in rows["points"]}):
+        points = [point for point in rows["points"] if point["workers"] == workers]
+        errors = [abs(point["ratio"] - 1) for point in points]
+        held = [held for point in points for held in point["held"]]
+        lines.append(f"| predicted, workers={workers} | {_near(errors)} | {sum(held)} of {len(held)} |")
+    return [*lines, f"| another run of the same point | {_near(rows['another_run'])} | |"]
+
+
+def _near(errors: Sequence[float]) -> str:
+    return f"{sum(error <= 0.1 for error in errors)} of {len(errors)} | {statistics.median(errors):.1%}"
+
+
+def ties(rows: Rows, part: str) -> list[str]:
+    """How often two equal points are called a tie."""
+    return [
+        "| pairs of equal points | called a tie | equal runs lie apart by, a standard deviation |",
+        "|---|---|---|",
+        f"| {len(rows['apart'])} | {rows['ties']} | {rows['deviation']:.1%} |",
+    ]
+
+
+def ratios_of(title: str, kinds: Callable[[Rows], Mapping[str, Sequence[float]]]) -> Table:
+    """A table of ratios, a line a kind: their median and range."""
+
+    def table(rows: Rows, part: str) -> list[str]:
+        return [
+            f"| {title} | ratio | range | rounds |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |"
+                for name, ratios in kinds(rows).items()
+            ),
+        ]
+
+    return table
+
+
+def _prepared(rows: Rows) -> dict[str, Sequence[float]]:
+    """Ratios by data and what of the command they are of."""
+    words = {"shards": "the shards alone", "whole": "the whole command"}
+    return {f"{label}, {words[kind]}": row[kind] for label, row in rows.items() for kind in words}
+
+
+def estimates(rows: Rows, part: str) -> list[str]:
+    """What `mode=plan` estimates beside what runs do."""
+    lines = ["| `cnn` on `mnist5k` unless named | estimated | measured |", "|---|---|---|"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {_bytes(row['estimated'], row['unit'])} | {_bytes(row['measured'], row['unit'])} |")
+    return lines
+
+
+def _bytes(count: float, unit: str) -> str:
+    if unit == "bytes more":
+        return f"{count / 2**20:.0f} MiB more"
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+def explain(rows: Sequence[Rows], part: str) -> list[str]:
+    """What cases lose, and to what: medians over rounds, the largest part first, and the bounds that were told."""
+    lines = ["| | lost | to | bound | rounds |", "|---|---|---|---|---|"]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        found = [row for row in rows if row["case"] == case]
+        shares: dict[str, list[float]] = {}
+        for row in found:
+            for one in row["parts"]:
+                shares.setdefault(one["name"], []).append(one["share"])
+        middle = sorted(((statistics.median(shares[name]), name) for name in shares), reverse=True)
+        parts = ", ".join(f"{name} {share:.0%}" for share, name in middle if abs(share) >= 0.005)
+        bounds = ", ".join(dict.fromkeys(str(row["bound"] or "none") for row in found))
+        lost = statistics.median(row["lost"] for row in found)
+        lines.append(f"| {case} | {lost:.0%} | {parts} | {bounds} | {len(found)} |")
+    return lines
+
+
+def transcripts(rows: Rows, part: str) -> list[str]:
+    """What a terminal said, as a block of code, and how long that took."""
+    said = rows[part]
+    return [*(f"    {line}".rstrip() for line in said["lines"]), "", f"It took {said['seconds']:.0f} seconds in all."]
+
+
+TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
+    "side_by_side": side_by_side,
+    "sweep": sweep,
+    "every_strategy": every_strategy,
+    "checkpoints": checkpoints,
+    "predict": predict,
+    "ties": ties,
+    "input": ratios_of(
+        "throughput of / of", lambda rows: {"training without the slow map / as predicted with it": rows["ratios"]}
+    ),
+    "reading": ratios_of("throughput of / of", lambda rows: {READ[kind]: ratios for kind, ratios in rows.items()}),
+    "prepare": ratios_of("seconds with one process / with two", _prepared),
+    "estimates": estimates,
+    "explain": explain,
+    "transcripts": transcripts,
+}

@@ -1,0 +1,107 @@
+"""The event log: lines of `pipeline.record.events`, whole. It is the record of a run; all else is a view of it."""
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.record.events import Event, from_plain, to_line
+
+# Read at once, from its end, of a log that is opened again.
+BLOCK_BYTES = 65_536
+
+
+class EventLog:
+    """Appends events to a file, one line each, written whole. What a crash has left of a last line is removed.
+
+    While the disk is full, lines are kept here and written once there is space again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._unwritten = b""
+        size = os.fstat(self._file).st_size
+        whole = _end_of_lines(self._file, size)
+        if whole < size:
+            # The next line would be appended to it, and lost with it.
+            os.ftruncate(self._file, whole)
+
+    def append(self, event: Event) -> None:
+        """Writes `event` with one system call, so that a reader or a crash sees a whole line or none of it."""
+        self._unwritten += to_line(event)
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def close(self) -> None:
+        """Ends the log. Raises `OSError` where the disk is still full."""
+        try:
+            self._write()
+        finally:
+            os.close(self._file)
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that a reader or a crash sees all of `text` or what was there before."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # What no encoding has, such as a byte of a path, is written as "?".
+    partial.write_text(text, encoding="utf-8", errors="replace")
+    partial.replace(path)
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
+    with suppress(OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            return values
+    return {}
+
+
+def written(path: Path) -> float:
+    """When a file or folder was written last, in seconds since the epoch; 0 where there is none any more."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
+    """Yields (event, offset after it) for each whole line from byte `start`; a line cut short is left for later."""
+    for values, end in objects(path, start):
+        yield from_plain(values), end
+
+
+def objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The same for any file of a JSON object a line: (its values, offset after it)."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        lines.seek(start)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            start += len(line)
+            with suppress(ValueError):
+                values = json.loads(line)
+                if isinstance(values, dict):
+                    yield values, start
+
+
+def _end_of_lines(file: int, size: int) -> int:
+    """Where the last whole line among the first `size` bytes of an open file ends."""
+    while size:
+        start = max(0, size - BLOCK_BYTES)
+        last = os.pread(file, size - start, start).rfind(b"\n")
+        if last >= 0:
+            return start + last + 1
+        size = start
+    return 0

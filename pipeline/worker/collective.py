@@ -1,0 +1,85 @@
+"""How the replicas of all processes add up what they computed, found by name: ours, or what packages offer."""
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from pipeline.config.offers import OfferError, check, find
+from pipeline.plan.plan import Plan, Process
+
+# What an engine computes with, such as a tf.Tensor, and what it has its steps run by, such as a tf.distribute.Strategy.
+Array = TypeVar("Array")
+Strategy = TypeVar("Strategy", contravariant=True)
+
+
+class Collective(Hashable, Protocol[Array]):
+    """Adds arrays over the replicas of all processes."""
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas add up."""
+
+    def sum(self, arrays: Sequence[Array]) -> list[Array]:
+        """The sums over all replicas of arrays in the same places, in the types and shapes of `arrays`.
+
+        All replicas call it in the same order, with equal types and shapes, while their steps are traced, and all get
+        the same sums to the last bit.
+        """
+
+    def sent_bytes(self, size: int) -> int:
+        """Bytes that a replica sends, on average, for arrays of so many bytes together."""
+
+
+class Make(Protocol[Array, Strategy]):
+    """Makes a collective in a process, once all processes have joined."""
+
+    def __call__(self, plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
+        """`process` is this one of the plan's; `strategy` is the one that runs its replicas."""
+
+
+class Alone(Generic[Array]):
+    """That of a single replica, which exchanges nothing and pays for nothing."""
+
+    replicas = 1
+
+    def sum(self, arrays: Sequence[Array]) -> list[Array]:
+        """The arrays as they are."""
+        return list(arrays)
+
+    def sent_bytes(self, size: int) -> int:
+        """None."""
+        return 0
+
+
+# Ours; a package offers others as entry points of the group `pipeline.collectives`.
+COLLECTIVES = {"tensorflow": "pipeline.worker.tensorflow.collective:of_plan"}
+INSTEAD = "collective=tensorflow"
+
+
+def check_collective(name: str) -> None:
+    """Refuses a name that no collective has, without importing any. Raises `OfferError`."""
+    check("collectives", name, "collective", COLLECTIVES, INSTEAD)
+
+
+def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
+    """The plan's collective in a process; `Alone` where a replica steps by itself. Raises `OfferError`."""
+    if plan.workers == 1 or plan.strategy.asynchronous:
+        return Alone()
+    name = plan.collective
+    make: Make[Array, Strategy] = find("collectives", name, "collective", COLLECTIVES, INSTEAD)
+    try:
+        made = make(plan, process, strategy)
+    except Exception as error:
+        if name in COLLECTIVES:
+            raise
+        raise OfferError(
+            f"Expected collective={name} to work, received {type(error).__name__}: {error}. Try {INSTEAD}."
+        ) from error
+    for part in ("replicas", "sum", "sent_bytes"):
+        if not hasattr(made, part):
+            raise OfferError(f"Expected collective={name} to have {part}, received one without. Try {INSTEAD}.")
+    if made.replicas != plan.workers:
+        raise OfferError(
+            f"Expected collective={name} to add over all {plan.workers} replicas, received one that adds over "
+            f"{made.replicas}. Try {INSTEAD}."
+        )
+    return made

@@ -1,0 +1,92 @@
+"""Runs commands that train nothing in forks of a process that has imported what they import, most of their time.
+
+The code of `python -m pipeline` runs from its first line to its exit code, in a process of its own with the folder, the
+environment, the arguments and the module path of one that was started. What is imported already is not imported again.
+"""
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+HERE = Path(__file__).resolve().parent
+# Bytes of a command's arguments and environment.
+LARGEST = 1 << 17
+
+
+class Asking:
+    """The process that has all imported, as the tests see it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"import asking; asking.serve({theirs.fileno()})"],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1])))},
+                pass_fds=[theirs.fileno()],
+                stdout=subprocess.DEVNULL,
+            )
+
+    def ask(
+        self, arguments: Sequence[str], folder: Path, environ: Mapping[str, str], module: str, timeout: float
+    ) -> tuple[int, str, str]:
+        """The exit code, stdout and stderr of `python -m module arguments`. Raises `TimeoutError`."""
+        asked = {"module": module, "arguments": arguments, "folder": str(folder), "environ": {**environ}}
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            self._socket.settimeout(timeout)
+            socket.send_fds(self._socket, [json.dumps(asked).encode()], (out.fileno(), err.fileno()))
+            code = int(self._socket.recv(LARGEST))
+            for written in (out, err):
+                written.seek(0)
+            return code, out.read(), err.read()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._socket.close()
+        self._process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """Imports what commands do, and runs them, one after the other, until the tests have ended."""
+    from pipeline.commands import train  # noqa: F401
+    from pipeline.config import config
+
+    # The first command of a process pays for the grammar of overrides.
+    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    # Without the folder and what PYTHONPATH names, which each command has of its own.
+    path = sys.path[1 + len(os.environ["PYTHONPATH"].split(os.pathsep)) :]
+    tests = socket.socket(fileno=descriptor)
+    while True:
+        asked, streams, _, _ = socket.recv_fds(tests, LARGEST, 2)
+        if not asked:
+            return
+        pid = os.fork()
+        if not pid:
+            tests.close()
+            _run(streams=streams, path=path, **json.loads(asked))
+        for stream in streams:
+            os.close(stream)
+        _, status = os.waitpid(pid, 0)
+        tests.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _run(
+    module: str, arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int],
+    path: Sequence[str],
+) -> NoReturn:  # fmt: skip
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:] = [folder, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    sys.argv[:] = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()
