@@ -218,14 +218,14 @@ def from_values(values: Mapping[str, object]) -> Result:
     for name, leaf in leaves(Result).items():
         with suppress(MismatchError, KeyError):
             known[name] = plain.read(leaf.type, values[name])
-    # A training that diverged says so by a loss that is none; any other number is known or is not.
+    # A training that diverged says so by a loss that is no number; any other value that is none is not known.
     finite = {name for name, value in known.items() if not isinstance(value, float) or math.isfinite(value)}
     made: Result = unflat(Result, {name: known[name] for name in known if name in finite | leaves(Training).keys()})
     return made
 
 
 def _as_json_has_it(value: object) -> object:
-    """A loss that is none stays so, alone or among metrics."""
+    """A loss that is no number stays so, alone and among metrics."""
     return value if isinstance(value, float | Mapping) else plain.to_plain(value)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from pipeline.analyze import comparable
+from pipeline.record import results
 from pipeline.record.events import (
     Beat,
     Built,
@@ -57,6 +58,8 @@ NOTE_TAG = "mlflow.note.content"
 MEASUREMENT = re.compile(
     r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
 )
+# What of it are tags.
+TOLD = ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound")
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -282,18 +285,18 @@ def _saved(event: Saved, seen: Replay) -> Iterator[Change]:
 
 
 def _result(event: Result, seen: Replay) -> Iterator[Change]:
-    values = event.values
-    for name, value in values.items():
+    for name, value in event.values.items():
         if MEASUREMENT.search(name):
             yield from _point(name, value, event, seen.commands - 1)
+        elif name in TOLD and value is not None:
+            yield Tag(name, text(value, TAG_CHARACTERS))
+    result = results.from_values(event.values)
+    training = result.training
     # Beside the curves of the same names, not in them.
-    trained = {"loss": values.get("loss"), **(values.get("metrics") or {})}
-    for name, value in (trained | _validated(values.get("val_loss"), values.get("val_metrics") or {})).items():
+    trained = {"loss": training.loss, **training.metrics}
+    for name, value in (trained | _validated(training.val_loss, training.val_metrics)).items():
         yield from _point(f"final/{name}", value, event, seen.commands - 1)
-    for name in ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound"):
-        if values.get(name) is not None:
-            yield Tag(name, text(values[name], TAG_CHARACTERS))
-    yield from _noted(values.get("notes") or (), seen)
+    yield from _noted(result.notes, seen)
 
 
 def _reported(event: Report, seen: Replay) -> Iterator[Change]:

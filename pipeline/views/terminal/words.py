@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from pipeline.analyze.comparable import doubts
 from pipeline.record.results import Layout
@@ -177,37 +176,19 @@ def brackets(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def named(name: str, value: object) -> str:
+def named(name: str, value: float | None) -> str:
     """A loss or metric with its name. One that is not a number is told: a person has to know about it."""
-    return f"{name} {figure(value)}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    return "" if value is None else f"{name} {figure(value)}"
 
 
-def pairs(values: object, prefix: str = "") -> str:
+def pairs(values: Mapping[str, float], prefix: str = "") -> str:
     """Metrics with their names."""
-    return listed(*(named(f"{prefix}{name}", value) for name, value in entries(values)))
+    return listed(*(named(f"{prefix}{clean(name)}", value) for name, value in values.items()))
 
 
-def entries(values: object) -> list[tuple[str, object]]:
-    """The items of a mapping."""
-    return [(clean(name), value) for name, value in values.items()] if isinstance(values, Mapping) else []
-
-
-def items(values: object) -> list[Any]:
-    """The items of a list."""
-    return list(values) if isinstance(values, list | tuple) else []
-
-
-def number(value: object) -> float | None:
+def number(value: float | None) -> float | None:
     """The value where it is a finite number."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
-
-
-def whole(value: object) -> int | None:
-    """The value as a whole number where it is a finite number."""
-    finite = number(value)
-    return None if finite is None else int(finite)
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def clean(value: object) -> str:
