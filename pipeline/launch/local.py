@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import machine
