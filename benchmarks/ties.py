@@ -33,7 +33,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.pairs):
             written = _pair(Path(folder), f"outputs{number}", overrides)
-            one, two = (float(point.run.result["examples_per_second"]) for point in written.sweep.measured)
+            one, two = (point.result.speed.examples_per_second for point in written.sweep.measured)
             tie = written.verdict.confidence == "tie"
             ties, apart = ties + tie, [*apart, abs(math.log(one / two))]
             said = "a tie" if tie else "told apart"

@@ -16,6 +16,7 @@ from pipeline.analyze import comparable, verdict
 from pipeline.analyze.history import Run, load
 from pipeline.commands import compare
 from pipeline.commands.report import main
+from pipeline.record.results import Result
 from pipeline.views import report
 
 MLP = {"_target_": "pipeline.models.mlp"}
@@ -175,7 +176,7 @@ def _told_apart(apart: float, within: float, faster: float, runs: int, pairs: in
     rng = np.random.default_rng(0)
 
     def side(speed: float) -> verdict.Contestant:
-        made = [Run(Path(), {}, {}) for _ in range(runs)]
+        made = [Run(Path(), Result()) for _ in range(runs)]
         for run in made:
             run.__dict__["repeats"] = list(speed * np.exp(apart * rng.normal() + within * rng.normal(size=5)))
         return verdict.Contestant(tuple(range(runs)), tuple(made))

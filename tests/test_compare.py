@@ -8,6 +8,7 @@ import pytest
 from conftest import QUICK
 
 from pipeline.analyze import comparable
+from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import find, load
 from pipeline.commands.compare import compared, main
 
@@ -111,7 +112,7 @@ def test_what_is_not_known_of_a_run_does_not_keep_it_from_being_compared(tmp_pat
     asked = ({"cache": "none", "prefetch": 2}, {"cache": "none"}, {"cache": "none", "prefetch": 4})
     runs = [load(Path(wrote(tmp_path / str(place), [1.0], each))) for place, each in enumerate(asked)]
     assert comparable.groups(runs) == [[0, 1], [2]]
-    assert comparable.marks(runs) == [[], [], ["differs in prefetch"]]
+    assert comparable.marks(runs) == [Marks(), Marks(), Marks(differs=("prefetch",))]
 
 
 def test_doubts_are_written_beside_each_speed_and_no_range_beside_one_repeat(tmp_path, capsys):

@@ -22,8 +22,10 @@ from pipeline.analyze.explain import PARTS, Round, shares
 from pipeline.config.schema import Baseline
 from pipeline.plan.errors import PlanError
 from pipeline.plan.planning import make
+from pipeline.record import plain
 from pipeline.record.events import from_plain
 from pipeline.record.plain import to_plain
+from pipeline.record.profile import Explanation
 from pipeline.run.explaining import _one_of_each_host
 from pipeline.views.mlflow.change import Point, Tag
 from pipeline.views.mlflow.changes import Replay, changes
@@ -149,10 +151,10 @@ def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
 
 def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
     found = explained(a_round(everything=1.0, no_input=1.0), a_round(everything=1.25, no_input=1.25))
-    first, second = explained_lines(found)
+    first, second = explained_lines(plain.made_of(Explanation, found))
     assert first == found["advice"]
     assert second.startswith("56% of the ideal is lost (50% to 60%): communication 56% (50% to 60%), ")
-    assert explained_line(found) == "lost 56%: communication 56%"
+    assert explained_line(plain.made_of(Explanation, found)) == "lost 56%: communication 56%"
     told = from_plain({"event": "explained", "time": 1.0, "values": found | {"straggler": "worker 1"}})
     made = list(changes(told, Replay()))
     assert {each.name: each.value for each in made if isinstance(each, Tag)} == {

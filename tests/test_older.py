@@ -13,7 +13,8 @@ from pipeline.config.parts import silent
 from pipeline.config.schema import Config
 from pipeline.plan import plan, planning
 from pipeline.plan.plan import Plan
-from pipeline.run import resume, sweep
+from pipeline.record import sweeps
+from pipeline.run import resume
 from pipeline.views import report
 
 OLD = Path(__file__).with_name("from_0_1_0")
@@ -65,7 +66,7 @@ def test_its_runs_are_compared(old_sweep):
 
 
 def test_its_sweep_is_read_and_reported(old_sweep):
-    entries = sweep.read(old_sweep)
+    entries = sweeps.read(old_sweep)
     assert [(entry.place, entry.status) for entry in entries] == [(place, "FINISHED") for place in range(4)]
     written = report.write(old_sweep)
     page = (old_sweep / "report.html").read_text()
@@ -76,9 +77,9 @@ def test_its_sweep_is_read_and_reported(old_sweep):
 def test_predictions_are_made_from_its_runs(old_sweep):
     runs = history.finished(old_sweep.parents[1], "both")
     assert len(runs) == 4
-    values = dict(runs[0].plan) | {"workers": 2}
-    assert step_model.case_of(values, 9610).parameters == 9610
-    assert plan.from_json(json.dumps(runs[0].plan)).strategy.name == runs[0].plan["strategy"]
+    cases = [step_model.case_of(timed_run.plan, timed_run.parameters) for timed_run in runs]
+    assert {(case.workers, case.parameters) for case in cases} == {(1, 9610), (2, 9610)}
+    assert {timed_run.plan.strategy.name for timed_run in runs} == {"mirrored", "multi_worker"}
 
 
 def test_resuming_finds_the_run_it_left(tmp_path):

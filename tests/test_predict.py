@@ -20,6 +20,8 @@ from pipeline.analyze.step_model import Observed, PredictError
 from pipeline.plan import planning
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
+from pipeline.record import results
+from pipeline.record.results import Choices, Cost, Layout, Result, Speed
 
 VERSIONS = {"keras": "3", "tensorflow": "2"}
 PARAMETERS = 1_000_000
@@ -385,7 +387,7 @@ def test_one_worker_of_a_plan_is_comparable_with_it_and_what_a_run_of_one_worker
                 continue
             many = planning.make(config, machine, present=False)
             one = planning.make(planning.on_one_worker(config, many), machine)
-            assert comparable.apart(json.loads(one.to_json()), json.loads(many.to_json())) == []
+            assert comparable.apart(one, many) == []
             assert (one.workers, one.hardware.hosts, one.training.replica_batch) == (1, 1, many.training.replica_batch)
             assert (one.hardware.threads_per_device, one.hardware.oversubscribed) == (
                 many.hardware.threads_per_device,
@@ -394,7 +396,7 @@ def test_one_worker_of_a_plan_is_comparable_with_it_and_what_a_run_of_one_worker
             alone = configured(*named, "workers=1", f"train.replica_batch={many.training.replica_batch}",
                                f"hardware.threads_per_device={many.hardware.threads_per_device}")  # fmt: skip
             run = planning.make(alone, machine, present=False)
-            assert step_model.identity(json.loads(one.to_json())) == step_model.identity(json.loads(run.to_json()))
+            assert step_model.identity(one) == step_model.identity(run)
             assert (one.measurement.baseline, one.measurement.explain, one.training.save) == ("none", False, False)
 
 
@@ -460,16 +462,22 @@ def test_without_runs_it_says_what_to_type_first(pipeline, tmp_path):
 
 
 def test_time_cost_and_energy_choose_their_best_and_the_knee_is_found():
+    mirrored = Choices("mirrored")
     points = [
-        {"strategy": "mirrored", "workers": workers, "hosts": workers, "price_per_hour": 2.0, "scaling": "weak",
-         "examples_per_second": speed, "seconds_to_finish": 3600.0, "energy_joules": 3600.0 * workers * watts}
+        Result(
+            choices=mirrored,
+            layout=Layout(workers=workers, hosts=workers, scaling="weak"),
+            speed=Speed(speed),
+            cost=Cost(3600.0, price_per_hour=2.0, energy_joules=3600.0 * workers * watts),
+        )
         for workers, speed, watts in ((1, 100.0, 50), (2, 190.0, 40), (4, 330.0, 60), (8, 400.0, 60))
-    ]  # fmt: skip
+    ]
     made = outlook.look(points, knee_share=0.5)
     assert made.best == {"time": 3, "cost": 0, "energy": 1}
     assert (made.knee, made.after) == (2, 0.175)
     assert outlook.look(points, knee_share=0.1).knee is None
-    assert outlook.look([*points, points[0] | {"strategy": "multi_worker"}], knee_share=0.5).alike is False
+    other = dataclasses.replace(points[0], choices=Choices("multi_worker"))
+    assert outlook.look([*points, other], knee_share=0.5).alike is False
 
 
 def test_counters_of_processors_are_added_up_also_where_they_begin_anew(tmp_path):
@@ -532,9 +540,9 @@ def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_o
     other = ("mode=predict", *point, "model.build.hidden=[64]")
     shown = pipeline("-m", *other, "workers=1,2")
     assert shown.code == 0, shown.err
-    results = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("sweeps/*/*/result.json")]
+    told = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("sweeps/*/*/result.json")]
     # Adam keeps two numbers for each weight, beside its gradient, and a few for all.
-    assert [each["state_bytes"] / each["parameters"] for each in results] == [pytest.approx(16, rel=0.01)] * 4
+    assert [each["state_bytes"] / each["parameters"] for each in told] == [pytest.approx(16, rel=0.01)] * 4
     # Once for both.
     assert shown.out.count("Timing steps of one worker") == 1
     assert shown.out.count("; and steps of one worker, timed now: ") == 2
@@ -575,6 +583,6 @@ def test_a_prediction_is_scored_by_the_run_that_comes_after_it(pipeline, tmp_pat
     assert scored["measured"] == result["examples_per_second"]
     assert scored["held"] == (scored["low"] <= scored["measured"] <= scored["high"])
     assert scored["fitted_on"]["workers"] == [1, 2]
-    assert scoring.score([result])["count"] == 1
+    assert scoring.score([results.from_values(result)]).count == 1
     assert result["cost_to_finish"] == pytest.approx(2.0 * result["seconds_to_finish"] / 3600)
     assert "1 prediction scored: off by" in pipeline("mode=predict", *point, "workers=2").out

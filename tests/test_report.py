@@ -36,7 +36,8 @@ def a_point(folder: Path, strategy: str, workers: int, speed: float, **result: A
         "predictions": [{"examples_per_second": speed * 1.1, "low": speed * 0.9, "high": speed * 1.3} | SCORED],
         "explained": {
             "lost": lost, "lost_low": lost - 0.02, "lost_high": lost + 0.02, "bound": "communication",
-            "straggler": None, "parts": [{"name": name, "share": share} for name, share in PARTS.items()],
+            "straggler": None,
+            "parts": [{"name": name, "share": share, "low": share, "high": share} for name, share in PARTS.items()],
             "advice": "Communication takes 20% of the ideal throughput: try train.gradient_bits=16.",
         } if workers > 1 else None,
     }  # fmt: skip
@@ -128,7 +129,7 @@ def test_points_csv_has_all_numbers(written):
 def test_the_parts_of_a_step_add_up_to_it(written):
     for point in written.sweep.measured:
         split = figures.causes(point)
-        assert sum(split.values()) == pytest.approx(point.run.result["step_ms_p50"])
+        assert sum(split.values()) == pytest.approx(point.result.speed.step_ms_p50)
 
 
 def test_time_to_accuracy_is_told_beside_throughput(written):
@@ -191,7 +192,7 @@ def test_a_point_that_was_killed_is_unfinished_and_no_part_of_the_verdict(tmp_pa
     made = report.write(tmp_path)
     assert made.lines[0] == "No verdict: no measured point has the speed of its hardware."
     assert "Point 0 unfinished: it was started and has not ended" in made.html.read_text()
-    assert [each["status"] for each in made.results] == ["UNFINISHED", "FINISHED", "FINISHED"]
+    assert [point.result.ending.status for point in made.results] == ["UNFINISHED", "FINISHED", "FINISHED"]
 
 
 def test_a_point_that_failed_early_does_not_lower_what_all_are_to_reach(tmp_path):

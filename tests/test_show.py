@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from pipeline.config.parts import leaves, unflat
 from pipeline.plan.plan import Plan, Process
+from pipeline.record import results
 from pipeline.record.events import (
     Beat,
     Built,
@@ -44,6 +45,7 @@ from pipeline.record.events import (
     stamped,
     to_plain,
 )
+from pipeline.run.views import PointResult
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
 from pipeline.views.terminal.run_state import RunState
 
@@ -531,7 +533,7 @@ def test_a_pipe_with_few_characters_gets_question_marks_instead_of_an_error() ->
     console = console_on(stream)
     with Progress(a_plan(), console, 0.0) as progress:
         progress.update(Warned("naïve"), 0.0)
-    console.print(result_table(a_result(notes=["naïve"])))
+    console.print(table_of(a_result(notes=["naïve"])))
     stream.flush()
     assert bytes_written.getvalue().count(b"na?ve") == 2
 
@@ -543,6 +545,24 @@ def test_a_pipe_is_no_terminal_even_with_forced_colours(monkeypatch: pytest.Monk
 
 
 # ------------------------------------------------------------------------------------------ the result
+
+
+def a_point(values: Mapping[str, Any]) -> PointResult:
+    """What became of a point, of result.json's values, a folder and what was typed."""
+    folder, overrides = values.get("folder"), values.get("overrides")
+    return PointResult(
+        results.from_values(values),
+        folder if isinstance(folder, str) else "",
+        tuple(overrides) if isinstance(overrides, list) else (),
+    )
+
+
+def table_of(values: Mapping[str, Any]) -> RenderableType:
+    return result_table(a_point(values))
+
+
+def sweep_of(points: Iterable[Mapping[str, Any]]) -> RenderableType:
+    return sweep_table([a_point(values) for values in points])
 
 
 def a_result(**changes: Any) -> dict[str, Any]:
@@ -592,7 +612,7 @@ def a_result(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look() -> None:
-    lines = [line.rstrip() for line in shown(result_table(a_result(saved="model.keras")), 80).splitlines()]
+    lines = [line.rstrip() for line in shown(table_of(a_result(saved="model.keras")), 80).splitlines()]
     assert lines == [
         "FINISHED    cnn on mnist5k, mirrored on 2cpu, 2 workers in 1 process",
         "throughput  3,412 examples/s, 94% interval 3,301 to 3,503, 5 repeats",
@@ -613,10 +633,10 @@ def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look() -> Non
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_rehearsal_is_marked_wherever_a_speedup_is_shown(width: int) -> None:
     result = a_result(rehearsal=True, oversubscribed=True)
-    text = shown(result_table(result), width)
+    text = shown(table_of(result), width)
     assert "1.84x (rehearsal, oversubscribed)" in text
     assert "92% of 2 devices (rehearsal, oversubscribed)" in text
-    text = shown(sweep_table([result, a_result()]), width)
+    text = shown(sweep_of([result, a_result()]), width)
     assert "1.79-1.88  rehearsal, oversubscribed" in text
     assert text.count("rehearsal, oversubscribed") == 1
     assert "rehearsal: logical devices stand for others" in text
@@ -625,10 +645,10 @@ def test_a_rehearsal_is_marked_wherever_a_speedup_is_shown(width: int) -> None:
 def test_a_run_that_waits_for_its_input_is_called_input_bound() -> None:
     waits = {"chief 0": 0.02, "worker 1": 0.31}
     bound = a_result(input_wait=0.31, input_wait_by_worker=waits, input_bound=True)
-    assert "input wait  31% of the step time, most of all worker 1, input-bound" in shown(result_table(bound), 80)
+    assert "input wait  31% of the step time, most of all worker 1, input-bound" in shown(table_of(bound), 80)
     quick = a_result(input_wait=0.0123, input_wait_by_worker={"chief 0": 0.0123}, input_bound=False)
-    assert "input wait  1.2% of the step time\n" in re.sub(" +\n", "\n", shown(result_table(quick), 80))
-    lines = [line.rstrip() for line in shown(sweep_table([bound, quick]), 80).splitlines()]
+    assert "input wait  1.2% of the step time\n" in re.sub(" +\n", "\n", shown(table_of(quick), 80))
+    lines = [line.rstrip() for line in shown(sweep_of([bound, quick]), 80).splitlines()]
     assert lines[2] == "                      3,301-3,503  1.79-1.88   31%  input-bound"
     assert lines[4] == "                      3,301-3,503  1.79-1.88  1.2%"
     assert "Under eff.: share of the step time that was spent waiting for input." in lines
@@ -638,20 +658,20 @@ def test_a_run_that_waits_for_its_input_is_called_input_bound() -> None:
 def test_a_failed_run_says_why_and_which_log_to_look_at() -> None:
     error = "worker 1 was killed by SIGKILL.\nTry less."
     failed = dict.fromkeys(a_result()) | {"status": "FAILED", "error": error, "folder": "outputs/a"}
-    text = shown(result_table(failed), 80)
+    text = shown(table_of(failed), 80)
     assert "FAILED" in text
     assert "worker 1 was killed by SIGKILL." in text
     assert "Try less." in text
     assert "outputs/a: events.jsonl, and a .log of each process" in text
     assert "speedup" not in text
-    assert "outputs/a/point-1.log" in shown(result_table(failed | {"log": "outputs/a/point-1.log"}), 80)
+    assert "outputs/a/point-1.log" in shown(table_of(failed | {"log": "outputs/a/point-1.log"}), 80)
 
 
 def test_a_run_that_measured_nothing_or_had_no_baseline_says_so() -> None:
     nothing = dict.fromkeys(a_result()) | {"status": "FINISHED"}
-    assert "throughput  not measured" in shown(result_table(nothing), 80)
+    assert "throughput  not measured" in shown(table_of(nothing), 80)
     alone = a_result(speedup=None, efficiency=None, baseline_examples_per_second=None)
-    assert "speedup     - (no baseline to compare with)" in shown(result_table(alone), 80)
+    assert "speedup     - (no baseline to compare with)" in shown(table_of(alone), 80)
 
 
 def test_one_repeat_has_no_interval() -> None:
@@ -659,29 +679,29 @@ def test_one_repeat_has_no_interval() -> None:
         examples_per_second=3412.3, examples_per_second_low=3412.3, examples_per_second_high=3412.3,
         speedup_low=1.842, speedup_high=1.842, interval_confidence=0.0, repeats=1,
     )  # fmt: skip
-    assert "throughput  3,412 examples/s, 1 repeat\n" in re.sub(" +\n", "\n", shown(result_table(one), 80))
-    assert "interval" not in shown(result_table(one), 80) + shown(sweep_table([one]), 80)
+    assert "throughput  3,412 examples/s, 1 repeat\n" in re.sub(" +\n", "\n", shown(table_of(one), 80))
+    assert "interval" not in shown(table_of(one), 80) + shown(sweep_of([one]), 80)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_results_with_anything_missing_or_odd_are_shown(seed: int) -> None:
     rng = random.Random(seed)
     odd: list[Any] = [None, "?", [], {}, float("nan"), True, -1.0, 0]
-    results = []
+    points = []
     for _ in range(5):
-        result = a_result()
-        for name in result:
+        values = a_result()
+        for name in values:
             if rng.random() < 0.4:
-                result[name] = rng.choice(odd)
-        results.append(result)
-    assert shown(result_table(results[0]), 80)
-    assert shown(sweep_table([*results, {}]), 80)
+                values[name] = rng.choice(odd)
+        points.append(values)
+    assert shown(table_of(points[0]), 80)
+    assert shown(sweep_of([*points, {}]), 80)
 
 
 def test_paths_stay_in_one_piece_on_a_pipe() -> None:
     folder = "/".join(["a-long-folder"] * 12)
     stream = io.StringIO()
-    console_on(stream).print(result_table(a_result(folder=folder)))
+    console_on(stream).print(table_of(a_result(folder=folder)))
     assert f"folder      {folder}" in stream.getvalue()
 
 
@@ -708,7 +728,7 @@ def a_sweep() -> list[dict[str, Any]]:
 
 
 def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
-    assert [line.rstrip() for line in shown(sweep_table(a_sweep()), 80).splitlines()] == [
+    assert [line.rstrip() for line in shown(sweep_of(a_sweep()), 80).splitlines()] == [
         "   strategy      workers       examples/s    speedup  eff.     val  status",
         "0  one_device          1            3,412      1.00x  100%  0.9432  FINISHED",
         "                              3,301-3,503  0.98-1.01",
@@ -733,15 +753,15 @@ def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
 
 def test_points_that_differ_are_called_not_comparable() -> None:
     weak = a_result(precision="float32")
-    text = shown(sweep_table([weak, weak | {"model": "resnet20"}, weak | {"precision": "mixed_bfloat16"}]), 200)
+    text = shown(sweep_of([weak, weak | {"model": "resnet20"}, weak | {"precision": "mixed_bfloat16"}]), 200)
     assert "Not comparable, since model differs (cnn: points 0,2; resnet20: point 1)." in text
     assert "Not comparable, since precision differs (float32: points 0-1; mixed_bfloat16: point 2)." in text
-    text = shown(sweep_table([weak, weak | {"replica_batch": 128}]), 200)
+    text = shown(sweep_of([weak, weak | {"replica_batch": 128}]), 200)
     assert "since batch rule differs (replica batch 64: point 0; replica batch 128: point 1)" in text
     strong = weak | {"scaling": "strong"}
-    assert "Not comparable, since scaling differs" in shown(sweep_table([weak, strong]), 200)
-    assert "Not comparable" not in shown(sweep_table([strong, strong | {"replica_batch": 32}]), 200)
-    assert "Not comparable" not in shown(sweep_table([weak, {"status": "FAILED", "model": "resnet20"}]), 200)
+    assert "Not comparable, since scaling differs" in shown(sweep_of([weak, strong]), 200)
+    assert "Not comparable" not in shown(sweep_of([strong, strong | {"replica_batch": 32}]), 200)
+    assert "Not comparable" not in shown(sweep_of([weak, {"status": "FAILED", "model": "resnet20"}]), 200)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -751,14 +771,14 @@ def test_a_sweep_of_wide_numbers_and_long_overrides_wraps_no_number(width: int) 
         examples_per_second_low=1.2e8, examples_per_second_high=1.3e8, speedup=240.4, speedup_low=238.9,
         speedup_high=250.1, overrides=[f"group.key_{place}=value" for place in range(20)],
     )  # fmt: skip
-    lines = shown(sweep_table([wide] * 12), width).splitlines()
+    lines = shown(sweep_of([wide] * 12), width).splitlines()
     assert max(map(len, lines)) <= width
     assert sum("123.450M" in line and "240x" in line and "FINISHED" in line for line in lines) == 12
     assert sum("120.000M-130.000M  239-250" in line for line in lines) == 12
 
 
 def test_a_sweep_without_points_says_so() -> None:
-    assert shown(sweep_table([]), 80) == "No points.\n"
+    assert shown(sweep_of([]), 80) == "No points.\n"
 
 
 # -------------------------------------------------------------------------------------------- the rest

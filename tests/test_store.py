@@ -109,11 +109,11 @@ def test_a_server_that_stands_still_or_answers_errors_half_way_has_every_point_o
             said = tmp_path / "tracker.log"
 
             def all_sent() -> bool:
-                return bool(recall(writer.folder)["offset"] == writer.log.stat().st_size)
+                return bool(recall(writer.folder).copied.offset == writer.log.stat().st_size)
 
             own_tracker.follow(writer.folder, store(uri))
             expected = writer.steps(1, 1500)
-            wait_for(lambda: recall(writer.folder)["offset"], 60)
+            wait_for(lambda: recall(writer.folder).copied.offset, 60)
             ill.set()
             expected += writer.steps(1501, 2600)
             wait_for(lambda: "answers with error 500" in said.read_text(), 30)
@@ -129,7 +129,7 @@ def test_a_server_that_stands_still_or_answers_errors_half_way_has_every_point_o
                 each.resume()
             expected += writer.steps(4501, 5000)
             writer.end()
-            wait_for(lambda: recall(writer.folder)["closed"], 60)
+            wait_for(lambda: recall(writer.folder).copied.closed, 60)
             for _ in range(2):
                 run = only_run(server.uri, writer.key)
                 assert values(server.uri, run) == Counter(expected)

@@ -12,7 +12,10 @@ import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 
 from pipeline.config.schema import Config, ModelConfig, Order
+from pipeline.record import sweeps
+from pipeline.record.results import Ending, Result
 from pipeline.run import sweep
+from pipeline.run.views import PointResult
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto")
 NAMED = ("-m", "sweep.name=mine", *QUICK, *SMALL)
@@ -61,9 +64,9 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     made = sweep.Sweep(tmp_path / "sweeps/mine")
     entry = made.point(0, "mirrored", "abc", [], 0, None)
     (tmp_path / folder).mkdir(parents=True)
-    made.note(entry, {"status": "FAILED", "error": "It was killed.", "folder": str(tmp_path / folder)})
+    made.note(entry, PointResult(Result(Ending("FAILED", "It was killed.")), str(tmp_path / folder)))
     made.release()
-    (read,) = sweep.read(made.folder)
+    (read,) = sweeps.read(made.folder)
     assert (made.folder / read.folder).resolve() == tmp_path / folder
     again = sweep.Sweep(made.folder)
     found = again.point(0, "mirrored", "abc", [], 0, None)

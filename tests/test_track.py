@@ -15,6 +15,7 @@ import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import pipeline
 from pipeline.commands.sync import main
 from pipeline.record.events import Ended, Resumed, Run, Warned, from_plain, to_line
 from pipeline.record.log import EventLog
-from pipeline.record.tracking import recall
+from pipeline.record.tracking import Store, recall
 from pipeline.views.mlflow import Tracker
 from pipeline.views.mlflow import sync as syncing
 from pipeline.views.mlflow.change import Begin, End, Point, Tag
@@ -166,12 +167,13 @@ def free_port() -> int:
         return port
 
 
-def local(tmp_path: Path) -> dict[str, Any]:
-    return store(f"sqlite:///{tmp_path}/mlflow.db") | {"artifacts": (tmp_path / "mlartifacts").as_uri()}
+def local(tmp_path: Path, experiment: str = "pipeline") -> Store:
+    uri, artifacts = f"sqlite:///{tmp_path}/mlflow.db", (tmp_path / "mlartifacts").as_uri()
+    return Store("any", uri, experiment, artifacts)
 
 
-def store(uri: str, experiment: str = "pipeline") -> dict[str, Any]:
-    return {"store": "any", "uri": uri, "experiment": experiment, "artifacts": None, "log_model": True}
+def store(uri: str | None, experiment: str = "pipeline") -> Store:
+    return Store("any", uri, experiment)
 
 
 class Writer:
@@ -333,7 +335,7 @@ def test_importing_the_conductors_side_is_quick_and_leaves_mlflow_alone() -> Non
 
 def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Path, tracker: Tracker) -> None:
     writer, expected = whole_run(home / "whole")
-    uri = local(home)["uri"]
+    uri = local(home).uri
     tracker.follow(writer.folder, local(home))
     run_id = tracker.run_id(writer.folder, 60)
     assert run_id
@@ -351,7 +353,7 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     )
     assert run.info.run_name == "whole"
     assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "pipeline"
-    assert run.info.artifact_uri.startswith(local(home)["artifacts"])
+    assert run.info.artifact_uri.startswith(local(home).artifacts)
     assert run.data.params == {"data": "digits", "workers": "2", "seed": "None"}
     tags = {"sweep": "s", "good": "true", "parameters": "1234", "status": "FINISHED", "rehearsal": "true"}
     assert run.data.tags.items() >= tags.items()
@@ -377,7 +379,7 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
 
 
 def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker) -> None:
-    writer, uri = Writer(home / "steps"), local(home)["uri"]
+    writer, uri = Writer(home / "steps"), local(home).uri
     tracker.follow(writer.folder, local(home))
     expected = []
     for first in (1, 1001, 2001):
@@ -401,7 +403,7 @@ def test_a_run_says_what_was_asked_for_and_what_its_speed_is_to_be_taken_for(hom
     writer.write({"time": BEGAN, "event": "result", "values": {"notes": ["Input-bound.", "Input-bound."]}})
     remember(writer.folder, local(home))
     assert sync(writer.folder)[0]
-    assert only_run(local(home)["uri"], writer.key).data.tags["mlflow.note.content"].splitlines() == [
+    assert only_run(local(home).uri, writer.key).data.tags["mlflow.note.content"].splitlines() == [
         "- `strategy=mirrored ?x?=<b>`",
         "- **rehearsal**: logical devices stand for others, so the speed is not theirs.",
         "- Input-bound.",
@@ -409,13 +411,13 @@ def test_a_run_says_what_was_asked_for_and_what_its_speed_is_to_be_taken_for(hom
 
 
 def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(home: Path) -> None:
-    uri, view = local(home)["uri"], "mlflow.sharedViewState.speedup"
+    uri, view = local(home).uri, "mlflow.sharedViewState.speedup"
     client = open_client(uri, None)
     experiment = client.create_experiment("described", tags={"mlflow.note.content": "Ours."})
 
     def send(name: str) -> dict[str, str]:
         writer = Writer(home / name)
-        remember(writer.folder, local(home) | {"experiment": "described"})
+        remember(writer.folder, local(home, "described"))
         assert sync(writer.folder)[0]
         tags: dict[str, str] = client.get_experiment(experiment).tags
         return tags
@@ -430,9 +432,9 @@ def test_an_experiment_gets_its_page_once_and_a_persons_own_text_and_views_stay(
 def test_workers_and_batches_are_sorted_as_numbers(home: Path) -> None:
     for workers in (10, 9, 100):
         writer = Writer(home / f"workers {workers}", params={"workers": workers, "global_batch": 64 * workers})
-        remember(writer.folder, local(home) | {"experiment": "sorted"})
+        remember(writer.folder, local(home, "sorted"))
         assert sync(writer.folder)[0]
-    client = MlflowClient(local(home)["uri"])
+    client = MlflowClient(local(home).uri)
     (found,) = client.search_experiments(filter_string="name = 'sorted'")
     for name in ("workers", "global_batch"):
         runs = client.search_runs([found.experiment_id], order_by=[f"metrics.`config/{name}` ASC"])
@@ -450,7 +452,7 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     writer.write({"time": BEGAN, "event": "steps", "step": 1, "losses": [], "metrics": names})
     remember(writer.folder, local(home))
     assert sync(writer.folder)[0]
-    run = only_run(local(home)["uri"], writer.key)
+    run = only_run(local(home).uri, writer.key)
     assert len(run.data.params) == 66
     assert run.data.params["long"] == "x" * 6000
     assert run.data.params["wide"] == "é" * 6000
@@ -465,9 +467,10 @@ import json, os, sys, time
 from pathlib import Path
 from pipeline.record.events import from_plain
 from pipeline.record.log import EventLog
+from pipeline.record.tracking import Store
 from pipeline.views.mlflow import Tracker
 
-folder, store, written = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+folder, store, written = Path(sys.argv[1]), Store(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
 tracker = Tracker(dict(os.environ), folder / "tracker.log")
 tracker.follow(folder, store)
 tracker.run_id(folder, 60)
@@ -475,10 +478,10 @@ EventLog(folder / "events.jsonl").append(from_plain(written))
 print(tracker._process.pid, flush=True)
 time.sleep(60)
 """
-    writer, uri = Writer(tmp_path / "run"), local(tmp_path)["uri"]
+    writer, uri = Writer(tmp_path / "run"), local(tmp_path).uri
     last = {"time": BEGAN + 1, "event": "steps", "step": 2, "losses": [3.0, 2.0]}
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, str(writer.folder), json.dumps(local(tmp_path)), json.dumps(last)]
+    command = [sys.executable, "-c", code, str(writer.folder), json.dumps(asdict(local(tmp_path))), json.dumps(last)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as conductor:
         assert conductor.stdout
         follower = int(conductor.stdout.readline())
@@ -515,7 +518,7 @@ def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tr
         os.kill(pid, number)
     writer.end("KILLED")
     assert tracker.drain(30) == (True, None)
-    assert only_run(local(home)["uri"], writer.key).info.status == "KILLED"
+    assert only_run(local(home).uri, writer.key).info.status == "KILLED"
 
 
 @pytest.mark.slow
@@ -529,7 +532,7 @@ def test_four_followers_may_make_one_store_at_once(tmp_path: Path) -> None:
         for writer in writers:
             writer.end()
         assert [tracker.drain(60) for tracker in trackers] == [(True, None)] * 4
-    uri = local(tmp_path)["uri"]
+    uri = local(tmp_path).uri
     for writer, losses in zip(writers, expected, strict=True):
         run = only_run(uri, writer.key)
         assert run.info.status == "FINISHED"
@@ -584,7 +587,7 @@ def test_a_server_killed_half_way_loses_and_doubles_nothing(tmp_path: Path, own_
         assert 0 < copy.missing() < 1501
         own_tracker.follow(writer.folder, store(server.uri))
         expected = writer.steps(1, 2000)
-        wait_for(lambda: recall(writer.folder)["offset"])
+        wait_for(lambda: recall(writer.folder).copied.offset)
         server.stop(signal.SIGKILL)
         expected += writer.steps(2001, 4000)
         writer.end()
@@ -593,7 +596,7 @@ def test_a_server_killed_half_way_loses_and_doubles_nothing(tmp_path: Path, own_
         assert not sync(later.folder)[0]
         server.start()
         # The follower goes on by itself where it was, and `sync` does where nobody follows.
-        wait_for(lambda: recall(writer.folder)["closed"], 60)
+        wait_for(lambda: recall(writer.folder).copied.closed, 60)
         assert sync(later.folder)[0]
         for each, losses in ((writer, expected), (later, kept)):
             run = only_run(server.uri, each.key)
@@ -614,7 +617,7 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) 
             "measure.steps=4", "workers=1", "train.steps=600", "train.steps_per_call=2", "data=digits", "model=cnn",
         )  # fmt: skip
         log = wait_for(lambda: next(folder.glob("outputs/runs/*/events.jsonl"), None), 60)
-        wait_for(lambda: log.read_text().count('"event": "steps"') > 10 and recall(log.parent).get("offset"), 60)
+        wait_for(lambda: log.read_text().count('"event": "steps"') > 10 and recall(log.parent).copied.offset, 60)
         server.stop(signal.SIGKILL)
         told = log.read_text().count('"event": "steps"')
         ran = finish(process, folder, time.monotonic(), 120)
@@ -686,14 +689,14 @@ def test_a_lost_answer_makes_no_second_run(tmp_path: Path, server: Server) -> No
 
 
 def test_a_run_that_a_slow_server_made_after_all_is_deleted(home: Path) -> None:
-    writer, client = Writer(home / "twins"), open_client(local(home)["uri"], None)
+    writer, client = Writer(home / "twins"), open_client(local(home).uri, None)
     experiment = client.create_experiment("twins")
     for _ in range(2):
         client.create_run(experiment, tags={"pipeline.key": writer.key})
     writer.end()
-    remember(writer.folder, local(home) | {"experiment": "twins"})
+    remember(writer.folder, local(home, "twins"))
     assert sync(writer.folder)[0]
-    assert only_run(local(home)["uri"], writer.key).info.status == "FINISHED"
+    assert only_run(local(home).uri, writer.key).info.status == "FINISHED"
     assert len(client.search_runs([experiment], run_view_type=ViewType.ALL)) == 2
 
 
@@ -743,12 +746,12 @@ def test_a_follower_that_died_is_reported_and_replaced(tmp_path: Path, own_track
     assert own_tracker.drain(10) == (False, f"The tracking process has ended; see {tmp_path / 'tracker.log'}.")
     own_tracker.follow(second.folder, local(tmp_path))
     assert own_tracker.drain(30) == (True, None)
-    assert only_run(local(tmp_path)["uri"], second.key).info.status == "RUNNING"
+    assert only_run(local(tmp_path).uri, second.key).info.status == "RUNNING"
     own_tracker.close()
-    assert only_run(local(tmp_path)["uri"], second.key).info.status == "KILLED"
+    assert only_run(local(tmp_path).uri, second.key).info.status == "KILLED"
     first.end()
     assert sync(first.folder)[0]
-    assert only_run(local(tmp_path)["uri"], first.key).info.status == "FINISHED"
+    assert only_run(local(tmp_path).uri, first.key).info.status == "FINISHED"
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -773,7 +776,7 @@ def test_sync_ends_runs_whose_conductor_is_gone_and_no_others(tmp_path: Path) ->
     with gone.log.open("ab") as log:
         log.write(to_line(Warned(time=BEGAN + 4))[:20])
     sent, lines = sync(tmp_path)
-    uri = local(tmp_path)["uri"]
+    uri = local(tmp_path).uri
     assert sent
     assert [only_run(uri, writer.key).info.status for writer in writers] == ["KILLED", "KILLED", "RUNNING", "RUNNING"]
     assert only_run(uri, gone.key).info.end_time == round(1000 * (BEGAN + 3))
@@ -795,17 +798,17 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     for writer in (done, half):
         remember(writer.folder, local(tmp_path))
     assert sync(tmp_path)[0]
-    copied = {**local(tmp_path), "uri": f"sqlite:///{tmp_path}/other/mlflow.db"}
+    copied = f"sqlite:///{tmp_path}/other/mlflow.db"
     (tmp_path / "other").mkdir()
     # To another store, whose artifacts hold copies of the logs: no runs of their own.
-    assert sync(tmp_path, uri=copied["uri"])[1][-1] == "Runs sent: 2; nothing new: 0; not sent: 0."
-    assert sync(tmp_path, uri=copied["uri"])[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
+    assert sync(tmp_path, uri=copied)[1][-1] == "Runs sent: 2; nothing new: 0; not sent: 0."
+    assert sync(tmp_path, uri=copied)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
     assert sync(tmp_path)[1][-1] == "Runs sent: 0; nothing new: 2; not sent: 0."
 
-    client = MlflowClient(copied["uri"])
-    client.delete_run(only_run(copied["uri"], half.key).info.run_id)
+    client = MlflowClient(copied)
+    client.delete_run(only_run(copied, half.key).info.run_id)
     half.steps(1, 2)
-    sent, lines = sync(tmp_path, uri=copied["uri"])
+    sent, lines = sync(tmp_path, uri=copied)
     assert sent
     assert "left alone" in lines[0]
 
@@ -815,7 +818,7 @@ def test_sync_fills_a_store_that_was_thrown_away_and_leaves_a_deleted_run_alone(
     (tmp_path / "other" / "mlflow.db").unlink()
     for writer in (done, half):
         text = (writer.folder / "tracking.json").read_text()
-        (writer.folder / "tracking.json").write_text(text.replace(copied["uri"], moved))
+        (writer.folder / "tracking.json").write_text(text.replace(copied, moved))
     assert sync(done.folder, uri=moved)[1][-1] == "Runs sent: 1; nothing new: 0; not sent: 0."
     assert values(moved, only_run(moved, done.key)) == Counter(losses)
 
@@ -857,14 +860,14 @@ def test_no_password_is_kept_or_shown(tmp_path: Path, own_tracker: Tracker) -> N
 def test_a_run_without_tracking_is_sent_only_where_a_store_is_named(tmp_path: Path, own_tracker: Tracker) -> None:
     writer = Writer(tmp_path / "run")
     writer.end()
-    own_tracker.follow(writer.folder, store("") | {"uri": None, "experiment": "later"})
+    own_tracker.follow(writer.folder, store(None, "later"))
     assert own_tracker.drain(1) == (True, None)
     assert own_tracker._process is None
     assert sync(tmp_path)[0]
     sent, lines = sync(writer.folder)
     assert not sent
     assert lines[-1].startswith("Runs without tracking: 1. Try --uri sqlite:////")
-    uri = local(tmp_path)["uri"]
+    uri = local(tmp_path).uri
     assert sync(writer.folder, uri=uri)[0]
     run = only_run(uri, writer.key)
     assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "later"

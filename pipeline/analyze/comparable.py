@@ -9,45 +9,69 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from pipeline.config import parts
 from pipeline.config.parts import Part, fields_of
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.plan.size import of_shape
+from pipeline.record.results import Layout
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import Run
 
 # A note of a run that waits for its input begins so; under a table of many, a mark says it.
 WAITED = "Input-bound:"
-# What makes a speed less than it seems, why, and which of these keep it from being compared.
+# What makes a speed less than it seems, and why.
 DOUBTS = {
     "rehearsal": "logical devices stand for others, so the speed is not theirs.",
     "oversubscribed": "there are more devices or threads than cores, so the speed is not that of as many devices.",
     "asynchronous": "a step is one worker's, on weights that others may have changed meanwhile.",
     "fewer workers": "some were lost before all was timed, so the speed is that of those that were left.",
 }
-REFUSED = {
-    "rehearsal": "one of them is a rehearsal",
-    "oversubscribed": "one of them is oversubscribed",
-    "fewer workers": "one of them was timed with fewer workers than it was to have",
-}
+# Which of these keep it from being compared.
+REFUSED = frozenset({"rehearsal", "oversubscribed", "fewer workers"})
 NAMES = {"kind": "device kind", "service": "data service"}
 
 
-def doubts(about: Mapping[str, Any]) -> list[str]:
+@dataclass(frozen=True)
+class Unlike:
+    """In what two runs differ that keeps their speeds from being compared, and its value in each.
+
+    Of a doubt, which is enough in one of them, there are no `values`.
+    """
+
+    name: str
+    values: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What is to be said of a speed wherever it is shown: its doubts, and in what its run differs from the others."""
+
+    doubts: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+def doubts(layout: Layout) -> list[str]:
     """What makes the speed of a result, or of a plan, less than it seems.
 
-    >>> doubts({"rehearsal": True, "oversubscribed": False})
-    ['rehearsal']
+    >>> doubts(Layout(workers=2, timed_workers=1, rehearsal=True))
+    ['rehearsal', 'fewer workers']
     """
-    fewer = about.get("timed_workers") not in (None, about.get("workers"))
-    return [name for name in DOUBTS if about.get(name) or (fewer and name == "fewer workers")]
+    found = {
+        "rehearsal": layout.rehearsal,
+        "oversubscribed": layout.oversubscribed,
+        "asynchronous": layout.asynchronous,
+        "fewer workers": layout.timed_workers not in (None, layout.workers),
+    }
+    return [name for name in DOUBTS if found[name]]
 
 
 def sound(run: Run) -> bool:
     """Is a run's speed that of its hardware?"""
-    return REFUSED.keys().isdisjoint(doubts(run.result))
+    return REFUSED.isdisjoint(doubts(run.result.layout))
 
 
 def facts(run: Run) -> dict[str, str]:
@@ -55,36 +79,36 @@ def facts(run: Run) -> dict[str, str]:
 
     Without what is not known: a run that was refused has no plan, and one of an earlier version lacks settings.
     """
-    result, plan = run.result, run.plan
+    result, settings = run.result, run.settings
     known = {
-        "model": _built(result.get("model"), plan.get("model_build")),
-        "data": _built(result.get("data"), plan.get("data_build")),
-        "precision": result.get("precision"),
-        "scaling": result.get("scaling"),
-        "batch rule": _batch_rule(result),
-        "machine": result.get("machine"),
-        "versions": result.get("versions"),
-        "examples left out": result.get("train_examples_skipped"),
-        "data servers": _data_servers(plan),
+        "model": _built(result.choices.model, settings.get("model_build")),
+        "data": _built(result.choices.data, settings.get("data_build")),
+        "precision": result.layout.precision,
+        "scaling": result.layout.scaling,
+        "batch rule": _batch_rule(result.layout),
+        "machine": result.environment.machine,
+        "versions": result.environment.versions or None,
+        "examples left out": result.input.train_examples_skipped,
+        "data servers": None if run.plan is None else _data_servers(run.plan),
     }
     told = {name: _text(value) for name, value in known.items() if value is not None}
     # There null is a choice as well: the model's own optimizer.
-    settings = fields_of(Plan, Part.COMPARABILITY)
-    return told | {NAMES.get(name, name.replace("_", " ")): _text(plan[name]) for name in settings if name in plan}
+    names = [name for name in fields_of(Plan, Part.COMPARABILITY) if name in settings]
+    return told | {NAMES.get(name, name.replace("_", " ")): _text(settings[name]) for name in names}
 
 
 SAID = {"strategy_build": "strategy", "data_build": "data", "kind": "kind of device"}
 
 
-def unlike(one: Run, two: Run) -> list[str]:
+def unlike(one: Run, two: Run) -> list[Unlike]:
     """Why the speeds of two runs say nothing of each other."""
     ours, theirs = facts(one), facts(two)
     found = [
-        f"{name} differs ({_short(ours[name], theirs[name])}, {_short(theirs[name], ours[name])})"
+        Unlike(name, (_short(ours[name], theirs[name]), _short(theirs[name], ours[name])))
         for name in _differing([ours, theirs])
     ]
-    doubtful = {doubt for run in (one, two) for doubt in doubts(run.result)}
-    return [*found, *(why for name, why in REFUSED.items() if name in doubtful)]
+    doubtful = {doubt for run in (one, two) for doubt in doubts(run.result.layout)}
+    return [*found, *(Unlike(name) for name in DOUBTS if name in doubtful & REFUSED)]
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
@@ -93,10 +117,10 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, dict[str, list[int]]]]:
     found = []
     for name in _differing(told):
         places: dict[str, list[int]] = {}
-        values = {event[name] for event in told if name in event}
-        for place, event in enumerate(told):
-            if name in event:
-                places.setdefault(_short(event[name], *values - {event[name]}), []).append(place)
+        values = {known[name] for known in told if name in known}
+        for place, known in enumerate(told):
+            if name in known:
+                places.setdefault(_short(known[name], *values - {known[name]}), []).append(place)
         found.append((name, places))
     return found
 
@@ -109,16 +133,12 @@ def groups(runs: Sequence[Run]) -> list[list[int]]:
     return [places for _, places in _groups(runs)]
 
 
-def marks(runs: Sequence[Run]) -> list[list[str]]:
+def marks(runs: Sequence[Run]) -> list[Marks]:
     """What is to be written beside the speed of each run: its doubts, and in what it differs from the largest group."""
     if not runs:
         return []
     first, _ = _groups(runs)[0]
-    found = []
-    for run in runs:
-        names = _differing([first, facts(run)])
-        found.append(doubts(run.result) + [f"differs in {' and '.join(names)}"] * bool(names))
-    return found
+    return [Marks(tuple(doubts(run.result.layout)), tuple(_differing([first, facts(run)]))) for run in runs]
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:
@@ -134,7 +154,7 @@ def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:
     return sorted(found, key=lambda group: (-sum(sound(runs[place]) for place in group[1]), -len(group[1])))
 
 
-def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """(dotted key, value) of all that is in nested values; of named parts, by their names.
 
     >>> list(flat({"a": {"b": 1}, "c": [2], "parts": [{"name": "other", "share": 0.1}]}))
@@ -143,7 +163,7 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(node, list) and node and all(isinstance(item, Mapping) for item in node):
+    elif isinstance(node, list | tuple) and node and all(isinstance(item, Mapping) for item in node):
         for place, item in enumerate(node):
             inner = {name: value for name, value in item.items() if name != "name"}
             yield from flat(inner, f"{prefix}.{item.get('name', place)}")
@@ -153,31 +173,30 @@ def flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _differing(told: Sequence[Mapping[str, str]]) -> list[str]:
     """Names of the facts that are not the same in all runs of which they are known."""
-    names = dict.fromkeys(name for event in told for name in event)
-    return [name for name in names if len({event[name] for event in told if name in event}) > 1]
+    names = dict.fromkeys(name for known in told for name in known)
+    return [name for name in names if len({known[name] for known in told if name in known}) > 1]
 
 
-def _data_servers(plan: Mapping[str, Any]) -> int | None:
+def _data_servers(plan: Plan) -> int:
     """Processes on each host that make examples beside training."""
-    if "processes" not in plan or not plan.get("hosts"):
-        return None
-    return int(sum(process.get("role") == "data server" for process in plan["processes"]) // plan["hosts"])
+    return len(plan.ranks(DATA_SERVER)) // (plan.hardware.hosts or 1)
 
 
-def _batch_rule(result: Mapping[str, Any]) -> str | None:
-    held = "global batch" if result.get("scaling") == "strong" else "replica batch"
-    batch = result.get(held.replace(" ", "_"))
-    return None if batch is None else f"{held} {batch:,}" if isinstance(batch, int) else f"{held} {batch}"
+def _batch_rule(layout: Layout) -> str | None:
+    held, batch = "replica batch", layout.replica_batch
+    if layout.scaling == "strong":
+        held, batch = "global batch", layout.global_batch
+    return None if batch is None else f"{held} {batch:,}"
 
 
-def _built(name: Any, build: Any) -> str | None:
+def _built(name: str | None, build: object) -> str | None:
     """A model or data set with the arguments that it was built with.
 
     >>> _built("mlp", {"_target_": "pipeline.models.mlp", "hidden": [128]})
     'mlp(hidden=[128])'
     """
     if name is None or not isinstance(build, Mapping):
-        return None if name is None else str(name)
+        return name
     arguments = ", ".join(f"{key}={value}" for key, value in build.items() if key != "_target_")
     return f"{name}({arguments})"
 
@@ -192,21 +211,20 @@ def _short(value: str, *others: str) -> str:
     return value if any(other.partition("(")[0] == name for other in others) else name
 
 
-def of_step(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the time of a step depends on, from `Plan.to_json`'s values, beside workers, batch, size and links.
+def of_step(plan: Plan) -> dict[str, object]:
+    """What the time of a step depends on, beside workers, batch, size and links.
 
     Of the model it is the function: what its arguments come to are parameters.
     """
-    facts = {name: plan.get(name) for name in fields_of(Plan, Part.STEP_TIME)}
-    return facts | {
-        "strategy_build": {key: value for key, value in (facts["strategy_build"] or {}).items() if key != "address"},
-        "data_build": of_shape(facts["data_build"] or {}),
-        "model": (plan.get("model_build") or {}).get("_target_"),
+    return parts.flat(plan, Part.STEP_TIME) | {
+        "strategy_build": {key: value for key, value in plan.strategy.build.items() if key != "address"},
+        "data_build": of_shape(plan.data.build),
+        "model": plan.model.build.get("_target_"),
         "data servers": _data_servers(plan),
     }
 
 
-def apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+def apart(one: Plan, two: Plan) -> list[str]:
     """Why the step time of a plan says nothing of that of another, with the values of each."""
     ours, theirs = of_step(one), of_step(two)
     return [
@@ -216,7 +234,7 @@ def apart(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value as a person reads it.
 
     >>> _text({"keras": "3", "numpy": "2"}), _text(False), _text(None)
@@ -226,4 +244,6 @@ def _text(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(f"{name} {each}" for name, each in value.items()) if isinstance(value, Mapping) else str(value)
+    if isinstance(value, tuple):
+        return str(list(value))
+    return ", ".join(f"{name} {inner}" for name, inner in value.items()) if isinstance(value, Mapping) else str(value)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
 # Parts of a package that are beside its cores; other parts are in its own count.
@@ -69,7 +68,7 @@ def _gpus() -> dict[str, Callable[[], tuple[int, int]]]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             device = pynvml.nvmlDeviceGetHandleByIndex(index)
 
-            def read(device: Any = device) -> tuple[int, int]:
+            def read(device: object = device) -> tuple[int, int]:
                 try:
                     return 1_000 * pynvml.nvmlDeviceGetTotalEnergyConsumption(device), 2**64
                 except pynvml.NVMLError as error:

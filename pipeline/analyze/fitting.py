@@ -1,9 +1,8 @@
 """Fits a step's terms to what runs have measured, and says how far off they may be."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -91,7 +90,7 @@ def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) ->
     shapes = [*known, *(Shape(False, by_link, cached) for cached in (None, larger))]
     fits = [_fit(runs, replace(shape, apart=apart)) for shape in shapes for apart in (False, True)]
     alike = [[made for made in fits if bool(made.shape.shared) is there] for there in (True, False)]
-    likely = [min(each, key=_criterion) for each in alike if each]
+    likely = [min(similar, key=_criterion) for similar in alike if similar]
     # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
     best = min(likely, key=_criterion)
     weights = [math.exp((_criterion(best) - _criterion(made)) / 2) for made in likely]
@@ -106,9 +105,9 @@ def anchored(made: Fit, timed: Observed) -> Fit | None:
     and exchange are as fitted.
     """
     wanted = terms(timed.case, made.shape)
-    each = made.query(wanted) * made.coefficients
+    seconds = made.query(wanted) * made.coefficients
     computed = np.asarray([is_computed(name) for name in made.names])
-    own, rest = float(each[computed].sum()), float(each[~computed].sum())
+    own, rest = float(seconds[computed].sum()), float(seconds[~computed].sum())
     if own <= 0 or timed.seconds <= rest:
         return None
     weight = math.sqrt(timed.runs) / _moderated(max(LEAST_SPREAD, timed.spread), made.spread)
@@ -129,11 +128,11 @@ def _criterion(made: Fit) -> float:
 
 def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
     known = [terms(run.case, shape) for run in runs]
-    names = tuple(dict.fromkeys(name for each in known for name, value in each.items() if value))
+    names = tuple(dict.fromkeys(name for of_run in known for name, value in of_run.items() if value))
     pooled = max(LEAST_SPREAD, float(np.median([run.spread for run in runs])))
     weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
-    rows = np.asarray([[each.get(name, 0.0) for name in names] for each in known]) * (weights / seconds)[:, None]
+    rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in known]) * (weights / seconds)[:, None]
     coefficients, rest = _non_negative(rows, weights)
     return Fit(names, coefficients, rows, weights, rest, shape, pooled)
 
@@ -180,7 +179,7 @@ def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float
     return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
 
 
-def _edge(inside: Any, centre: float, most: float) -> float:
+def _edge(inside: Callable[[float], bool], centre: float, most: float) -> float:
     """The last value that is `inside` on the way from `centre` to so many times of it."""
     near, far = 0.0, math.log(most)
     if inside(centre * most):

@@ -1,16 +1,16 @@
 """Reads what runs have written: finds a run by its folder, its name or its id in MLflow, and a sweep's runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from pipeline.record import log
+from pipeline.plan import plan as plans
+from pipeline.plan.plan import Plan
+from pipeline.record import log, results, sweeps
 from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
-
-# What a sweep's folder tells of its points.
-SWEEP = "sweep.json"
+from pipeline.record.results import Result
 
 
 class HistoryError(ValueError):
@@ -19,11 +19,21 @@ class HistoryError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run as it was written: its folder, result.json and plan.json."""
+    """One run as it was written: its folder, its result, and the settings that plan.json has, by their names there.
+
+    Of a run of an earlier version some settings may be missing: those are not known.
+    """
 
     folder: Path
-    result: Mapping[str, Any]
-    plan: Mapping[str, Any]
+    result: Result
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The plan that it was run by; None where its settings do not make one."""
+        with suppress(KeyError, TypeError, ValueError):
+            return plans.from_values(self.settings)
+        return None
 
     @cached_property
     def repeats(self) -> list[float]:
@@ -40,7 +50,7 @@ class Run:
                 last, ranks = told.get(event.repeat, (attempt, {}))
                 told[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
         # The result counts those that were whole, and that hold for its plan.
-        whole = sorted(told)[: self.result.get("repeats")]
+        whole = sorted(told)[: self.result.speed.repeats]
         return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
 
     @cached_property
@@ -64,14 +74,21 @@ class Run:
         return next((event.train_examples for event in told if isinstance(event, Built) and event.of_point), None)
 
 
+@dataclass(frozen=True)
+class TimedRun:
+    """A run that ended and timed its steps, with its plan and how many parameters its model has."""
+
+    run: Run
+    plan: Plan
+    parameters: int
+
+
 def find(name: str, output: Path) -> Path:
     """The folder of the run that `name` names. Raises `HistoryError`."""
-    if (Path(name) / "result.json").is_file():
+    if (Path(name) / results.FILE).is_file():
         return Path(name)
-    there = {
-        path.parent: log.read_whole(path).get("mlflow_run_id") for path in sorted(output.glob("[rs]*/**/result.json"))
-    }
-    found = [folder for folder, number in there.items() if folder.name == name or str(number or "").startswith(name)]
+    there = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
+    found = [folder for folder in there if folder.name == name or _run_id_of(folder).startswith(name)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -83,24 +100,24 @@ def find(name: str, output: Path) -> Path:
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 
-def of(result: Mapping[str, Any]) -> Run:
-    """The run that a result tells of, with its plan where that is still there."""
-    folder = Path(str(result["folder"])) if result.get("folder") else None
-    return Run(folder or Path(), result, {} if folder is None else log.read_whole(folder / "plan.json"))
+def of(folder: Path, result: Result) -> Run:
+    """The run in a folder that a result tells of, with its settings where these are still there."""
+    return Run(folder, result, log.read_whole(folder / "plan.json"))
 
 
 def load(folder: Path) -> Run:
     """The run in a folder. Raises `HistoryError`."""
-    run = Run(folder, log.read_whole(folder / "result.json"), log.read_whole(folder / "plan.json"))
-    if not run.result or not run.plan:
+    result = results.read(folder)
+    run = of(folder, result or Result())
+    if result is None or not run.settings:
         raise HistoryError(
             f"Expected a run that was started, with result.json and plan.json, received {folder}, which has "
-            f"{'no plan' if run.result else 'no result'}. Try a run that ended."
+            f"{'no result' if result is None else 'no plan'}. Try a run that ended."
         )
     return run
 
 
-def finished(output: Path, of_sweep: str | None = None) -> list[Run]:
+def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
     """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `HistoryError`.
 
     `of_sweep` is its folder, or its name.
@@ -110,18 +127,15 @@ def finished(output: Path, of_sweep: str | None = None) -> list[Run]:
         if of_sweep is None
         else [find_sweep(of_sweep, output, "predict.sweep", "predict.sweep=null")]
     )
-    found = [path for folder in where for path in folder.glob("**/result.json")]
-    runs = [
-        Run(path.parent, log.read_whole(path), log.read_whole(path.parent / "plan.json"))
-        for path in sorted(found, key=log.written)
-    ]
+    found = [path for folder in where for path in folder.glob(f"**/{results.FILE}")]
+    runs = [of(path.parent, results.read(path.parent) or Result()) for path in sorted(found, key=log.written)]
     return [
-        run
+        TimedRun(run, run.plan, run.result.training.parameters)
         for run in runs
-        if run.plan
-        and run.result.get("status") == "FINISHED"
-        and run.result.get("parameters")
-        and run.result.get("examples_per_second")
+        if run.result.finished
+        and run.result.training.parameters
+        and run.result.speed.examples_per_second
+        and run.plan is not None
     ]
 
 
@@ -138,4 +152,10 @@ def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
 
 
 def _is_sweep(folder: Path) -> bool:
-    return (folder / SWEEP).is_file() or any(folder.glob("*/result.json"))
+    return (folder / sweeps.FILE).is_file() or any(folder.glob(f"*/{results.FILE}"))
+
+
+def _run_id_of(folder: Path) -> str:
+    """Its id in MLflow, or nothing."""
+    result = results.read(folder)
+    return "" if result is None else result.tracked.mlflow_run_id or ""

@@ -1,17 +1,15 @@
 """Turns throughputs, measured or predicted, into what decides: time, cost, energy, the best of each, and the knee.
 
-Takes results as result.json has them. Arithmetic only.
+Arithmetic only.
 """
 
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.plan.plan import Plan
-
-Result = Mapping[str, Any]
+from pipeline.record.results import Result
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,9 @@ def cost(price_per_hour: float | None, hosts: int, seconds: float | None) -> flo
 def look(results: Sequence[Result], knee_share: float) -> Outlook:
     """The best of the points that have a throughput, and the knee where they differ in workers alone.
 
-    >>> made = look([{"workers": n, "examples_per_second": s, "strategy": "mirrored"}
-    ...              for n, s in ((1, 100.0), (2, 190.0), (4, 250.0))], knee_share=0.5)
+    >>> from pipeline.record.results import Layout, Speed
+    >>> speeds = ((1, 100.0), (2, 190.0), (4, 250.0))
+    >>> made = look([Result(layout=Layout(workers=workers), speed=Speed(speed)) for workers, speed in speeds], 0.5)
     >>> made.best, made.knee, made.after
     ({'time': 2}, 1, 0.3)
     """
@@ -85,38 +84,45 @@ def watts_of_worker(results: Sequence[Result]) -> float | None:
     """The median power of a worker over runs whose energy was read."""
     known = [
         # Counters are those of one host.
-        joules * (result.get("hosts") or 1) / seconds / result["workers"]
+        joules * (result.layout.hosts or 1) / seconds / workers
         for result in results
-        if (joules := result.get("energy_joules")) and (seconds := result.get("seconds_training"))
+        if (joules := result.cost.energy_joules)
+        and (seconds := result.training.seconds_training)
+        and (workers := result.layout.workers)
     ]
     return statistics.median(known) if known else None
 
 
 def _seconds(result: Result) -> float | None:
     """Of an example."""
-    speed = result.get("examples_per_second")
+    speed = result.speed.examples_per_second
     return 1 / speed if speed else None
 
 
 def _cost(result: Result) -> float | None:
-    seconds, price = _seconds(result), result.get("price_per_hour")
-    return None if seconds is None else cost(price, result.get("hosts") or 1, seconds)
+    seconds, price = _seconds(result), result.cost.price_per_hour
+    return None if seconds is None else cost(price, result.layout.hosts or 1, seconds)
 
 
 def _joules(result: Result) -> float | None:
-    joules, seconds, each = result.get("energy_joules"), result.get("seconds_to_finish"), _seconds(result)
-    return None if not joules or not seconds or each is None else joules / seconds * each
+    joules, seconds, of_example = result.cost.energy_joules, result.cost.seconds_to_finish, _seconds(result)
+    return None if not joules or not seconds or of_example is None else joules / seconds * of_example
 
 
 def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, float | None]:
-    known = [place for place, result in enumerate(results) if result.get("examples_per_second")]
-    places = {results[place]["workers"]: place for place in known}
-    if len({_but_workers(results[place]) for place in known}) != 1 or len(places) < len(known):
+    known = [
+        (place, workers, speed)
+        for place, result in enumerate(results)
+        if (speed := result.speed.examples_per_second) and (workers := result.layout.workers) is not None
+    ]
+    places = {workers: place for place, workers, _ in known}
+    if len({_but_workers(results[place]) for place in places.values()}) != 1 or len(places) < len(known):
         return False, None, None
-    found = knee({workers: results[place]["examples_per_second"] for workers, place in places.items()}, share)
+    found = knee({workers: speed for _, workers, speed in known}, share)
     return (True, None, None) if found is None else (True, places[found[0]], round(found[2], 9))
 
 
-def _but_workers(result: Result) -> str:
-    held = "global_batch" if result.get("scaling") == "strong" else "replica_batch"
-    return repr([result.get(name) for name in ("strategy", "model", "data", "precision", "scaling", held)])
+def _but_workers(result: Result) -> tuple[str | int | None, ...]:
+    choices, layout = result.choices, result.layout
+    held = layout.global_batch if layout.scaling == "strong" else layout.replica_batch
+    return choices.strategy, choices.model, choices.data, layout.precision, layout.scaling, held

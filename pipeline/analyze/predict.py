@@ -7,17 +7,17 @@ Where one worker's step of the model was timed, computing takes as long as that 
 add. `docs/predicting.md` has the terms and their sources. Arithmetic only; SciPy is imported when something is fitted.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pipeline.analyze import comparable, measure
 from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, UNKNOWN, anchored, fit, interval
-from pipeline.analyze.history import Run
+from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
     SECONDS_OF_GBIT,
@@ -31,6 +31,7 @@ from pipeline.analyze.step_model import (
     terms,
 )
 from pipeline.plan.plan import Plan
+from pipeline.record.predictions import FittedOn
 
 # A step that was timed is worth a note where it is further than this from what the runs let expect.
 SURPRISE = 0.1
@@ -46,7 +47,7 @@ class Prediction:
     confidence: float
     step_seconds: float
     parts: Mapping[str, float]
-    fitted_on: Mapping[str, Any]
+    fitted_on: FittedOn
     notes: tuple[str, ...] = ()
 
 
@@ -66,8 +67,8 @@ def predict(
         runs = [*runs, timed]
         made, allowed = fit(runs, by_link, shared)
     elif timed is not None:
-        ours, theirs = [(share, anchored(each, timed)) for share, each in made], anchored(allowed, timed)
-        known = [(share, each) for share, each in ours if each is not None]
+        ours, theirs = [(share, anchored(model, timed)) for share, model in made], anchored(allowed, timed)
+        known = [(share, model) for share, model in ours if model is not None]
         if len(known) < len(made) or theirs is None:
             timed = None
             notes.append("What was timed is shorter than what runs say of its input and exchange, and left out.")
@@ -83,15 +84,15 @@ def predict(
             f"Links between hosts were not measured: their {case.link_gbps:g} Gbit/s are taken from "
             f"hardware.link_gbps, and their latency is left out."
         )
-    _, likeliest = max(made, key=lambda each: each[0])
+    _, likeliest = max(made, key=lambda weighted: weighted[0])
     if likeliest.factor is not None and abs(likeliest.factor - 1) > SURPRISE:
         notes.append(
             f"What one worker computes in a step takes {likeliest.factor:.2g} times what runs of other sizes let "
             f"expect: this model is another kind of work, or the machine has changed."
         )
     parts: dict[str, float] = {}
-    for share, each in made:
-        for name, value in zip(each.names, each.query(wanted) * each.coefficients, strict=True):
+    for share, model in made:
+        for name, value in zip(model.names, model.query(wanted) * model.coefficients, strict=True):
             part = name.partition(" ")[0]
             parts[part] = parts.get(part, 0.0) + share * float(value)
     fitted = sum(parts.values())
@@ -160,38 +161,38 @@ def _doublings(case: Case, runs: Sequence[Observed]) -> float:
 class Basis:
     """The runs that a plan is predicted from, which differ in workers, batches and the size of the model alone."""
 
-    runs: Sequence[Run]
+    runs: Sequence[TimedRun]
     left_out: int = 0
 
     @property
     def machine(self) -> str:
         """That which all of them ran on."""
-        return str(self.runs[0].plan["machine"])
+        return self.runs[0].plan.hardware.machine
 
     @property
     def versions(self) -> dict[str, str]:
         """Those that all of them ran with, by package."""
-        return dict(self.runs[0].result.get("versions") or {})
+        return dict(self.runs[0].run.result.environment.versions)
 
-    def about(self) -> dict[str, Any]:
-        """What is said of a prediction that was fitted on them."""
-        plans = [run.plan for run in self.runs]
-        return {
-            "runs": len(self.runs),
-            "left_out": self.left_out,
-            "strategies": sorted({plan["strategy"] for plan in plans}),
-            "models": sorted({plan["model"] for plan in plans}),
-            "workers": sorted({plan["workers"] for plan in plans}),
-            "hosts": sorted({plan["hosts"] for plan in plans}),
-            "replica_batches": sorted({plan["replica_batch"] for plan in plans}),
-            "parameters": sorted({run.result["parameters"] for run in self.runs}),
-            "machine": self.machine,
-            "versions": self.versions,
-            "folders": [str(run.folder) for run in self.runs],
-        }
+    def about(self, timed_step_seconds: float | None) -> FittedOn:
+        """What is said of a prediction that was fitted on them, and on a step that was timed, if one was."""
+        plans = [timed_run.plan for timed_run in self.runs]
+        return FittedOn(
+            runs=len(self.runs),
+            left_out=self.left_out,
+            strategies=tuple(sorted({plan.strategy.name for plan in plans})),
+            models=tuple(sorted({plan.model.name for plan in plans})),
+            workers=tuple(sorted({plan.workers for plan in plans})),
+            hosts=tuple(sorted({plan.hardware.hosts for plan in plans})),
+            replica_batches=tuple(sorted({plan.training.replica_batch for plan in plans})),
+            parameters=tuple(sorted({timed_run.parameters for timed_run in self.runs})),
+            machine=self.machine,
+            versions=self.versions,
+            timed_step_seconds=timed_step_seconds,
+        )
 
 
-def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
+def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
     """The runs in `history`, which is that of `where`, to predict `planned` from. Raises `PredictError` without any."""
     if planned.hardware.rehearsal:
         raise PredictError(
@@ -203,29 +204,30 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
             f"strategy={planned.strategy.name}. "
             f"Try strategy.exchange=all_reduce, if that is what they do."
         )
-    asked = json.loads(planned.to_json())
     typed = f"strategy={planned.strategy.name} model={planned.model.name} data={planned.data.name}"
     first = f"`python -m pipeline -m {typed} workers=1,2`"
     if not history:
         raise PredictError(f"Expected runs to predict from in {where}, received none. Try {first} first.")
-    timed = [run for run in history if not (run.result.get("rehearsal") or run.result.get("oversubscribed"))]
+    layouts = [(timed_run, timed_run.run.result.layout) for timed_run in history]
+    timed = [timed_run for timed_run, layout in layouts if not (layout.rehearsal or layout.oversubscribed)]
     if not timed:
         raise PredictError(
             f"Expected runs to predict from in {where}, received {len(history)} that are rehearsals or oversubscribed, "
             f"whose speed is not that of the devices. Try {first} first."
         )
-    alike = [run for run in timed if not comparable.apart(run.plan, asked) and _whole(run)]
+    alike = [timed_run for timed_run in timed if not comparable.apart(timed_run.plan, planned) and _whole(timed_run)]
     if not alike:
-        why = min((comparable.apart(run.plan, asked) for run in timed), key=len)
+        why = min((comparable.apart(timed_run.plan, planned) for timed_run in timed), key=len)
         raise PredictError(
             f"Expected runs in {where} that say something of this one, received {len(timed)} that differ: the nearest "
             f"in {_listed(why) or 'workers that it lost, or events that it lacks'}. Try {first} on such hardware first."
         )
-    groups: dict[str, list[Run]] = {}
-    for run in alike:
-        key = json.dumps([run.plan["machine"], run.result.get("versions")], sort_keys=True)
-        groups.setdefault(key, []).append(run)
-    here = [runs for runs in groups.values() if runs[0].plan["machine"] == planned.hardware.machine]
+    groups: dict[str, list[TimedRun]] = {}
+    for timed_run in alike:
+        environment = dataclasses.asdict(timed_run.run.result.environment)
+        key = json.dumps(environment | {"machine": timed_run.plan.hardware.machine}, sort_keys=True)
+        groups.setdefault(key, []).append(timed_run)
+    here = [runs for runs in groups.values() if runs[0].plan.hardware.machine == planned.hardware.machine]
     runs = max(here or list(groups.values()), key=len)
     return Basis(runs, len(history) - len(runs))
 
@@ -233,21 +235,23 @@ def basis(planned: Plan, history: Sequence[Run], where: str) -> Basis:
 def sized(planned: Plan, found: Basis) -> bool:
     """Has any of the runs trained this model with this replica batch, on however many workers?"""
     return any(
-        run.plan["model_build"] == planned.model.build and run.plan["replica_batch"] == planned.training.replica_batch
-        for run in found.runs
+        timed_run.plan.model.build == planned.model.build
+        and timed_run.plan.training.replica_batch == planned.training.replica_batch
+        for timed_run in found.runs
     )
 
 
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
     """What repeats of `one`, the plan on one worker, in several lives of its processes say of its step."""
-    case = case_of(json.loads(one.to_json()), parameters)
+    case = case_of(one, parameters)
     return joined_runs(case, [([case.examples / repeat for repeat in repeats], 1.0) for repeats in examples_per_second])
 
 
-def _whole(run: Run) -> bool:
+def _whole(timed_run: TimedRun) -> bool:
     """Has it timed all of its workers, and is that still there to be read?"""
-    timed = run.result.get("timed_workers", run.result.get("workers_at_end"))
-    return timed in (None, run.plan["workers"]) and bool(run.repeats)
+    result = timed_run.run.result
+    timed = result.survival.workers_at_end if result.layout.timed_workers is None else result.layout.timed_workers
+    return timed in (None, timed_run.plan.workers) and bool(timed_run.run.repeats)
 
 
 def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None = None) -> Prediction:
@@ -255,12 +259,12 @@ def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None
 
     `timed` is a step of one worker of it, where no run says how long that takes.
     """
-    case = case_of(json.loads(planned.to_json()), parameters)
+    case = case_of(planned, parameters)
     runs = observed(found.runs)
     seconds, low, high, parts, notes = predict(case, runs, timed, _shared(found.runs))
     # What more workers add was measured at the sizes of the runs alone.
     sizes = runs if timed is None or case.workers > 1 else [*runs, timed]
-    bound = sum(bool(run.result.get("input_bound")) for run in found.runs)
+    bound = sum(bool(timed_run.run.result.input.bound) for timed_run in found.runs)
     if bound:
         notes.append(f"{bound} of the runs waited for their input: a faster input would make them, and this, faster.")
     if planned.hardware.oversubscribed:
@@ -272,15 +276,16 @@ def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None
         confidence=CONFIDENCE,
         step_seconds=seconds,
         parts=parts,
-        fitted_on=found.about() | {"timed_step_seconds": None if timed is None else timed.seconds},
+        fitted_on=found.about(None if timed is None else timed.seconds),
         notes=(*_extrapolated(case, sizes), *_confounded(case, runs, sizes), *notes),
     )
 
 
-def _shared(runs: Sequence[Run]) -> float | None:
+def _shared(runs: Sequence[TimedRun]) -> float | None:
     """How many parameters have room in the caches of the host that runs were on; None where they do not tell."""
-    caches = [run.plan["cache_bytes"] for run in runs if run.plan.get("cache_bytes")]
-    of_one = [run.result["state_bytes"] / run.result["parameters"] for run in runs if run.result.get("state_bytes")]
+    caches = [timed_run.plan.hardware.cache_bytes for timed_run in runs if timed_run.plan.hardware.cache_bytes]
+    states = [(timed_run.run.result.training.state_bytes, timed_run.parameters) for timed_run in runs]
+    of_one = [state_bytes / parameters for state_bytes, parameters in states if state_bytes]
     return float(np.median(caches) / np.median(of_one)) if caches and of_one else None
 
 
@@ -311,5 +316,5 @@ def _confounded(case: Case, runs: Sequence[Observed], sizes: Sequence[Observed])
     return notes
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _listed(values: Sequence[object]) -> str:
     return ", ".join(map(str, values))

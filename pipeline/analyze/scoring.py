@@ -1,68 +1,74 @@
 """Predictions that were made, and how far off they were from the runs that followed."""
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from pipeline.analyze.predict import Prediction
 from pipeline.analyze.step_model import identity
 from pipeline.plan.plan import Plan
+from pipeline.record.predictions import Line, Predicted, Scored
+from pipeline.record.results import Result
 
 
-def record(planned: Plan, parameters: int, made: Prediction, now: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Score:
+    """How good predictions were: how many, the median of their errors' sizes, and the share of intervals that held."""
+
+    count: int = 0
+    median_error: float | None = None
+    held: float | None = None
+
+
+def line_of(planned: Plan, parameters: int, made: Prediction, now: float) -> Line:
     """A prediction as a line of predictions.jsonl."""
-    return {
-        "time": now,
-        "identity": identity(json.loads(planned.to_json())),
-        "examples_per_second": made.examples_per_second,
-        "low": made.low,
-        "high": made.high,
-        "confidence": made.confidence,
-        "strategy": planned.strategy.name,
-        "workers": planned.workers,
-        "parameters": parameters,
-        "fitted_on": {name: value for name, value in made.fitted_on.items() if name != "folders"},
-    }
+    return Line(
+        time=now,
+        identity=identity(planned),
+        examples_per_second=made.examples_per_second,
+        low=made.low,
+        high=made.high,
+        confidence=made.confidence,
+        strategy=planned.strategy.name,
+        workers=planned.workers,
+        parameters=parameters,
+        fitted_on=made.fitted_on,
+    )
 
 
-def scored(records: Sequence[Mapping[str, Any]], plan: Mapping[str, Any], measured: float) -> list[dict[str, Any]]:
-    """The predictions that were made for a plan, each number once, with how far each was off and whether it held.
+def scored(lines: Sequence[Line], wanted: str, measured: float) -> list[Scored]:
+    """The predictions of the plan whose identity is `wanted`, each number once, with how far off each was.
 
-    >>> plan = {"workers": 2}
-    >>> made = {"identity": identity(plan), "examples_per_second": 110.0, "low": 90.0, "high": 130.0}
-    >>> [(each["error"], each["held"]) for each in scored([made, made], plan, measured=100.0)]
+    >>> line = Line(identity="a", examples_per_second=110.0, low=90.0, high=130.0)
+    >>> [(made.error, made.held) for made in scored([line, line], "a", measured=100.0)]
     [(0.1, True)]
     """
-    wanted = identity(plan)
-    found = {
-        (each["examples_per_second"], each["low"], each["high"]): each
-        for each in records
-        if each.get("identity") == wanted
-    }
+    found = {(line.examples_per_second, line.low, line.high): line for line in lines if line.identity == wanted}
     return [
-        {name: value for name, value in each.items() if name != "identity"}
-        | {
-            "measured": measured,
-            "error": round(each["examples_per_second"] / measured - 1, 6),
-            "held": each["low"] <= measured <= each["high"],
-        }
-        for each in found.values()
+        Scored(
+            **{field.name: getattr(line, field.name) for field in fields(Predicted)},
+            measured=measured,
+            error=round(line.examples_per_second / measured - 1, 6),
+            held=line.low <= measured <= line.high,
+        )
+        for line in found.values()
     ]
 
 
-def score(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How good the predictions of these runs were: how many, the median error, and the share of intervals that held.
+def score(results: Sequence[Result]) -> Score:
+    """How good the predictions of these runs were.
 
-    >>> score([{"predictions": [{"error": -0.1, "held": True}, {"error": 0.2, "held": False}]}, {}])
-    {'count': 2, 'median_error': 0.15, 'held': 0.5}
+    >>> off, held = (Scored(examples_per_second=1.0, low=1.0, high=1.0, error=error, held=error < 0)
+    ...              for error in (0.2, -0.1))
+    >>> score([Result(predictions=(off, held)), Result()])
+    Score(count=2, median_error=0.15, held=0.5)
     """
-    every = [each for result in results for each in result.get("predictions") or ()]
-    if not every:
-        return {"count": 0, "median_error": None, "held": None}
-    return {
-        "count": len(every),
-        "median_error": round(float(np.median([abs(each["error"]) for each in every])), 6),
-        "held": sum(bool(each["held"]) for each in every) / len(every),
-    }
+    predictions = [prediction for result in results for prediction in result.predictions]
+    if not predictions:
+        return Score()
+    return Score(
+        count=len(predictions),
+        median_error=round(float(np.median([abs(prediction.error) for prediction in predictions])), 6),
+        held=sum(prediction.held for prediction in predictions) / len(predictions),
+    )

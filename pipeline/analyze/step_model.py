@@ -4,16 +4,15 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.analyze import comparable
-from pipeline.analyze.history import Run
-from pipeline.config.parts import Part, fields_of
+from pipeline.analyze.history import TimedRun
+from pipeline.config.parts import Part, flat
 from pipeline.plan.plan import Plan
 
 # Of the median polish, which soon changes nothing more.
@@ -89,42 +88,43 @@ class Shape:
     each_contends: bool = True
 
 
-def identity(values: Mapping[str, Any]) -> str:
-    """Names what decides a plan's throughput, from `Plan.to_json`'s values: a run of the same scores a prediction."""
-    facts = comparable.of_step(values) | {name: values.get(name) for name in fields_of(Plan, Part.PREDICTION)}
+def identity(plan: Plan) -> str:
+    """Names what decides a plan's throughput: a run of the same scores a prediction."""
+    facts = comparable.of_step(plan) | flat(plan, Part.PREDICTION)
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def case_of(plan: Mapping[str, Any], parameters: int) -> Case:
-    """What decides the step time, from `Plan.to_json`'s values and the number of the model's parameters."""
-    training = [process for process in plan["processes"] if process["replicas"]]
+def case_of(plan: Plan, parameters: int) -> Case:
+    """What decides the step time of a plan whose model has so many parameters."""
+    training = [process for process in plan.processes if process.replicas]
     on_host: Counter[int] = Counter()
     for process in training:
-        on_host[process["host"]] += len(process["replicas"])
+        on_host[process.host] += len(process.replicas)
     return Case(
-        workers=plan["workers"],
-        replica_batch=plan["replica_batch"],
+        workers=plan.workers,
+        replica_batch=plan.training.replica_batch,
         parameters=parameters,
-        gradient_bytes=parameters * plan["gradient_bits"] // 8,
-        hosts=plan["hosts"],
+        gradient_bytes=parameters * plan.training.gradient_bits // 8,
+        hosts=plan.hardware.hosts,
         fullest=max(on_host.values()),
-        together=max(len(process["replicas"]) for process in training),
-        servers=max(1, sum(process["role"] == "parameter server" for process in plan["processes"])),
-        exchange=plan["exchange"] or "",
-        kind=plan["kind"],
-        link_gbps=plan.get("link_gbps"),
+        together=max(len(process.replicas) for process in training),
+        servers=max(1, len(plan.ranks("parameter server"))),
+        exchange=plan.strategy.exchange or "",
+        kind=plan.hardware.kind,
+        link_gbps=plan.hardware.link_gbps,
     )
 
 
-def observed(runs: Sequence[Run]) -> list[Observed]:
+def observed(runs: Sequence[TimedRun]) -> list[Observed]:
     """What runs that timed their steps say of each case that they are of."""
-    in_order = sorted(runs, key=lambda run: run.measured_at or 0.0)
-    cases = [case_of(run.plan, run.result["parameters"]) for run in in_order]
-    seconds = [[case.examples / repeat for repeat in run.repeats] for case, run in zip(cases, in_order, strict=True)]
-    slower = drift(cases, [float(np.median(each)) for each in seconds])
+    in_order = sorted(runs, key=lambda timed_run: timed_run.run.measured_at or 0.0)
+    cases = [case_of(timed_run.plan, timed_run.parameters) for timed_run in in_order]
+    repeats = [timed_run.run.repeats for timed_run in in_order]
+    seconds = [[case.examples / rate for rate in rates] for case, rates in zip(cases, repeats, strict=True)]
+    slower = drift(cases, [float(np.median(of_run)) for of_run in seconds])
     timed: dict[Case, list[tuple[Sequence[float], float]]] = {}
-    for case, each, factor in zip(cases, seconds, slower, strict=True):
-        timed.setdefault(case, []).append((each, factor))
+    for case, of_run, factor in zip(cases, seconds, slower, strict=True):
+        timed.setdefault(case, []).append((of_run, factor))
     return [joined_runs(case, many) for case, many in timed.items()]
 
 
@@ -135,7 +135,7 @@ def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
     follow each other until a case comes again; what all cases of a round share is drift (the median polish of Tukey,
     1977, *Exploratory data analysis*, of logarithms).
 
-    >>> [round(each, 3) for each in drift("abab", [1.0, 2.0, 1.21, 2.42])]
+    >>> [round(factor, 3) for factor in drift("abab", [1.0, 2.0, 1.21, 2.42])]
     [0.909, 0.909, 1.1, 1.1]
     """
     rounds: list[int] = []
@@ -152,7 +152,7 @@ def drift(cases: Sequence[Hashable], seconds: Sequence[float]) -> list[float]:
         of_round = _middles(left, rounds)
         left -= of_round
         shared += of_round
-    return [float(each) for each in np.exp(shared - np.median(shared))]
+    return [float(factor) for factor in np.exp(shared - np.median(shared))]
 
 
 def _middles(values: Floats, groups: Sequence[Hashable]) -> Floats:

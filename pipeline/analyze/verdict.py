@@ -3,19 +3,22 @@
 Repeats of one run share its luck: with memory, with cores, with what else the machine did just then. So a difference
 is held against the spread between runs, not the spread within one. It is taken from runs that were asked for equally,
 and from baselines that were measured again, as far as there are any; before that, from what was seen elsewhere.
+
+A verdict is values: views put it into words.
 """
 
 import json
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
 import numpy as np
 
 from pipeline.analyze import comparable, measure, outlook
+from pipeline.analyze.comparable import Marks, Unlike
 from pipeline.analyze.history import Run
-from pipeline.analyze.rounding import rate
+from pipeline.record import results
 
 # How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm, and how many degrees of
 # freedom that is worth: of five runs each of six programs on 2 cores the ranges were 4% to 13%, divided by 2.33, the
@@ -23,8 +26,23 @@ from pipeline.analyze.rounding import rate
 PRIOR_SPREAD, PRIOR_DEGREES = 0.04, 8
 # A difference is one where equal runs would differ so with a smaller probability.
 SIGNIFICANCE_LEVEL = 0.05
-# What a probability below each of these is called.
-CONFIDENCE = ((0.001, "very sure"), (0.01, "sure"), (SIGNIFICANCE_LEVEL, "fairly sure"))
+
+
+class Confidence(StrEnum):
+    """How sure a difference is, if it is one."""
+
+    VERY_SURE = "very sure"
+    SURE = "sure"
+    FAIRLY_SURE = "fairly sure"
+    TIE = "tie"
+
+
+# Of a probability below each of these.
+CONFIDENCE = (
+    (0.001, Confidence.VERY_SURE),
+    (0.01, Confidence.SURE),
+    (SIGNIFICANCE_LEVEL, Confidence.FAIRLY_SURE),
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +63,10 @@ class Contestant:
         return measure.interval(self.speeds if len(self.runs) > 1 else self.runs[0].repeats)
 
     @property
-    def name(self) -> str:
-        """What a sentence calls it."""
-        result = self.runs[0].result
-        workers = result.get("workers")
-        points = f"point{'s' * (len(self.places) > 1)} {' and '.join(map(str, self.places))}"
-        return f"{result.get('strategy')} on {workers} worker{'s' * (workers != 1)} ({points})"
+    def speedup(self) -> float | None:
+        """Over one device: the median of its runs that have one."""
+        speedups = [speedup for run in self.runs if (speedup := run.result.speed.speedup) is not None]
+        return float(np.median(speedups)) if speedups else None
 
 
 @dataclass(frozen=True)
@@ -62,12 +78,100 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a sweep decides, in sentences: the best and how sure that is, or that others tie with it."""
+class NotMeasured:
+    """The one of a pair's runs that has no speed, by its place."""
 
-    lines: tuple[str, ...]
+    place: int
+
+
+@dataclass(frozen=True)
+class NotAlike:
+    """A pair whose speeds say nothing of each other, since they are unlike."""
+
+    unlike: Unlike
+
+
+class Overlap(StrEnum):
+    """Why a pair ties: what of them overlaps, or that equal runs may differ so."""
+
+    REPEATS = "repeats"
+    SPEEDUPS = "speedups"
+    EQUAL_RUNS = "equal runs"
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A pair that cannot be told apart."""
+
+    why: Overlap
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How many times as fast, the probability that equal runs differ so, and how sure that makes it.
+
+    Without runs that were `repeated` it is as sure as one run of each can tell.
+    """
+
+    ratio: float
+    p_value: float
+    confidence: Confidence
+    repeated: bool
+
+
+@dataclass(frozen=True)
+class Faster:
+    """Which of a pair is faster, by its place, and by how much."""
+
+    fast: int
+    slow: int
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Knee:
+    """Where another worker under a strategy brings less than `share` of what one of the first does.
+
+    From `few` to `many` workers each `brought` so much; None where each does up to the `most` that were measured.
+    """
+
+    strategy: str | None
+    share: float
+    most: int
+    found: tuple[int, int, float] | None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Places of measured points that a verdict leaves out, and why."""
+
+    places: tuple[int, ...]
+    why: Marks
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a sweep decides: the best, what ties with it, how much faster it is than the `runner` up, and the knee.
+
+    There is no best where no point was `measured`, or none with the speed of its hardware. `difference` is as sure as
+    the least sure of those to all that are slower.
+    """
+
+    measured: bool
     best: Contestant | None = None
-    confidence: str | None = None
+    ties: tuple[Contestant, ...] = ()
+    runner: Contestant | None = None
+    difference: Difference | None = None
+    knee: Knee | None = None
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """How sure the best is; None where it is alone."""
+        return Confidence.TIE if self.ties else None if self.difference is None else self.difference.confidence
+
+
+Pair = NotMeasured | NotAlike | Tie | Faster
 
 
 def spread(runs: Sequence[Run]) -> Spread:
@@ -76,11 +180,11 @@ def spread(runs: Sequence[Run]) -> Spread:
     for run in runs:
         if run.repeats:
             alike.setdefault(_asked(run, "point"), []).append(math.log(measure.interval(run.repeats)[0]))
-        one = run.result.get("baseline_examples_per_second")
-        if one and run.result.get("baseline_source") == "measured in this run":
+        one = run.result.speed.baseline_examples_per_second
+        if one and run.result.speed.baseline_source == results.IN_THIS_RUN:
             alike.setdefault(_asked(run, "baseline"), []).append(math.log(one))
-    squares = sum(float(np.var(each)) * len(each) for each in alike.values())
-    degrees = sum(len(each) - 1 for each in alike.values())
+    squares = sum(float(np.var(logarithms)) * len(logarithms) for logarithms in alike.values())
+    degrees = sum(len(logarithms) - 1 for logarithms in alike.values())
     return Spread(math.sqrt(squares / degrees) if degrees else 0.0, degrees)
 
 
@@ -114,128 +218,104 @@ def told_apart(one: Contestant, two: Contestant, seen: Spread) -> float | None:
     return p_value if p_value < SIGNIFICANCE_LEVEL else None
 
 
-def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> str:
+def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> Pair:
     """Which of two runs is faster, by how much, and how sure that is."""
     if not one.repeats or not two.repeats:
-        return f"{number} and {other}: not compared, since {other if one.repeats else number} was not measured"
+        return NotMeasured(other if one.repeats else number)
     if unlike := comparable.unlike(one, two):
-        return f"{number} and {other}: not compared, since {unlike[0]}"
+        return NotAlike(unlike[0])
     ours, theirs = Contestant((number,), (one,)), Contestant((other,), (two,))
     p_value = told_apart(ours, theirs, seen)
     if p_value is None:
-        why = "equal runs lie as far apart"
-        if _overlap_in_turn(ours, theirs):
-            why = "their speedups over baselines measured in turn overlap"
         if _overlap(ours.interval, theirs.interval):
-            why = "the ranges of their repeats overlap"
-        return f"{number} and {other}: a tie, since {why}"
+            return Tie(Overlap.REPEATS)
+        return Tie(Overlap.SPEEDUPS if _overlap_in_turn(ours, theirs) else Overlap.EQUAL_RUNS)
     fast, slow = (ours, theirs) if ours.interval[0] > theirs.interval[0] else (theirs, ours)
+    return Faster(fast.places[0], slow.places[0], _difference(fast, slow, p_value, p_value, seen))
+
+
+def _difference(fast: Contestant, slow: Contestant, p_value: float, least_sure: float, seen: Spread) -> Difference:
     ratio = fast.interval[0] / slow.interval[0]
-    return (
-        f"{fast.places[0]} is {ratio:.2f} times as fast as {slow.places[0]}, {confidence(p_value, seen)}: "
-        f"{_p_value_text(p_value, seen)}"
-    )
+    return Difference(ratio, p_value, confidence(least_sure, seen), repeated=bool(seen.degrees))
 
 
-def confidence(p_value: float, seen: Spread) -> str:
+def confidence(p_value: float, seen: Spread) -> Confidence:
     """How sure something is that is chance with this probability: fairly at most, where no run was repeated.
 
-    >>> confidence(0.0004, Spread(0.02, degrees=4)), confidence(0.0004, Spread(0.0, degrees=0))
-    ('very sure', 'fairly sure')
+    >>> print(confidence(0.0004, Spread(0.02, degrees=4)), confidence(0.0004, Spread(0.0, degrees=0)), sep=", ")
+    very sure, fairly sure
     """
     return next(
-        words for below, words in CONFIDENCE if p_value < below and (seen.degrees or below == SIGNIFICANCE_LEVEL)
+        level for below, level in CONFIDENCE if p_value < below and (seen.degrees or below == SIGNIFICANCE_LEVEL)
     )
-
-
-def _p_value_text(p_value: float, seen: Spread) -> str:
-    return f"by chance with a probability of {p_value:.2g}{', as far as one run of each can tell' * (not seen.degrees)}"
 
 
 def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> Verdict:
     """What a sweep decides. `same` names the configuration of each run: runs with equal names repeat each other."""
     # One that was killed has repeats, and no result that says what it was.
-    measured = [place for place, run in enumerate(runs) if run.repeats and "examples_per_second" in run.result]
+    measured = [
+        place for place, run in enumerate(runs) if run.repeats and run.result.speed.examples_per_second is not None
+    ]
     if not measured:
-        return Verdict(("No verdict: no point was measured.",))
+        return Verdict(measured=False)
     group = [measured[at] for at in comparable.groups([runs[place] for place in measured])[0]]
     sound = [place for place in group if comparable.sound(runs[place])]
     left_out = _left_out(runs, measured, group)
     if not sound:
-        return Verdict(("No verdict: no measured point has the speed of its hardware.", *left_out))
-    places: dict[Hashable, list[int]] = {}
+        return Verdict(measured=True, left_out=left_out)
+    by_name: dict[Hashable, list[int]] = {}
     for place in sound:
-        places.setdefault(same[place], []).append(place)
-    contestants = [Contestant(tuple(each), tuple(runs[place] for place in each)) for each in places.values()]
+        by_name.setdefault(same[place], []).append(place)
+    contestants = [Contestant(tuple(places), tuple(runs[place] for place in places)) for places in by_name.values()]
     best, *others = sorted(contestants, key=lambda contestant: -contestant.interval[0])
     seen = spread([runs[place] for place in measured])
-    # Of several comparisons one is by chance the more easily (Bonferroni).
-    p_values = {other.places: told_apart(best, other, seen) for other in others}
-    p_values = {
-        value: None if p_value is None or p_value * len(others) >= SIGNIFICANCE_LEVEL else p_value * len(others)
-        for value, p_value in p_values.items()
-    }
-    ties = tuple(other for other in others if p_values[other.places] is None)
-    slower = [(other, p_value) for other in others if (p_value := p_values[other.places]) is not None]
-    came = "came out first" if ties else "is the fastest" if others else "is the only point to judge"
-    lines, sure = [_first(best, came)], None
-    if ties:
-        names = _and([each.name for each in (best, *ties)])
-        lines.insert(0, f"A tie: {names} cannot be told apart. Intervals overlap, or equal runs lie as far apart.")
+    p_values = [(other, _of_several(told_apart(best, other, seen), len(others))) for other in others]
+    slower = [(other, p_value) for other, p_value in p_values if p_value is not None]
+    runner, difference = None, None
     if slower:
         runner, p_value = slower[0]
-        sure = confidence(max(p_value for _, p_value in slower), seen)
-        ratio = best.interval[0] / runner.interval[0]
-        lines.append(
-            f"{sure.capitalize()}: {'the first' if ties else 'it'} is {ratio:.2f} times as fast as "
-            f"{runner.name}{', the next' * (not ties)}, {_p_value_text(p_value, seen)}."
-        )
-    found = knee([run for contestant in contestants for run in contestant.runs], best.runs[0], knee_share)
-    return Verdict((*lines, *filter(None, [found]), *left_out), best, "tie" if ties else sure)
+        difference = _difference(best, runner, p_value, max(p_value for _, p_value in slower), seen)
+    return Verdict(
+        measured=True,
+        best=best,
+        ties=tuple(other for other, p_value in p_values if p_value is None),
+        runner=runner,
+        difference=difference,
+        knee=knee([run for contestant in contestants for run in contestant.runs], best.runs[0], knee_share),
+        left_out=left_out,
+    )
 
 
-def knee(runs: Sequence[Run], best: Run, share: float) -> str | None:
+def _of_several(p_value: float | None, comparisons: int) -> float | None:
+    """Of several comparisons one is by chance the more easily (Bonferroni); None where it may well be."""
+    if p_value is None or p_value * comparisons >= SIGNIFICANCE_LEVEL:
+        return None
+    return p_value * comparisons
+
+
+def knee(runs: Sequence[Run], best: Run, share: float) -> Knee | None:
     """The most workers under the best's strategy of which each brings at least `share` of what one alone does."""
+    strategy = best.result.choices.strategy
     speeds: dict[int, list[float]] = {}
     for run in runs:
-        if run.result.get("strategy") == best.result.get("strategy"):
-            speeds.setdefault(int(run.result["workers"]), []).append(measure.interval(run.repeats)[0])
-    counts = sorted(speeds)
-    if len(counts) < 2:
+        workers = run.result.layout.workers
+        if run.result.choices.strategy == strategy and workers is not None:
+            speeds.setdefault(workers, []).append(measure.interval(run.repeats)[0])
+    if len(speeds) < 2:
         return None
-    middle = {count: float(np.median(speeds[count])) for count in counts}
-    found = outlook.knee(middle, share)
-    if found is None:
-        return f"Up to {counts[-1]} workers, the most measured, each brought {share:.0%} of one alone or more."
-    few, many, brought = found
-    return (
-        f"More than {few} worker{'s' * (few != 1)} did not pay under {best.result.get('strategy')}: from {few} "
-        f"to {many} each brought {max(0.0, brought):.0%} of what one of the first did, below {share:.0%}."
-    )
+    middle = {count: float(np.median(of_count)) for count, of_count in speeds.items()}
+    return Knee(strategy, share, max(speeds), outlook.knee(middle, share))
 
 
-def _first(best: Contestant, came: str) -> str:
-    speed, low, high = best.interval
-    results = [run.result for run in best.runs]
-    speedups = [result["speedup"] for result in results if result.get("speedup") is not None]
-    faster = f", {float(np.median(speedups)):.2f} times one device" if speedups else ""
-    marked = ", ".join(comparable.doubts(results[0]))
-    return (
-        f"{best.name} {came}: {rate(speed)} examples/s ({rate(low)} to {rate(high)}){faster}"
-        f"{f' ({marked})' * bool(marked)}."
-    )
-
-
-def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]) -> list[str]:
+def _left_out(runs: Sequence[Run], measured: Sequence[int], group: Sequence[int]) -> tuple[LeftOut, ...]:
     """Which measured points the verdict leaves out, and why."""
     marks = dict(zip(measured, comparable.marks([runs[place] for place in measured]), strict=True))
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[Marks, list[int]] = {}
     for place in measured:
-        why = [mark for mark in marks[place] if mark != "asynchronous"]
         if place not in group or not comparable.sound(runs[place]):
-            reasons.setdefault(_and(why), []).append(str(place))
-    told = [f"point{'s' * (len(places) > 1)} {_and(places)} ({why})" for why, places in reasons.items()]
-    return [f"Left out of the verdict: {'; '.join(told)}."] if told else []
+            doubts = tuple(doubt for doubt in marks[place].doubts if doubt in comparable.REFUSED)
+            reasons.setdefault(Marks(doubts, marks[place].differs), []).append(place)
+    return tuple(LeftOut(tuple(places), why) for why, places in reasons.items())
 
 
 def _overlap(one: Sequence[float], two: Sequence[float]) -> bool:
@@ -246,26 +326,23 @@ def _overlap(one: Sequence[float], two: Sequence[float]) -> bool:
 def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:
     """Do the speedups overlap, where the baseline of each was measured in turn with it and so had the same luck?"""
     ends: list[tuple[float, float]] = []
-    for each in (one, two):
-        results = [run.result for run in each.runs]
-        if not all(result.get("baseline_source") == "measured in this run" for result in results):
+    for contestant in (one, two):
+        speeds = [run.result.speed for run in contestant.runs]
+        if not all(speed.baseline_source == results.IN_THIS_RUN for speed in speeds):
             return False
-        if any(result.get("speedup_low") is None for result in results):
+        lows = [speed.speedup_low for speed in speeds if speed.speedup_low is not None]
+        highs = [speed.speedup_high for speed in speeds if speed.speedup_high is not None]
+        if not len(lows) == len(highs) == len(speeds):
             return False
-        ends.append(
-            (min(result["speedup_low"] for result in results), max(result["speedup_high"] for result in results))
-        )
+        ends.append((min(lows), max(highs)))
     return _overlap(*ends)
 
 
 def _asked(run: Run, group: str) -> Hashable:
     """What makes two runs the same, but for chance; for baselines, what they depend on."""
-    asked: dict[str, Any] = {"facts": comparable.facts(run), "group": group}
+    asked: dict[str, object] = {"facts": comparable.facts(run), "group": group}
     if group == "point":
-        asked["layout"] = [run.result.get(name) for name in ("strategy", "workers", "processes", "hardware")]
-        asked["build"] = run.plan.get("strategy_build")
+        choices, layout = run.result.choices, run.result.layout
+        asked["layout"] = [choices.strategy, layout.workers, layout.processes, choices.hardware]
+        asked["build"] = run.settings.get("strategy_build")
     return json.dumps(asked, sort_keys=True, default=str)
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

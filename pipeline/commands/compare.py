@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.history import HistoryError, Run, find, load
+from pipeline.record.results import Result
 from pipeline.views import terminal as show
+from pipeline.views.terminal.verdict import pair_text, unlike_text
 
 # What a plan holds that nobody asked for, or that follows from the rest.
-OF_NO_INTEREST = ("processes", "notes", "machine", "rehearsal", "oversubscribed")
-# Values of one training, of which there is one each, so that nothing can be said of how sure a difference is.
-ONCE = ("loss", "val_loss", "metrics", "val_metrics", "seconds_startup", "seconds_training", "staleness_mean")
+OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +57,8 @@ class Compared:
     their speeds say nothing of each other.
     """
 
-    settings: tuple[tuple[str, tuple[Any, ...]], ...]
-    outcomes: tuple[tuple[str, tuple[Any, ...]], ...]
+    settings: tuple[tuple[str, tuple[object, ...]], ...]
+    outcomes: tuple[tuple[str, tuple[object, ...]], ...]
     verdicts: tuple[str, ...]
     unlike: tuple[str, ...]
 
@@ -67,14 +66,14 @@ class Compared:
 def compared(runs: Sequence[Run]) -> Compared:
     """What differs between `runs`."""
     flat = [dict(comparable.flat(_asked(run))) for run in runs]
-    keys = list(dict.fromkeys(key for each in flat for key in each))
-    settings = [(key, tuple(each.get(key) for each in flat)) for key in keys]
-    outcomes = [dict(comparable.flat({name: run.result.get(name) for name in ONCE})) for run in runs]
+    keys = list(dict.fromkeys(key for asked in flat for key in asked))
+    settings = [(key, tuple(asked.get(key) for asked in flat)) for key in keys]
+    outcomes = [dict(comparable.flat(_came_to(run.result))) for run in runs]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))
     seen = verdict.spread(runs)
     unlike = tuple(
         dict.fromkeys(
-            f"{f'{one} and {other}: ' * (len(runs) > 2)}{why}"
+            f"{f'{one} and {other}: ' * (len(runs) > 2)}{unlike_text(why)}"
             for one, other in combinations(range(len(runs)), 2)
             for why in comparable.unlike(runs[one], runs[other])
         )
@@ -87,14 +86,27 @@ def compared(runs: Sequence[Run]) -> Compared:
             if any(outcome.get(name) is not None for outcome in outcomes)
         ),
         tuple(
-            verdict.between(one, other, runs[one], runs[other], seen)
+            pair_text(one, other, verdict.between(one, other, runs[one], runs[other], seen))
             for one, other in combinations(range(len(runs)), 2)
         ),
         unlike,
     )
 
 
-def _asked(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in run.plan.items() if name not in OF_NO_INTEREST} | {
-        "versions": run.result.get("versions")
+def _asked(run: Run) -> dict[str, object]:
+    settings = {name: value for name, value in run.settings.items() if name not in OF_NO_INTEREST}
+    return settings | {"versions": run.result.environment.versions}
+
+
+def _came_to(result: Result) -> dict[str, object]:
+    """Values of one training, of which there is one each, so that nothing can be said of how sure a difference is."""
+    training = result.training
+    return {
+        "loss": training.loss,
+        "val_loss": training.val_loss,
+        "metrics": training.metrics,
+        "val_metrics": training.val_metrics,
+        "seconds_startup": training.seconds_startup,
+        "seconds_training": training.seconds_training,
+        "staleness_mean": result.staleness.staleness_mean,
     }

@@ -9,7 +9,6 @@ import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
 
 from pipeline.commands.verbs import VERBS
 from pipeline.config import config as configs
@@ -66,7 +65,7 @@ def _keys(kind: type, prefix: str) -> Iterator[str]:
     """`key=` of each field of a schema, with each of its values where there are a few."""
     hints = typing.get_type_hints(kind)
     for field in fields(kind):
-        hint: Any = hints[field.name]
+        hint: object = hints[field.name]
         if is_dataclass(hint) and isinstance(hint, type):
             yield from _keys(hint, f"{prefix}{field.name}.")
             continue

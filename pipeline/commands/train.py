@@ -15,7 +15,6 @@ from contextlib import redirect_stderr, suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from rich.console import Console
@@ -26,9 +25,9 @@ from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.run import run
 from pipeline.run.points import Points, Served, compose
-from pipeline.run.session import Result, Session
+from pipeline.run.session import Session
 from pipeline.run.sweep import SweepError
-from pipeline.run.views import Ahead
+from pipeline.run.views import Ahead, PointResult
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -72,7 +71,7 @@ def command() -> int:
             written = _report(points, session)
         code = _code(_done(session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
-        if session.preemption.asked and (points.many or _done(session)[-1]["status"] == "PREEMPTED"):
+        if session.preemption.asked and (points.many or _done(session)[-1].result.ending.status == "PREEMPTED"):
             code = PREEMPTED
     except signals.Interrupted as interrupted:
         if points.many and session.results:
@@ -127,11 +126,11 @@ def _run(points: Points, session: Session, console: Console) -> None:
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
         before = key[1]
-        result = session.results[key] = run.run(point, session)
+        ended = session.results[key] = run.run(point, session)
         took.append(time.monotonic() - began)
-        if points.sweep is not None and result["status"] != "PLANNED":
-            points.sweep.note(points.entries[key], result, took[-1])
-        _tell(result, points.many, console)
+        if points.sweep is not None and ended.result.ending.status != "PLANNED":
+            points.sweep.note(points.entries[key], ended, took[-1])
+        _tell(ended, points.many, console)
         if session.preemption.asked:
             break
 
@@ -158,7 +157,7 @@ def _kept_line(points: Points) -> str:
     return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
-def _done(session: Session) -> list[Result]:
+def _done(session: Session) -> list[PointResult]:
     return [session.results[key] for key in sorted(session.results)]
 
 
@@ -201,15 +200,16 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _tell(result: Result, many: bool, console: Console) -> None:
-    if result["status"] == "REFUSED":
-        print(show.error_text(("Skipped: " if many else "") + str(result["error"])), file=sys.stderr)
-    elif result["status"] not in ("PLANNED", "PREDICTED"):
-        if result["error"]:
-            _show_log(result["log"], str(result["error"]), console)
-            print(show.error_text(f"{result['error']} See {result['folder']}."), file=sys.stderr)
+def _tell(point: PointResult, many: bool, console: Console) -> None:
+    ending = point.result.ending
+    if ending.status == "REFUSED":
+        print(show.error_text(("Skipped: " if many else "") + str(ending.error)), file=sys.stderr)
+    elif ending.status not in ("PLANNED", "PREDICTED"):
+        if ending.error:
+            _show_log(ending.log, ending.error, console)
+            print(show.error_text(f"{ending.error} See {point.folder}."), file=sys.stderr)
         elif not many:
-            console.print(show.result_table(result))
+            console.print(show.result_table(point))
 
 
 def _show_log(log: str | None, error: str, console: Console) -> None:
@@ -241,9 +241,9 @@ def own_frames(log: str, error: str) -> list[str] | None:
     while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
         chain.insert(0, tracebacks.pop())
     found: list[str] = []
-    for each in FRAME.finditer("".join(chain)):
-        if not each["file"].startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in each["file"]:
-            found += [line[2:] for line in each[0].splitlines() if line.strip(" ^~")]
+    for frame in FRAME.finditer("".join(chain)):
+        if not frame["file"].startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in frame["file"]:
+            found += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
     return found
 
 
@@ -252,8 +252,8 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _code(results: list[dict[str, Any]]) -> int:
-    statuses = {result["status"] for result in results}
+def _code(done: list[PointResult]) -> int:
+    statuses = {point.result.ending.status for point in done}
     if "FAILED" in statuses:
         return 1
     return 2 if statuses == {"REFUSED"} else 0

@@ -19,7 +19,6 @@ import urllib.request
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.launch import signals
 from pipeline.views import terminal as show
@@ -119,7 +118,7 @@ def address_of(server: str) -> str:
         json.dumps(wanted).encode(),
         {"Content-Type": "application/json"},
     )
-    found: list[Any] = []
+    found: list[dict[str, str]] = []
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=30) as answer:
         found = json.load(answer).get("experiments", [])
     return page.address(server, found[0]["experiment_id"]) if found else server

@@ -1,37 +1,87 @@
 """Turns what a run's folder knows of where it is tracked into `tracking.json`, and back."""
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pipeline.record.log import write_whole
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
 
 LOG, STATE = "events.jsonl", "tracking.json"
-# Nothing sent.
-FRESH: Mapping[str, Any] = {"run_id": None, "experiment_id": None, "offset": 0, "closed": None, "killed_ms": None}
 
 
-def recall(folder: Path) -> dict[str, Any]:
-    """What `tracking.json` holds.
+@dataclass(frozen=True)
+class Store:
+    """Where runs are tracked: an MLflow store by its URI, and the experiment in it.
 
-    `store` is where the run is tracked; `run_id`, `experiment_id`, `offset` (bytes of the log that are sent),
-    `closed` (the status, once all is sent) and `killed_ms` are its copy there. `copies` has the same for
-    other stores that it was sent to, by URI.
+    `store` is the kind that was asked for; `artifacts` a URI for the files of a local one, which a server keeps itself;
+    with `log_model` the trained model is one of them. Without `uri` it is noted alone, and nothing is sent.
     """
-    try:
-        kept = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError):
-        kept = None
-    return {"store": None, **FRESH, **(kept if isinstance(kept, dict) else {})}
+
+    store: str | None = None
+    uri: str | None = None
+    experiment: str | None = None
+    artifacts: str | None = None
+    log_model: bool = True
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a store holds of a run: its id and that of its experiment there, and how many bytes of the log are sent.
+
+    `closed` is the status, once all is sent, and `killed_ms` when it was ended there since nobody else would end it.
+    """
+
+    run_id: str | None = None
+    experiment_id: str | None = None
+    offset: int = 0
+    closed: str | None = None
+    killed_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run is tracked, what is there of it, and what is in other stores that it was sent to, by their URIs."""
+
+    store: Store | None = None
+    copied: Copied = Copied()
+    copies: dict[str, Copied] = field(default_factory=dict)
+
+    def in_store(self, uri: str | None) -> Copied:
+        """What the store at `uri` holds."""
+        return self.copied if self._is_own(uri) else self.copies.get(str(uri), Copied())
+
+    def with_copied(self, uri: str | None, copied: Copied) -> "State":
+        """The same, where the store at `uri` holds so much."""
+        if self._is_own(uri):
+            return dataclasses.replace(self, copied=copied)
+        return dataclasses.replace(self, copies={**self.copies, str(uri): copied})
+
+    def _is_own(self, uri: str | None) -> bool:
+        return self.store is not None and self.store.uri == uri
+
+
+def recall(folder: Path) -> State:
+    """What `tracking.json` holds."""
+    values = read_whole(folder / STATE)
+    with suppress(MismatchError):
+        # Beside the store stands what is there.
+        copied = plain.made_of(Copied, values)
+        return dataclasses.replace(plain.made_of(State, values), copied=copied)
+    return State()
 
 
 def run_id_of(folder: Path) -> str | None:
     """The id of a folder's run in the store that it is tracked in; None where there is none."""
-    found = recall(folder)["run_id"]
-    return None if found is None else str(found)
+    return recall(folder).copied.run_id
 
 
-def write(folder: Path, kept: Mapping[str, Any]) -> None:
-    """Makes `kept` what `recall` returns: a reader sees the old values or these."""
-    write_whole(folder / STATE, json.dumps(kept, indent=2, default=str))
+def write(folder: Path, state: State) -> None:
+    """Makes `state` what `recall` returns: a reader sees the old values or these."""
+    values = dataclasses.asdict(state)
+    copied = values.pop("copied")
+    kept = {"store": values["store"], **copied, "copies": values["copies"]}
+    write_whole(folder / STATE, json.dumps(kept, indent=2))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from pipeline.config import targets
 from pipeline.launch import Cluster
@@ -49,7 +48,7 @@ def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
 
 def _sources(plan: Plan, search: Sequence[str]) -> str:
     """A hash of the files that a person's own functions are in, and of those beside them, which they may import."""
-    named: tuple[Any, ...] = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
+    named = (plan.model.build, plan.data.build, plan.training.optimizer, plan.training.loss)
     found = {path for node in named for path in targets.sources(node, search)}
     digest = hashlib.sha256()
     for path in sorted({beside for source in found for beside in source.parent.glob("*.py")}):

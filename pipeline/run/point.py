@@ -1,7 +1,6 @@
 """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
 
 import dataclasses
-import json
 import os
 import shutil
 import time
@@ -13,36 +12,37 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.analyze import measure, outlook, scoring
-from pipeline.data import manifest
+from pipeline.analyze import measure, outlook, scoring, step_model
 from pipeline.launch import Cluster, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, with_rate_scale
-from pipeline.record import events, log, plain
+from pipeline.record import baselines, events, log, predictions, results
+from pipeline.record.baselines import Baseline
 from pipeline.record.events import PASSING, Ended, Epoch, Event, Restored, Resumed, Run, Steps, Told
 from pipeline.record.log import EventLog, write_whole
+from pipeline.record.predictions import Scored
+from pipeline.record.results import Cost, Ending, Environment, Result, Survival, Training
 from pipeline.run import model_size, resume, views
 from pipeline.run.conduct import conduct
 from pipeline.run.group import Preempted, RunFailed
 from pipeline.run.laying_out import planned_on, with_addresses
-from pipeline.run.predicting import PREDICTIONS
 from pipeline.run.results import (
     bound_by_input,
+    choices_of,
     explained_otherwise,
-    input_waits,
-    laid_out_as,
-    lost_of,
-    of_asynchronous,
+    input_of,
+    layout_of,
     preempted,
     skipped_notes,
     speed_of,
+    staleness_of,
     timed_with,
     unwritten,
 )
 from pipeline.run.resume import Earlier
-from pipeline.run.session import PointRequest, Result, Session
+from pipeline.run.session import PointRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
 from pipeline.run.views import Tracking
@@ -65,7 +65,7 @@ class Point:
             one = planning.baseline_of(planned, session.cluster(config).inventory())
             self._measured = earlier.measured(planned, one)
             with suppress(OSError):
-                (folder / "result.json").unlink()
+                (folder / results.FILE).unlink()
         write_whole(folder / "plan.json", planned.to_json())
         # The last step and epoch that are in the log.
         self._heard = Heard()
@@ -156,14 +156,13 @@ class Point:
         return None
 
     def _end(self, status: str, error: str | None, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
-        values = self._result(status, error)
+        result = self._result(status, error)
         hurried = interrupted is not None or status == "PREEMPTED"
         if tracker:
-            values["mlflow_run_id"] = tracker.run_id(
-                self._folder, 0.0 if hurried else self._config.tracking.drain_timeout
-            )
-        self._write(values)
-        self._tell(events.Result(values, time=time.time()))
+            run_id = tracker.run_id(self._folder, 0.0 if hurried else self._config.tracking.drain_timeout)
+            result = _tracked(result, mlflow_run_id=run_id)
+        result = self._write(result)
+        self._tell(events.Result(results.to_values(result), time=time.time()))
         self._tell(Ended(status, error, time=time.time()))
         if status == "FINISHED":
             # What goes on with a run that did not finish reads it again.
@@ -171,19 +170,20 @@ class Point:
         if tracker:
             drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
             if not drained:
-                values["tracking_note"] = (
+                note = (
                     f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
                     f"`python -m pipeline sync {self._folder}` sends the rest."
                 )
-            values["mlflow_run_id"] = values["mlflow_run_id"] or tracker.run_id(self._folder, 0.0)
-            self._write(values)
+                result = _tracked(result, tracking_note=note)
+            run_id = result.tracked.mlflow_run_id or tracker.run_id(self._folder, 0.0)
+            result = self._write(_tracked(result, mlflow_run_id=run_id))
         try:
             self._log.close()
         except OSError as problem:
-            values = unwritten(values, problem)
+            result = unwritten(result, problem)
         if interrupted:
             raise interrupted
-        return values
+        return result
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Restored):
@@ -202,17 +202,16 @@ class Point:
         """The baseline that must be measured: none where an equal one was, and may be used."""
         if baseline is None:
             return None
-        self._baseline_source = "measured in this run"
+        self._baseline_source = results.IN_THIS_RUN
         known = None
         if baseline.measurement.baseline in ("once", "auto"):
             known = self._session.baselines.get(self._baseline_file(baseline))
         if known is None and baseline.measurement.baseline == "auto":
-            with suppress(OSError, ValueError):
-                known = json.loads(self._baseline_file(baseline).read_text())
+            known = baselines.read(self._baseline_file(baseline))
         if known is None:
             return baseline
-        self._baseline_repeats = [float(rate) for rate in known["examples_per_second"]]
-        self._baseline_source = f"reused from {known['folder']}"
+        self._baseline_repeats = list(known.examples_per_second)
+        self._baseline_source = f"reused from {known.folder}"
         return None
 
     def _baseline_file(self, baseline: Plan) -> Path:
@@ -230,90 +229,85 @@ class Point:
             if measured.baseline:
                 self._keep_baseline()
         speed = speed_of(planned, measured, self._baseline_repeats, self._baseline_source)
-        middle, finished, waits = speed["examples_per_second"], measured.finished, input_waits(planned, measured)
+        middle, finished, waited = speed.examples_per_second, measured.finished, input_of(planned, measured)
         timed_workers = measured.timed_workers or planned.workers
-        faster = (speed["speedup"], speed["speedup_low"], speed["speedup_high"])
         price = self._config.hardware.price_per_hour
         seconds = outlook.seconds_to_finish(planned, middle, measured.built.train_examples) if middle else None
-        return {
-            "status": status,
-            **laid_out_as(planned),
-            "timed_workers": timed_workers,
-            **speed,
-            **waits,
-            "profile": plain.to_plain(measured.profile),
-            "explained": plain.to_plain(measured.explained),
-            "steps_per_call": measured.steps_per_call,
-            "notes": [
+        return Result(
+            Ending(status, error, log=None if self._blamed is None else str(self._blamed)),
+            choices_of(planned),
+            layout_of(planned, timed_workers),
+            speed,
+            waited,
+            Training(
+                epochs=finished.epochs,
+                loss=finished.loss,
+                metrics=finished.metrics or {},
+                val_loss=finished.val_loss,
+                val_metrics=finished.val_metrics or {},
+                parameters=measured.built.parameters,
+                state_bytes=measured.built.state_bytes,
+                seconds_startup=measured.seconds_startup,
+                seconds_training=measured.seconds_training,
+                saved="model.keras" if (self._folder / "model.keras").exists() else None,
+            ),
+            staleness_of(planned, finished),
+            self._survived(),
+            Cost(seconds, price, outlook.cost(price, planned.hardware.hosts, seconds), measured.energy_joules),
+            environment=Environment(planned.hardware.machine, measured.versions),
+            profile=measured.profile,
+            explained=measured.explained,
+            predictions=self._scored(middle) if status == "FINISHED" and middle else (),
+            notes=(
                 *planned.notes,
                 *measured.notes,
                 *timed_with(planned, measured),
-                *bound_by_input(waits),
-                *explained_otherwise(measured.explained, faster, timed_workers),
+                *bound_by_input(waited),
+                *explained_otherwise(measured.explained, speed, timed_workers),
                 *skipped_notes(measured),
-            ],
-            **{f"{part}_examples_skipped": lost_of(measured, part) for part in manifest.SPLITS},
-            "asynchronous": planned.strategy.asynchronous,
-            **self._survived(),
-            **(of_asynchronous(planned, measured) if planned.strategy.asynchronous else {}),
-            "epochs": finished.epochs,
-            "loss": finished.loss,
-            "val_loss": finished.val_loss,
-            "metrics": finished.metrics or {},
-            "val_metrics": finished.val_metrics or {},
-            "parameters": measured.built.parameters,
-            "state_bytes": measured.built.state_bytes,
-            "seconds_startup": measured.seconds_startup,
-            "seconds_training": measured.seconds_training,
-            "energy_joules": measured.energy_joules,
-            "price_per_hour": price,
-            "seconds_to_finish": seconds,
-            "cost_to_finish": outlook.cost(price, planned.hardware.hosts, seconds),
-            "predictions": self._scored(middle) if status == "FINISHED" and middle else [],
-            "mlflow_run_id": None,
-            "tracking_note": None,
-            "machine": planned.hardware.machine,
-            "versions": measured.versions,
-            "saved": "model.keras" if (self._folder / "model.keras").exists() else None,
-            "log": None if self._blamed is None else str(self._blamed),
-            "error": error,
-        }
+            ),
+        )
 
-    def _scored(self, measured: float) -> list[Result]:
+    def _scored(self, measured: float) -> tuple[Scored, ...]:
         """The predictions that were made for this run, and how far off they were."""
         if self._plan.hardware.oversubscribed:
             # What was predicted is what devices with cores of their own do.
-            return []
-        made = [values for values, _ in log.objects(Path(self._config.output_dir) / PREDICTIONS)]
-        return scoring.scored(made, json.loads(self._plan.to_json()), measured)
+            return ()
+        lines = predictions.read(Path(self._config.output_dir))
+        return tuple(scoring.scored(lines, step_model.identity(self._plan), measured))
 
-    def _survived(self) -> Result:
+    def _survived(self) -> Survival:
         """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
         told = [event for event, _ in log.read(self._folder / "events.jsonl")]
         measured, (repeated, goodput) = self._measured, measure.goodput(told)
-        return {
-            "workers_at_end": measured.workers or self._plan.workers,
-            "resumed": sum(isinstance(event, Resumed) for event in told),
-            "restarts": measured.restarts,
-            "rollbacks": measured.rollbacks,
-            "steps_repeated": repeated,
-            "goodput": goodput,
-            "checkpoint_step": measured.saved_step,
-        }
+        return Survival(
+            workers_at_end=measured.workers or self._plan.workers,
+            resumed=sum(isinstance(event, Resumed) for event in told),
+            restarts=measured.restarts,
+            rollbacks=measured.rollbacks,
+            steps_repeated=repeated,
+            goodput=goodput,
+            checkpoint_step=measured.saved_step,
+        )
 
     def _keep_baseline(self) -> None:
         baseline = planning.baseline_of(self._plan, self._session.cluster(self._config).inventory())
-        kept = {"examples_per_second": self._baseline_repeats, "folder": str(self._folder), "time": time.time()}
         path = self._baseline_file(baseline)
+        kept = Baseline(tuple(self._baseline_repeats), str(self._folder), time.time())
         self._session.baselines[path] = kept
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(kept, indent=2))
+        baselines.write(path, kept)
 
-    def _write(self, values: Result) -> None:
+    def _write(self, result: Result) -> Result:
+        """Writes it, and gives back what is to be said of the run where that cannot be done."""
         try:
-            write_whole(self._folder / "result.json", json.dumps(values, indent=2, default=str))
+            results.write(self._folder, result)
         except OSError as problem:
-            values |= unwritten(values, problem)
+            return unwritten(result, problem)
+        return result
+
+
+def _tracked(result: Result, **known: str | None) -> Result:
+    return dataclasses.replace(result, tracked=dataclasses.replace(result.tracked, **known))
 
 
 @dataclass

@@ -25,13 +25,15 @@ from pipeline.config.offers import OfferError
 from pipeline.config.schema import COMPOSED, Config, Mode
 from pipeline.launch import LaunchError, machine
 from pipeline.plan import planning
+from pipeline.record.sweeps import Entry
 from pipeline.run import results, run
 from pipeline.run import sweep as sweeps
-from pipeline.run.session import PointRequest, Result, Session
+from pipeline.run.session import PointRequest, Session
+from pipeline.run.views import PointResult
 
 # The point's place in the command, and which repeat of it this is.
 Key = tuple[int, int]
-Tell = Callable[[Result, bool], None]
+Tell = Callable[[PointResult, bool], None]
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Points:
     many: bool = False
     to_run: dict[Key, PointRequest] = field(default_factory=dict)
     sweep: sweeps.Sweep | None = None
-    entries: dict[Key, sweeps.Entry] = field(default_factory=dict)
+    entries: dict[Key, Entry] = field(default_factory=dict)
     kept: int = 0
 
     def release(self) -> None:
@@ -100,7 +102,7 @@ class _Composing:
         folder = Path(where.runtime.output_dir)
         self._folder = folder.parent
         # As they were typed: what they refer to may not exist, which `typed` puts into words.
-        overrides = [str(each) for each in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
+        overrides = [str(typed) for typed in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
         place = len(self._asked)
         self._asked.append(None)
         try:
@@ -113,7 +115,7 @@ class _Composing:
             request = self._in_sweep(
                 place, request, Path(where.sweep.dir), sweeps.fingerprint_of_words(overrides), "unread"
             )
-            self._end(place, results.unread(str(error), request.folder, {}) | request.about())
+            self._end(place, request.ended(results.unread(str(error), request.folder)))
             if request.config.mode is not Mode.run:
                 self._of_nothing.append((request.folder, _output(composed)))
             return
@@ -144,7 +146,7 @@ class _Composing:
             one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
             if request is None or one is None or one is request.config:
                 continue
-            if all(each is None or each.config != one for each in self._asked):
+            if all(other is None or other.config != one for other in self._asked):
                 request = self._asked[place] = dataclasses.replace(request, config=one)
                 say = f"Point {place} trains on one device, as {one.strategy.name} does."
                 self._session.screen.say(say)
@@ -160,7 +162,7 @@ class _Composing:
         if not self._asked:
             return
         (order, repeats) = next(
-            ((each.config.sweep.order, each.config.sweep.repeats) for each in there.values()), (None, 1)
+            ((request.config.sweep.order, request.config.sweep.repeats) for request in there.values()), (None, 1)
         )
         keys = sweeps.ordered(len(self._asked), repeats, order) if order else []
         self._points.to_run = {key: self._points.to_run[key] for key in keys if key in self._points.to_run}
@@ -216,12 +218,12 @@ class _Composing:
         result = None if made is None or entry is None else made.kept(entry)
         if result is None or made is None or entry is None:
             return False
-        self._session.results[place, repeat] = result | request.about()
+        self._session.results[place, repeat] = request.ended(result)
         self._points.kept += 1
         entry.status, entry.error = "FINISHED", None
         return True
 
-    def _end(self, place: int, result: Result) -> None:
+    def _end(self, place: int, result: PointResult) -> None:
         self._asked[place] = None
         self._session.results[place, 0] = result
         if (made := self._points.sweep) is not None:

@@ -1,6 +1,6 @@
 """Says what a run would need, and how fast it would be, without training."""
 
-import json
+import dataclasses
 import tempfile
 import time
 from importlib import metadata
@@ -14,28 +14,28 @@ from pipeline.plan.errors import PlanError
 from pipeline.plan.estimate import estimate
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
+from pipeline.record import predictions
+from pipeline.record.results import Cost, Ending, Layout, Result, Speed
 from pipeline.run import model_size
 from pipeline.run.group import RunFailed
 from pipeline.run.laying_out import planned_on, with_addresses
 from pipeline.run.results import chosen
-from pipeline.run.session import PointRequest, Result, Session
+from pipeline.run.session import PointRequest, Session
 from pipeline.run.timing import time_steps
-
-# A line for each prediction that was made, in the output folder.
-PREDICTIONS = "predictions.jsonl"
+from pipeline.run.views import Foreseen, Needs, PointResult
 
 
-def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Result:
+def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
     """Shows how fast a plan would be, from what was logged, and notes it to be scored. Raises what is in `REFUSALS`."""
     config, output = request.config, Path(request.config.output_dir)
     sweep = config.predict.sweep
     if sweep not in session.histories:
         session.histories[sweep] = history.finished(output, sweep)
     basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
-    same = [run for run in basis.runs if run.plan["model_build"] == planned.model.build]
+    same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == planned.model.build]
     timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, request, cluster, session)
     if same:
-        parameters = int(same[-1].result["parameters"])
+        parameters = same[-1].parameters
     elif timed:
         parameters = timed.case.parameters
     elif size := size_of(planned, request, cluster, session):
@@ -44,41 +44,38 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         why = session.unbuilt[model_size.file(planned, output, session.search)]
         raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
     made = predict.of_plan(planned, parameters, basis, timed)
-    examples = planned.data.train_examples or next((run.train_examples for run in reversed(basis.runs)), None)
+    examples = planned.data.train_examples or basis.runs[-1].run.train_examples
     seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
-    watts = outlook.watts_of_worker([run.result for run in basis.runs])
-    result = {
-        "status": "PREDICTED",
-        "error": None,
-        **chosen(config),
-        "workers": planned.workers,
-        "hosts": planned.hardware.hosts,
-        "oversubscribed": planned.hardware.oversubscribed,
-        "replica_batch": planned.training.replica_batch,
-        "global_batch": planned.training.global_batch,
-        "scaling": planned.training.scaling,
-        "precision": planned.training.precision,
-        "examples_per_second": made.examples_per_second,
-        "examples_per_second_low": made.low,
-        "examples_per_second_high": made.high,
-        "interval_confidence": made.confidence,
-        "step_seconds": made.step_seconds,
-        "parts": dict(made.parts),
-        "fitted_on": dict(made.fitted_on),
-        "notes": [*planned.notes, *made.notes],
-        "seconds_to_finish": seconds,
-        "price_per_hour": config.hardware.price_per_hour,
-        "cost_to_finish": outlook.cost(config.hardware.price_per_hour, planned.hardware.hosts, seconds),
-        "energy_joules": None if watts is None or seconds is None else watts * planned.workers * seconds,
-        "knee_share": config.predict.knee_share,
-        "score": scoring.score([run.result for run in session.histories[sweep]]),
-    }
-    line = scoring.record(planned, parameters, made, time.time())
-    output.mkdir(parents=True, exist_ok=True)
-    with (output / PREDICTIONS).open("a") as lines:
-        lines.write(json.dumps(line) + "\n")
-    session.screen.predicted(result | {"notes": made.notes})
-    return result
+    watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
+    price = config.hardware.price_per_hour
+    result = Result(
+        Ending("PREDICTED"),
+        chosen(config),
+        Layout(
+            workers=planned.workers,
+            hosts=planned.hardware.hosts,
+            replica_batch=planned.training.replica_batch,
+            global_batch=planned.training.global_batch,
+            scaling=planned.training.scaling,
+            precision=planned.training.precision,
+            oversubscribed=planned.hardware.oversubscribed,
+        ),
+        Speed(made.examples_per_second, made.low, made.high, interval_confidence=made.confidence),
+        cost=Cost(
+            seconds_to_finish=seconds,
+            price_per_hour=price,
+            cost_to_finish=outlook.cost(price, planned.hardware.hosts, seconds),
+            energy_joules=None if watts is None or seconds is None else watts * planned.workers * seconds,
+        ),
+        notes=(*planned.notes, *made.notes),
+    )
+    score = scoring.score([timed_run.run.result for timed_run in session.histories[sweep]])
+    foreseen = Foreseen(made.step_seconds, made.parts, made.fitted_on, score, config.predict.knee_share)
+    predictions.append(output, scoring.line_of(planned, parameters, made, time.time()))
+    point = dataclasses.replace(request.ended(result), foreseen=foreseen)
+    # What the plan notes was shown with it.
+    session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=made.notes)))
+    return point
 
 
 def _timed_alone(
@@ -98,7 +95,7 @@ def _timed_alone(
         return None
     if one.hardware.oversubscribed:
         return None
-    key = step_model.identity(json.loads(one.to_json()))
+    key = step_model.identity(one)
     if key not in session.timed:
         session.screen.say(
             "\nTiming steps of one worker, for some seconds, since no run had this model and replica batch. "
@@ -131,24 +128,23 @@ def size_of(planned: Plan, request: PointRequest, cluster: Cluster, session: Ses
     return size
 
 
-def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Result:
-    """Shows what a plan needs, having its model built once where its size is not known; returns the sums of it."""
+def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
+    """Shows what a plan needs, having its model built once where its size is not known."""
+    point = request.ended(Result(Ending("PLANNED"), chosen(request.config), Layout(workers=planned.workers)))
     size = size_of(planned, request, cluster, session)
     if size is None:
         why = session.unbuilt[model_size.file(planned, Path(request.config.output_dir), session.search)]
         session.screen.say(f"\nestimate   none, since the model could not be built: {why}")
-        return {"workers": planned.workers, "estimate": None}
+        return point
     made = estimate(planned, size)
     session.screen.estimated(planned, made)
-    return {
-        "workers": planned.workers,
-        "estimate": {
-            "device_bytes": made.device.total,
-            "activations_known": made.device.activations is not None,
-            "step_bytes": None if made.exchanged is None else made.exchanged.total,
-            "step_examples": planned.training.global_batch,
-        },
-    }
+    needs = Needs(
+        device_bytes=made.device.total,
+        activations_known=made.device.activations is not None,
+        step_bytes=None if made.exchanged is None else made.exchanged.total,
+        step_examples=planned.training.global_batch,
+    )
+    return dataclasses.replace(point, needs=needs)
 
 
 def tell_shards(planned: Plan, request: PointRequest, session: Session) -> None:

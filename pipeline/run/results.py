@@ -1,7 +1,7 @@
 """What `result.json` says of a run, beside its numbers, and the results of points that are not run."""
 
-import json
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,37 +9,41 @@ from pipeline.analyze import comparable, explain, measure
 from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
-from pipeline.record.log import write_whole
+from pipeline.record import results
 from pipeline.record.profile import Explanation
+from pipeline.record.results import Choices, Ending, Input, Layout, Result, Speed, Staleness
+from pipeline.record.training import Finished
 from pipeline.run.group import Preemption
-from pipeline.run.session import PointRequest, Result
 from pipeline.run.timing import Measured
 
 # How many of the examples that were left out are named.
 SKIPPED_NAMED = 3
 
 
-def laid_out_as(planned: Plan) -> Result:
-    """The choices of a plan, and how it is laid out."""
-    return {
-        "strategy": planned.strategy.name,
-        "hardware": planned.hardware.name,
-        "model": planned.model.name,
-        "data": planned.data.name,
-        "workers": planned.workers,
-        "hosts": planned.hardware.hosts,
-        "processes": len(planned.processes),
-        "replicas": planned.workers,
-        "replica_batch": planned.training.replica_batch,
-        "global_batch": planned.training.global_batch,
-        "scaling": planned.training.scaling,
-        "precision": planned.training.precision,
-        "rehearsal": planned.hardware.rehearsal,
-        "oversubscribed": planned.hardware.oversubscribed,
-    }
+def choices_of(planned: Plan) -> Choices:
+    """The choices of a plan, by name."""
+    return Choices(planned.strategy.name, planned.hardware.name, planned.model.name, planned.data.name)
 
 
-def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Result:
+def layout_of(planned: Plan, timed_workers: int | None) -> Layout:
+    """How a plan is laid out, and how many of its workers were timed."""
+    return Layout(
+        workers=planned.workers,
+        timed_workers=timed_workers,
+        hosts=planned.hardware.hosts,
+        processes=len(planned.processes),
+        replicas=planned.workers,
+        replica_batch=planned.training.replica_batch,
+        global_batch=planned.training.global_batch,
+        scaling=planned.training.scaling,
+        precision=planned.training.precision,
+        rehearsal=planned.hardware.rehearsal,
+        oversubscribed=planned.hardware.oversubscribed,
+        asynchronous=planned.strategy.asynchronous,
+    )
+
+
+def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:
     """Throughput, step times and speedup, with their intervals; None for what was not measured.
 
     `baseline` has examples per second of one device, which come from `source`.
@@ -50,21 +54,21 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
     if points and baseline:
         faster = measure.speedup(points, baseline)
     one = measure.interval(baseline)[0] if baseline else None
-    quantiles: Mapping[str, float | None] = {f"step_ms_p{percent}": None for percent in (50, 95, 99)}
-    return {
-        "examples_per_second": middle,
-        "examples_per_second_low": low,
-        "examples_per_second_high": high,
-        **(measure.step_ms(measured.point) if measured.point else quantiles),
-        "baseline_examples_per_second": one,
-        "baseline_source": source if one is not None else None,
-        "speedup": faster[0],
-        "speedup_low": faster[1],
-        "speedup_high": faster[2],
-        "efficiency": None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
-        "interval_confidence": measure.confidence(len(points)) if points else None,
-        "repeats": len(points),
-    }
+    return Speed(
+        examples_per_second=middle,
+        examples_per_second_low=low,
+        examples_per_second_high=high,
+        **(measure.step_ms(measured.point) if measured.point else {}),
+        baseline_examples_per_second=one,
+        baseline_source=source if one is not None else None,
+        speedup=faster[0],
+        speedup_low=faster[1],
+        speedup_high=faster[2],
+        efficiency=None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
+        interval_confidence=measure.confidence(len(points)) if points else None,
+        repeats=len(points),
+        steps_per_call=measured.steps_per_call,
+    )
 
 
 def timed_with(planned: Plan, measured: Measured) -> list[str]:
@@ -90,52 +94,57 @@ def skipped_notes(measured: Measured) -> list[str]:
     return notes
 
 
-def input_waits(planned: Plan, measured: Measured) -> Result:
+def input_of(planned: Plan, measured: Measured) -> Input:
     """The share of the step time that was spent waiting for input: of the worker that waited longest, and of each."""
-    most, waits = measure.input_wait(measured.point)
+    most, shares = measure.input_wait(measured.point)
     waiting = planned.ranks("worker") if planned.strategy.asynchronous else planned.leaders
     names = [f"{planned.processes[rank].role} {rank}" for rank in waiting]
-    return {
-        "input_wait": most,
-        "input_wait_by_worker": dict(zip(names, waits, strict=False)),
-        "input_bound": None if most is None else most >= measure.INPUT_BOUND,
-    }
+    return Input(
+        wait=most,
+        wait_by_worker=dict(zip(names, shares, strict=False)),
+        bound=None if most is None else most >= measure.INPUT_BOUND,
+        train_examples_skipped=lost_of(measured, "train"),
+        validation_examples_skipped=lost_of(measured, "validation"),
+    )
 
 
-def bound_by_input(waits: Result) -> list[str]:
+def bound_by_input(waited: Input) -> list[str]:
     """What is to be said of a training that waits for its input."""
-    if not waits["input_bound"]:
+    if not waited.bound:
         return []
-    slowest = max(waits["input_wait_by_worker"], key=waits["input_wait_by_worker"].get)
+    slowest, share = max(waited.wait_by_worker.items(), key=lambda of_worker: of_worker[1])
     return [
-        f"{comparable.WAITED} {slowest} waited for its batches for {waits['input_wait_by_worker'][slowest]:.0%} of the "
-        f"step time. data.profile=true says which stage of the input costs most. Try data.cache=memory, "
-        f"data.service=2, or to prepare the data once with python -m pipeline prepare."
+        f"{comparable.WAITED} {slowest} waited for its batches for {share:.0%} of the step time. data.profile=true "
+        f"says which stage of the input costs most. Try data.cache=memory, data.service=2, or to prepare the data once "
+        f"with python -m pipeline prepare."
     ]
 
 
-def explained_otherwise(explained: Explanation | None, speedup: tuple[float | None, ...], workers: int) -> list[str]:
+def explained_otherwise(explained: Explanation | None, speed: Speed, workers: int) -> list[str]:
     """What is to be said where what was explained is not what training was timed with."""
-    value, low, high = speedup
+    value, low, high = speed.speedup, speed.speedup_low, speed.speedup_high
     if explained is None or value is None or low is None or high is None:
         return []
     return explain.disagreement(explained, (value / workers, low / workers, high / workers))
 
 
-def unwritten(values: Result, problem: OSError) -> Result:
+def unwritten(result: Result, problem: OSError) -> Result:
     """The result of a run whose folder cannot be written to any more."""
-    error = values["error"] or f"The run's folder cannot be written to: {problem.strerror}."
-    return values | {"status": "FAILED", "error": error}
+    error = result.ending.error or f"The run's folder cannot be written to: {problem.strerror}."
+    return dataclasses.replace(result, ending=dataclasses.replace(result.ending, status="FAILED", error=error))
 
 
-def of_asynchronous(planned: Plan, measured: Measured) -> Result:
-    """What only an asynchronous training has: staleness in updates, and who made its steps."""
-    names = ("staleness_mean", "staleness_max", "steps", "examples", "updates")
-    counts = measured.finished.worker_steps or []
-    ranks = planned.ranks("worker")
-    return {name: getattr(measured.finished, name) for name in names} | {
-        "worker_steps": {f"worker {rank}": count for rank, count in zip(ranks, counts, strict=False)},
-    }
+def staleness_of(planned: Plan, finished: Finished) -> Staleness:
+    """What only an asynchronous training has, from its end."""
+    names = [f"worker {rank}" for rank in planned.ranks("worker")]
+    return Staleness(
+        staleness_mean=finished.staleness_mean,
+        staleness_max=finished.staleness_max,
+        steps=finished.steps,
+        examples=finished.examples,
+        updates=finished.updates,
+        worker_steps=dict(zip(names, finished.worker_steps or [], strict=False)),
+    )
 
 
 def preempted(preemption: Preemption, measured: Measured) -> str:
@@ -145,27 +154,24 @@ def preempted(preemption: Preemption, measured: Measured) -> str:
     return f"The run was preempted by {preemption.asked}. {where}; the same command goes on from there."
 
 
-def refused(error: str, request: PointRequest) -> Result:
-    """The result of a point that cannot be laid out."""
-    return unread(error, request.folder, chosen(request.config)) | request.about()
+def refused(error: str, config: Config, folder: Path) -> Result:
+    """The result of a point that cannot be laid out, written into its folder where there is one."""
+    return _kept(Result(Ending("REFUSED", error), chosen(config), Layout(workers=config.workers)), folder)
 
 
-def chosen(config: Config) -> Result:
-    """The choices of a config, as a result has them."""
-    return {
-        "strategy": config.strategy.name,
-        "hardware": config.hardware.name,
-        "model": config.model.name,
-        "data": config.data.name,
-        "workers": config.workers,
-    }
+def unread(error: str, folder: Path) -> Result:
+    """The same of a config that cannot be read."""
+    return _kept(Result(Ending("REFUSED", error)), folder)
 
 
-def unread(error: str, folder: Path, chosen: Result) -> Result:
-    """The result of a config that was refused, written into its folder where there is one."""
-    values = {"status": "REFUSED", "error": error} | chosen
+def chosen(config: Config) -> Choices:
+    """The choices of a config, by name."""
+    return Choices(config.strategy.name, config.hardware.name, config.model.name, config.data.name)
+
+
+def _kept(result: Result, folder: Path) -> Result:
     with suppress(OSError):
         # A folder that was named may hold a run, whose result stays.
         if not (folder / "events.jsonl").exists():
-            write_whole(folder / "result.json", json.dumps(values, indent=2))
-    return values
+            results.write(folder, result)
+    return result

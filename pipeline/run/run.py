@@ -20,9 +20,10 @@ from pipeline.run import resume, sweep
 from pipeline.run.laying_out import lay_out, reachable
 from pipeline.run.point import Point
 from pipeline.run.predicting import estimated, predicted, tell_shards
-from pipeline.run.results import chosen, refused
+from pipeline.run.results import refused
 from pipeline.run.resume import Earlier, ResumeError
-from pipeline.run.session import PointRequest, Result, Session
+from pipeline.run.session import PointRequest, Session
+from pipeline.run.views import PointResult
 
 # Where Hydra writes what was composed, in the folder of a point.
 HYDRA_S = "hydra"
@@ -35,14 +36,14 @@ REFUSALS = (
 )  # fmt: skip
 
 
-def look_over(request: PointRequest, session: Session) -> PointRequest | Result:
+def look_over(request: PointRequest, session: Session) -> PointRequest | PointResult:
     """The point laid out, whose imports begin; the result of one that cannot be, before any is run."""
     config = request.config
     try:
         made = lay_out(config, session)
         reachable(made.plan, made.cluster, config, session)
     except REFUSALS as error:
-        return refused(str(error), request)
+        return _refused(error, request)
     if config.mode is Mode.run:
         made.cluster.warm_up()
         if config.tracking.store is not Store.none:
@@ -50,8 +51,8 @@ def look_over(request: PointRequest, session: Session) -> PointRequest | Result:
     return dataclasses.replace(request, laid_out=made)
 
 
-def run(request: PointRequest, session: Session) -> Result:
-    """One point that was looked over. Returns what result.json holds, except when a signal ends the command.
+def run(request: PointRequest, session: Session) -> PointResult:
+    """One point that was looked over. Returns what became of it, except when a signal ends the command.
 
     Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED where it cannot be laid out.
     """
@@ -67,30 +68,30 @@ def run(request: PointRequest, session: Session) -> Result:
             only = request.folder if request.own else None
             earlier = resume.find(config, planned, Path(config.output_dir), only, attempts)
     except REFUSALS as error:
-        return refused(str(error), request)
+        return _refused(error, request)
     if earlier is not None:
         request = _instead(request, earlier)
         session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
     elif (request.folder / "events.jsonl").exists():
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
-    folder, about = request.folder, request.about()
+    folder = request.folder
     session.screen.planned(planned, full)
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
         try:
-            return predicted(planned, request, cluster, session) | about
+            return predicted(planned, request, cluster, session)
         except REFUSALS as error:
-            return refused(str(error), request)
+            return _refused(error, request)
     if full:
-        return (
-            {"status": "PLANNED", "error": None}
-            | chosen(config)
-            | estimated(planned, request, cluster, session)
-            | about
-        )
+        return estimated(planned, request, cluster, session)
     tell_shards(planned, request, session)
-    return Point(request, _with_folder(planned, request, earlier), session, earlier).run(cluster, baseline) | about
+    point = Point(request, _with_folder(planned, request, earlier), session, earlier)
+    return request.ended(point.run(cluster, baseline))
+
+
+def _refused(error: Exception, request: PointRequest) -> PointResult:
+    return request.ended(refused(str(error), request.config, request.folder))
 
 
 def _instead(request: PointRequest, earlier: Earlier) -> PointRequest:

@@ -3,16 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import history, step_model
 from pipeline.config.schema import Config
 from pipeline.launch import Cluster, cluster_of
 from pipeline.plan.plan import Plan
+from pipeline.record.baselines import Baseline
+from pipeline.record.results import Result
 from pipeline.run.group import Preemption
-from pipeline.run.views import Ahead, Screen, Tracking
-
-Result = dict[str, Any]
+from pipeline.run.views import Ahead, PointResult, Screen, Tracking
 
 
 @dataclass
@@ -25,8 +24,8 @@ class Session:
     # Starts who tracks runs, whose own words go to the log that it is given.
     track: Callable[[Mapping[str, str], Path], Tracking]
     # By the point's place in the command, and which repeat of it this is.
-    results: dict[tuple[int, int], Result] = field(default_factory=dict)
-    baselines: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    results: dict[tuple[int, int], PointResult] = field(default_factory=dict)
+    baselines: dict[Path, Baseline] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
     # Why a model could not be built, by the file that its size would be in.
@@ -34,7 +33,7 @@ class Session:
     # A step of one worker that was timed to predict from, by what decides it; None where that failed.
     timed: dict[str, step_model.Observed | None] = field(default_factory=dict)
     # What was logged before, by the sweep that is asked for.
-    histories: dict[str | None, list[history.Run]] = field(default_factory=dict)
+    histories: dict[str | None, list[history.TimedRun]] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
     # Is a point under way, which a scheduler's signal lets end by itself?
     busy: bool = False
@@ -96,6 +95,6 @@ class PointRequest:
     own: bool = False
     laid_out: LaidOut | None = None
 
-    def about(self) -> Result:
-        """What a result says of it."""
-        return {"folder": str(self.folder), "overrides": self.overrides, "sweep": self.sweep}
+    def ended(self, result: Result) -> PointResult:
+        """What became of it."""
+        return PointResult(result, str(self.folder), tuple(self.overrides))

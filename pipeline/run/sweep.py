@@ -10,39 +10,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pipeline.analyze.history import SWEEP
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, wrong_name
-from pipeline.record import log
+from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
-from pipeline.record.log import write_whole
+from pipeline.record.results import Result
+from pipeline.record.sweeps import Entry
 from pipeline.run.resume import Lock
+from pipeline.run.views import PointResult
 
 
 class SweepError(ValueError):
     """A sweep that cannot be made or gone on with: the message says what was expected, received, and what to type."""
-
-
-@dataclass
-class Entry:
-    """A point of a sweep: its number and which repeat of it this is, its folder as seen from the sweep's, and how it
-    ended, if it did. `seconds` is how long it took.
-    """
-
-    place: int
-    repeat: int
-    fingerprint: str
-    folder: str
-    overrides: list[str]
-    status: str | None = None
-    error: str | None = None
-    seconds: float | None = None
 
 
 def fingerprint(config: Config) -> str:
@@ -104,7 +87,7 @@ class Sweep:
                 f"Expected the sweep {folder.name} to be at rest, received one that another command works on. "
                 f"Try again when that has ended, or another sweep.name."
             ) from None
-        self.entries = read(folder)
+        self.entries = sweeps.read(folder)
 
     def point(
         self, place: int, name: str, about: str, overrides: Sequence[str], repeat: int, made: Path | None
@@ -116,10 +99,10 @@ class Sweep:
         """
         found = next((entry for entry in self.entries if (entry.fingerprint, entry.repeat) == (about, repeat)), None)
         if found is None:
-            found = Entry(self._number(place, about), repeat, about, "", list(overrides))
+            found = Entry(self._number(place, about), repeat, about, "", tuple(overrides))
             found.folder = f"{found.place}_{re.sub(r'[^A-Za-z0-9_-]', '_', name)}" + f"_{repeat + 1}" * (repeat > 0)
             self.entries.append(found)
-        found.overrides = list(overrides)
+        found.overrides = tuple(overrides)
         # The last attempt, where the first one came to nothing.
         found.folder = self._name([self.folder / found.folder, *attempts(self.folder / found.folder)][-1])
         target = self.folder / found.folder
@@ -132,29 +115,26 @@ class Sweep:
         target.mkdir(exist_ok=True)
         return found
 
-    def kept(self, entry: Entry) -> dict[str, Any] | None:
-        """What result.json holds of a point that has finished; None for one that is to be run."""
+    def kept(self, entry: Entry) -> Result | None:
+        """The result of a point that has finished; None for one that is to be run."""
         folder = self.folder / entry.folder
-        values = log.read_whole(folder / "result.json")
-        if values.get("status") != "FINISHED":
+        result = results.read(folder)
+        if result is None or not result.finished:
             return None
         # What was killed in between has no end that could be tracked.
         ended = any(isinstance(event, Ended) for event, _ in log.read(folder / "events.jsonl"))
-        return values if ended else None
+        return result if ended else None
 
-    def note(self, entry: Entry, result: Mapping[str, Any], seconds: float | None = None) -> None:
+    def note(self, entry: Entry, point: PointResult, seconds: float | None = None) -> None:
         """Takes in what became of a point."""
-        entry.status, entry.error = result["status"], result["error"]
-        entry.folder = self._name(Path(result["folder"]))
+        entry.status, entry.error = point.result.ending.status, point.result.ending.error
+        entry.folder = self._name(Path(point.folder))
         entry.seconds = seconds if seconds is not None else entry.seconds
         self.write()
 
     def write(self) -> None:
         """Writes `sweep.json`."""
-        points = [
-            dataclasses.asdict(entry) for entry in sorted(self.entries, key=lambda entry: (entry.place, entry.repeat))
-        ]
-        write_whole(self.folder / SWEEP, json.dumps({"name": self.folder.name, "points": points}, indent=2))
+        sweeps.write(self.folder, self.entries)
 
     def release(self) -> None:
         """Lets other commands work on it."""
@@ -169,13 +149,6 @@ class Sweep:
         """The number of a new entry: that of its point's other repeats, or that of its place, or the next."""
         numbers = {entry.fingerprint: entry.place for entry in self.entries}
         return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
-
-
-def read(folder: Path) -> list[Entry]:
-    """The points that `sweep.json` in `folder` tells of; none where there is no such file, or it is broken."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return [Entry(**point) for point in json.loads((folder / SWEEP).read_text())["points"]]
-    return []
 
 
 def attempts(folder: Path) -> Iterator[Path]:
@@ -205,5 +178,5 @@ def make_another(folder: Path) -> Path:
             return folder
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -4,17 +4,19 @@ import os
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import comparable
 from pipeline.config import parts, targets
 from pipeline.config.parts import Part
-from pipeline.config.schema import Config, Store
+from pipeline.config.schema import Config
+from pipeline.config.schema import Store as Kind
 from pipeline.plan.plan import Plan
+from pipeline.record.results import Layout
+from pipeline.record.tracking import Store
 from pipeline.run.session import PointRequest
 
 
-def parameters(planned: Plan, config: Config) -> dict[str, Any]:
+def parameters(planned: Plan, config: Config) -> dict[str, object]:
     """The choices and the resolved numbers, flat and short, as MLflow's parameters."""
     flat = parts.flat(planned, Part.PARAMETER) | {"processes": len(planned.processes)}
     optimizer = config.train.optimizer
@@ -26,26 +28,25 @@ def parameters(planned: Plan, config: Config) -> dict[str, Any]:
 
 def name_of(planned: Plan) -> str:
     """What the run is called in MLflow, where charts show nothing else of it."""
-    doubts = comparable.doubts(
-        {"rehearsal": planned.hardware.rehearsal, "oversubscribed": planned.hardware.oversubscribed}
-    )
+    hardware = planned.hardware
+    doubts = comparable.doubts(Layout(rehearsal=hardware.rehearsal, oversubscribed=hardware.oversubscribed))
     marked = f" ({', '.join(doubts)})" if doubts else ""
     return f"{planned.strategy.name}-{planned.workers}-{planned.model.name}-{planned.data.name}{marked}"
 
 
-def store_of(config: Config) -> dict[str, Any] | None:
-    """Where a run is tracked, in the tracker's words; None for nowhere."""
+def store_of(config: Config) -> Store | None:
+    """Where a run is tracked; None for nowhere."""
     tracking, output = config.tracking, Path(config.output_dir).resolve()
-    if tracking.store is Store.none:
+    if tracking.store is Kind.none:
         return None
-    local = tracking.store is Store.sqlite
-    return {
-        "store": tracking.store.value,
-        "uri": tracking.uri or f"sqlite:///{output / 'mlflow.db'}",
-        "experiment": tracking.experiment,
-        "artifacts": (output / "mlartifacts").as_uri() if local else None,
-        "log_model": tracking.log_model,
-    }
+    local = tracking.store is Kind.sqlite
+    return Store(
+        store=tracking.store.value,
+        uri=tracking.uri or f"sqlite:///{output / 'mlflow.db'}",
+        experiment=tracking.experiment,
+        artifacts=(output / "mlartifacts").as_uri() if local else None,
+        log_model=tracking.log_model,
+    )
 
 
 def tags_of(planned: Plan, request: PointRequest) -> dict[str, str]:

@@ -5,12 +5,54 @@ from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.offers import find
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.record.events import Event
+from pipeline.record.predictions import FittedOn
+from pipeline.record.results import Result
+from pipeline.record.tracking import Store
+
+if TYPE_CHECKING:
+    from pipeline.analyze.scoring import Score
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a planned point needs: bytes of a device, at least where activations are not known, and what all exchange
+    for a step of so many examples; None where that is not known.
+    """
+
+    device_bytes: int
+    activations_known: bool
+    step_bytes: int | None
+    step_examples: int
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is known of a predicted point beside its speed: a step's seconds and the shares of its parts, the runs that
+    tell, how good earlier predictions were, and the share of a worker that pays.
+    """
+
+    step_seconds: float
+    parts: Mapping[str, float]
+    fitted_on: FittedOn
+    score: "Score"
+    knee_share: float
+
+
+@dataclass(frozen=True)
+class PointResult:
+    """What became of a point of a command, or of a sweep: its result, its folder, and what was typed."""
+
+    result: Result
+    folder: str = ""
+    overrides: tuple[str, ...] = ()
+    needs: Needs | None = None
+    foreseen: Foreseen | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +100,7 @@ class Screen(Protocol):
     def shared(self, made: Estimate) -> None:
         """Shows which tables are cut and what stays whole."""
 
-    def predicted(self, result: Mapping[str, Any]) -> None:
+    def predicted(self, point: PointResult) -> None:
         """Shows how fast a plan would be."""
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None) -> View:
@@ -71,7 +113,7 @@ class Tracking(Protocol):
     def begin(self) -> None:
         """Gets ready, while something else is waited for."""
 
-    def follow(self, folder: Path, store: Mapping[str, Any]) -> None:
+    def follow(self, folder: Path, store: Store) -> None:
         """Has the log in `folder` sent to `store` from now on."""
 
     def run_id(self, folder: Path, timeout: float) -> str | None:

@@ -10,16 +10,17 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.record import log, tracking
 from pipeline.record.events import Ended, Resumed, Run
-from pipeline.record.tracking import FRESH, LOG
+from pipeline.record.tracking import LOG, Copied, Store
 from pipeline.views.mlflow import page
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
 from pipeline.views.mlflow.changes import NAME_CHARACTERS, Replay, changes, ms, text
-from pipeline.views.mlflow.stores import Store, open_client, requests_may_take, without_password
+from pipeline.views.mlflow.stores import open_client, requests_may_take, without_password
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
 POINTS_A_REQUEST, POINTS_A_REQUEST_LEAST, TEXTS_A_REQUEST = 1000, 50, 20
@@ -54,13 +55,12 @@ class Copy:
     @property
     def run_id(self) -> str | None:
         """The run in MLflow, once it exists."""
-        run_id: str | None = self._record["run_id"]
-        return run_id
+        return self._copied.run_id
 
     @property
     def closed(self) -> bool:
         """Does MLflow show the run as over, and hold its files?"""
-        return self._record["closed"] is not None
+        return self._copied.closed is not None
 
     def lock(self) -> bool:
         """Keeps other processes from sending this log; False where there is none or another one is at it."""
@@ -86,13 +86,11 @@ class Copy:
 
     def behind(self) -> bool:
         """Does the log hold bytes that are not sent?"""
-        sent: int = self._record["offset"]
-        return self.log.exists() and self.log.stat().st_size > sent
+        return self.log.exists() and self.log.stat().st_size > self._copied.offset
 
     def missing(self) -> int:
         """How many events are not sent."""
-        sent: int = self._record["offset"]
-        return sum(1 for _ in log.read(self.log, sent))
+        return sum(1 for _ in log.read(self.log, self._copied.offset))
 
     def has_ended(self) -> bool:
         """Is the log complete?"""
@@ -111,7 +109,7 @@ class Copy:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-                self._record.update(FRESH)
+                self._copied = Copied()
                 self._rewind()
             else:
                 if run.info.lifecycle_stage == "deleted":
@@ -126,8 +124,7 @@ class Copy:
             while not stop() and self._read():
                 self._send()
                 self.sent += self._count
-                self._record["offset"] = self._position
-                self._keep()
+                self._keep(replace(self._copied, offset=self._position))
                 self._pending, self._count = [], 0
                 self._points_a_request = min(POINTS_A_REQUEST, 2 * self._points_a_request)
         except Exception:
@@ -140,19 +137,17 @@ class Copy:
         """Ends the run as KILLED, at `time_ms` or its last event's time: for a log that nobody will end."""
         if self.run_id is None:
             return
-        self._record["killed_ms"] = self._record["killed_ms"] or time_ms or self.seen.time_ms
+        killed_ms = self._copied.killed_ms or time_ms or self.seen.time_ms
+        self._copied = replace(self._copied, killed_ms=killed_ms)
         client = self._open()
-        client.set_terminated(self.run_id, "KILLED", self._record["killed_ms"])
+        client.set_terminated(self.run_id, "KILLED", killed_ms)
         client.set_tag(self.run_id, "status", "KILLED")
         self._upload()
-        self._record["closed"] = "KILLED"
-        self._keep()
+        self._keep(replace(self._copied, closed="KILLED"))
 
     def _load(self) -> None:
-        self._state, bare = tracking.recall(self.folder), without_password(str(self._store["uri"]))
-        meant = (self._state["store"] or {}).get("uri")
-        copies = self._state.setdefault("copies", {})
-        self._record = self._state if meant == bare else copies.setdefault(bare, dict(FRESH))
+        self._state = tracking.recall(self.folder)
+        self._copied = self._state.in_store(without_password(self._store.uri))
         self._verified = False
         self._rewind()
 
@@ -161,7 +156,9 @@ class Copy:
         self.seen, self._position = Replay(), 0
         self._pending, self._count = [], 0
 
-    def _keep(self) -> None:
+    def _keep(self, copied: Copied) -> None:
+        self._copied = copied
+        self._state = self._state.with_copied(without_password(self._store.uri), self._copied)
         tracking.write(self.folder, self._state)
 
     def _read(self) -> bool:
@@ -175,7 +172,7 @@ class Copy:
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 print(f"{self.log}: an event is left out, since {error!r}: {str(event)[:200]}", file=sys.stderr)
             self._position = end
-            if end <= self._record["offset"]:
+            if end <= self._copied.offset:
                 continue
             self._pending += new
             self._count += 1
@@ -202,7 +199,7 @@ class Copy:
                 client.log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
         if self._of(Begin):
             client.update_run(self.run_id, status="RUNNING")
-            self._record.update(closed=None, killed_ms=None)
+            self._copied = replace(self._copied, closed=None, killed_ms=None)
         for data in self._of(Data):
             source = json.dumps({"tags": {"name": data.name}})
             dataset = Dataset(data.name, data.digest, "code", source, data.schema, data.profile)
@@ -213,14 +210,14 @@ class Copy:
             finally:
                 client.set_terminated(self.run_id, end.status, end.time_ms)
             self._delete_twins()
-            self._record["closed"] = end.status
+            self._copied = replace(self._copied, closed=end.status)
 
     def _of(self, kind: type[Kind]) -> list[Kind]:
         return [change for change in self._pending if isinstance(change, kind)]
 
     def _open(self) -> Any:
         if self._client is None:
-            self._client = open_client(str(self._store["uri"]), self._store.get("artifacts"))
+            self._client = open_client(str(self._store.uri), self._store.artifacts)
         return self._client
 
     def _create(self) -> None:
@@ -233,15 +230,14 @@ class Copy:
         tags = {KEY_TAG: _key(run)}
         name = text(run.name or self.folder.name, NAME_CHARACTERS)
         run_id = known[0] if known else client.create_run(experiment, ms(run), tags, name).info.run_id
-        self._record.update(run_id=run_id, experiment_id=experiment)
-        self._keep()
+        self._keep(replace(self._copied, run_id=run_id, experiment_id=experiment))
 
     def _experiment(self, run: Run) -> str:
-        client, name = self._open(), self._store.get("experiment") or run.experiment or "pipeline"
+        client, name = self._open(), self._store.experiment or run.experiment or "pipeline"
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
-                location, tags = self._store.get("artifacts"), page.missing({}, ms(run))
+                location, tags = self._store.artifacts, page.missing({}, ms(run))
                 return str(client.create_experiment(name, artifact_location=location, tags=tags))
             except Exception:
                 # Someone else may just have created it.
@@ -270,13 +266,13 @@ class Copy:
 
     def _delete_twins(self) -> None:
         """Deletes runs that a server made after it had been given up on: empty, and never to end."""
-        for twin in self._with_this_key(self._record["experiment_id"]):
+        for twin in self._with_this_key(str(self._copied.experiment_id)):
             if twin != self.run_id:
                 self._open().delete_run(twin)
 
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG]
-        if self.seen.model and self._store.get("log_model", True):
+        if self.seen.model and self._store.log_model:
             names.append(self.seen.model)
         with requests_may_take(UPLOAD_SECONDS):
             for path in (self.folder / name for name in names):

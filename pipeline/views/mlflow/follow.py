@@ -4,6 +4,7 @@ This is the follower's process; it leaves starting it to `pipeline.views.mlflow.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.record import plain
+from pipeline.record.tracking import Store
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.state import remember
-from pipeline.views.mlflow.stores import Store, logged_in, reason
+from pipeline.views.mlflow.stores import logged_in, reason
 
 # How often, in seconds, a log is looked at before its run exists in MLflow, and after.
 FIRST_SECONDS, NEXT_SECONDS = 0.3, 2.0
@@ -47,7 +50,7 @@ def follow(commands: IO[bytes], tell: Callable[[dict[str, object]], None]) -> No
             if command is None:
                 break
             if "follow" in command:
-                follower.add(Path(command["follow"]), command["store"])
+                follower.add(Path(command["follow"]), plain.made_of(Store, command["store"]))
             if "drain" in command:
                 # Training is over, and someone waits.
                 with niceness(-NICENESS):
@@ -96,10 +99,11 @@ class Follower:
         """Follows the log in `folder` from now on."""
         if any(run.copy.folder == folder for run in self._runs):
             return
-        store = {**store, "uri": logged_in(str(store["uri"]), os.environ)}
+        uri = logged_in(str(store.uri), os.environ)
+        store = dataclasses.replace(store, uri=uri)
         with contextlib.suppress(OSError):
             remember(folder, store)
-        self._runs.append(Followed(Copy(folder, store), store["uri"]))
+        self._runs.append(Followed(Copy(folder, store), uri))
 
     def turn(self, stop: Callable[[], bool], waited_for: bool = False) -> None:
         """Sends what is due, or everything where someone waits for it."""

@@ -20,8 +20,6 @@ TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # What MLflow says of a server that took too long.
 LATE = r"timeout exception|timed out"
 
-Store = Mapping[str, Any]
-
 
 def prepare(environ: MutableMapping[str, str]) -> None:
     """Sets what MLflow reads from the environment of this process, before it is imported."""
@@ -50,7 +48,7 @@ def without_login(text: str, environ: Mapping[str, str]) -> str:
     >>> without_login("Who is Bearer 5e1f?", {"MLFLOW_TRACKING_TOKEN": "5e1f"})
     'Who is Bearer ***?'
     """
-    name, password = (environ.get(f"MLFLOW_TRACKING_{each}", "") for each in ("USERNAME", "PASSWORD"))
+    name, password = (environ.get(f"MLFLOW_TRACKING_{what}", "") for what in ("USERNAME", "PASSWORD"))
     basic = base64.b64encode(f"{name}:{password}".encode()).decode()
     for secret in (password, environ.get("MLFLOW_TRACKING_TOKEN"), basic):
         text = text.replace(secret, "***") if secret else text

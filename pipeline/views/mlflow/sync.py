@@ -6,15 +6,16 @@ It leaves one log to `pipeline.views.mlflow.copies`, and logs that still grow to
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from pipeline.record import log
 from pipeline.record.events import Resumed, Run
-from pipeline.record.tracking import LOG, STATE, recall
+from pipeline.record.tracking import LOG, STATE, Store, recall
 from pipeline.views.mlflow.copies import Copy, Deleted, TrackError
-from pipeline.views.mlflow.stores import Store, reason, sqlite_path, unreachable, without_password
+from pipeline.views.mlflow.stores import reason, sqlite_path, unreachable, without_password
 
 # Between the first two attempts at a store that fails; twice that before the last.
 RETRY_SECONDS = 1.0
@@ -30,7 +31,7 @@ def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callab
         if store is None:
             untracked.append(folder)
         else:
-            counts[_sync_one(Copy(folder, store), str(store["uri"]), failed, say)] += 1
+            counts[_sync_one(Copy(folder, store), str(store.uri), failed, say)] += 1
     say(f"Runs sent: {counts[True]}; nothing new: {counts[None]}; not sent: {counts[False]}.")
     if untracked:
         say(f"Runs without tracking: {len(untracked)}. Try --uri {local_uri(output_dir)} for a local store.")
@@ -139,8 +140,8 @@ def _home(folder: Path) -> str | None:
 
 
 def _store_of(folder: Path, uri: str | None) -> Store | None:
-    kept = recall(folder)["store"] or {}
-    if uri is None or without_password(uri) == kept.get("uri"):
-        return {**kept, "uri": uri or kept["uri"]} if kept.get("uri") else None
+    kept = recall(folder).store or Store()
+    if uri is None or without_password(uri) == kept.uri:
+        return replace(kept, uri=uri or kept.uri) if kept.uri else None
     path = sqlite_path(uri)
-    return {**kept, "uri": uri, "artifacts": (path.parent / "mlartifacts").as_uri() if path else None}
+    return replace(kept, uri=uri, artifacts=(path.parent / "mlartifacts").as_uri() if path else None)

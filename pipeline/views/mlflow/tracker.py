@@ -4,6 +4,7 @@ It is all that the conductor imports; it leaves MLflow to the process that it st
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.record.tracking import Store
 from pipeline.views.mlflow.state import remember
-from pipeline.views.mlflow.stores import Store
 
 
 class Tracker:
@@ -40,21 +41,17 @@ class Tracker:
                 self._problem = f"The tracking process could not start: {error}."
 
     def follow(self, folder: Path, store: Store) -> None:
-        """Has the log in `folder` sent to `store` from now on, and notes in the folder that it belongs there.
-
-        `store` has `uri` (resolved), `experiment`, `artifacts` (a URI for a local store's files, or None) and
-        `log_model`; a `uri` of None is noted and not followed.
-        """
+        """Has the log in `folder` sent to `store` from now on, and notes in the folder that it belongs there."""
         try:
             remember(folder, store)
-            if store.get("uri") is None:
+            if store.uri is None:
                 return
             if self._process is None or self._process.poll() is not None:
                 self._start()
         except OSError as error:
             self._problem = f"The tracking process could not start: {error}."
             return
-        self._say({"follow": str(folder), "store": dict(store)})
+        self._say({"follow": str(folder), "store": dataclasses.asdict(store)})
 
     def run_id(self, folder: Path, timeout: float) -> str | None:
         """The MLflow run of `folder`; None if there is none after `timeout` seconds, or the store fails."""

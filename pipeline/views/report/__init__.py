@@ -10,26 +10,26 @@ import io
 import os
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.log import EventLog, read, write_whole
-from pipeline.record.tracking import LOG, recall
-from pipeline.run.views import Tracking
-from pipeline.views.mlflow.stores import Store
+from pipeline.record.results import Ending, Speed, to_values
+from pipeline.record.tracking import LOG, Store, recall
+from pipeline.run.views import PointResult, Tracking
 from pipeline.views.report import page
 from pipeline.views.report.figures import Drawn, LeftOut, draw
 from pipeline.views.report.gather import Point, Sweep, gather
 from pipeline.views.terminal import report_lines
+from pipeline.views.terminal.verdict import contestant_name, mark_texts, verdict_lines
 
 # The folder beside the points, and what it is called as a run of MLflow.
 FOLDER = "report"
-# Of the best point, in MLflow's table beside the points themselves.
-METRICS = ("examples_per_second", "speedup", "efficiency")
+# What result.json has that the table of all numbers says otherwise, or not at all.
+OF_THE_FILE = ("version", "status", "notes")
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,16 @@ class Written:
     def lines(self) -> list[str]:
         """The verdict, what it leaves out, what to change first and how good predictions were, in sentences."""
         first = page.advice(self.sweep, self.verdict)[:1]
-        return [*self.verdict.lines, *first, *filter(None, [page.score(self.sweep)])]
+        return [*verdict_lines(self.verdict), *first, *filter(None, [page.score(self.sweep)])]
 
     @property
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[PointResult]:
         """What became of each point, in the order in which the verdict numbers them."""
-        not_run = {"error": "it was not run yet"}
-        return [
-            {**not_run, **point.run.result, "status": point.status, "overrides": point.overrides}
-            for point in self.sweep.points
-        ]
+        return [_became(point) for point in self.sweep.points]
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(self.lines, str(self.html), [(left.title, left.why) for left in self.left_out])
+        return report_lines(self.lines, str(self.html), [(figure.title, figure.why) for figure in self.left_out])
 
 
 def write(folder: Path) -> Written:
@@ -105,7 +101,7 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
                     key=uuid.uuid4().hex,
                     name=f"sweep {written.sweep.name}",
                     folder=str(beside),
-                    experiment=store["experiment"],
+                    experiment=store.experiment or "",
                     tags={"sweep": written.sweep.name, "kind": "report"},
                     pid=pid,
                     host=host,
@@ -122,8 +118,8 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
 
 def store_of(sweep: Sweep) -> Store | None:
     """Where the points of a sweep are tracked; None for nowhere."""
-    stores = (recall(point.run.folder)["store"] or {} for point in sweep.points)
-    return next((store for store in stores if store.get("uri")), None)
+    stores = (recall(point.run.folder).store for point in sweep.points)
+    return next((store for store in stores if store and store.uri), None)
 
 
 def points_csv(sweep: Sweep) -> str:
@@ -137,18 +133,25 @@ def points_csv(sweep: Sweep) -> str:
     return text.getvalue()
 
 
-def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
-    result = {name: value for name, value in point.run.result.items() if name != "folder"}
+def _became(point: Point) -> PointResult:
+    ending = point.result.ending
+    if ending.status is None:
+        ending = Ending(point.status, ending.error or "it was not run yet")
+    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides)
+
+
+def _row(point: Point, sweep: Sweep) -> dict[str, object]:
+    result = to_values(point.result)
     return {
         "point": point.place,
         "status": point.status,
         "group": point.group,
-        "marks": "; ".join(point.marks),
+        "marks": "; ".join(mark_texts(point.marks)),
         "overrides": " ".join(point.overrides),
         "folder": point.run.folder.name,
         "target": sweep.target,
         "seconds_to_target": sweep.seconds_to_target(point),
-        **{name: value for name, value in comparable.flat(result) if name not in ("status", "notes")},
+        **{name: value for name, value in comparable.flat(result) if name not in OF_THE_FILE},
     }
 
 
@@ -159,25 +162,34 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
+def _numbers(speed: Speed) -> dict[str, float | None]:
+    """Of the best point, in MLflow's table beside the points themselves."""
+    return {
+        "examples_per_second": speed.examples_per_second,
+        "speedup": speed.speedup,
+        "efficiency": speed.efficiency,
+    }
+
+
 def _told(written: Written, now: float) -> Report:
     """What MLflow shows of a report: files, the best point's numbers, and what it says."""
     best = written.verdict.best
-    result = best.runs[0].result if best else {}
+    values = {} if best is None else _numbers(best.runs[0].result.speed)
     listed = [
-        f"- {point.name.strip()}: {point.status}"
-        + (f", run {point.run.result['mlflow_run_id']}" if point.run.result.get("mlflow_run_id") else "")
+        f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points
+        for run_id in [point.result.tracked.mlflow_run_id]
     ]
     return Report(
         files={
             "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
             "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
         },
-        values={name: result[name] for name in METRICS if result.get(name) is not None},
+        values={name: value for name, value in values.items() if value is not None},
         tags={
-            "best": best.name if best else None,
+            "best": contestant_name(best) if best else None,
             "confidence": written.verdict.confidence,
-            "verdict": " ".join(written.verdict.lines),
+            "verdict": " ".join(verdict_lines(written.verdict)),
         },
         text="\n\n".join([*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]),
         time=now,

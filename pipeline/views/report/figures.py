@@ -12,17 +12,21 @@ from io import BytesIO
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from pipeline.analyze.comparable import Marks
 from pipeline.views.report.gather import Point, Sweep
-from pipeline.views.terminal.words import brackets, items, number, rate, span
+from pipeline.views.terminal.verdict import mark_texts
+from pipeline.views.terminal.words import brackets, rate, span
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLACK, GREY = "#000000", "#767676"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 MARKERS = "osD^vPX"
-DASHES: tuple[Any, ...] = (
+Dash = str | tuple[float, tuple[float, ...]]
+DASHES: tuple[Dash, ...] = (
     "-",
     (0, (5, 2)),
     (0, (1, 1.5)),
@@ -44,8 +48,6 @@ FONT, SMALL, DPI = 11, 9.5, 144
 MOST_CHARACTERS = 58
 # More would not be told apart.
 MOST_BARS, MOST_LINES = 40, 7
-# What a prediction says, in result.json.
-PREDICTED = ("examples_per_second", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,16 @@ class LeftOut:
 
 def draw(sweep: Sweep) -> list[Drawn | LeftOut]:
     """The report's figures, in its order."""
-    return [each(sweep) for each in (_scaling, _throughput, _learning, _steps)]
+    return [make(sweep) for make in (_scaling, _throughput, _learning, _steps)]
 
 
 def _scaling(sweep: Sweep) -> Drawn | LeftOut:
     """Speedup and efficiency against workers."""
     title = "Speedup and efficiency against workers"
-    points = [point for point in sweep.measured if number(point.run.result.get("speedup")) is not None]
+    points = [point for point in sweep.measured if point.result.speed.speedup is not None]
     if not points:
         return LeftOut(title, "no point has a speedup: it needs a baseline, and measure.steps other than 0")
-    if len({point.run.result["workers"] for point in points}) < 2:
+    if len({_workers(point) for point in points}) < 2:
         return LeftOut(title, "all points have as many workers")
     series: dict[str, list[Point]] = {}
     for point in points:
@@ -86,7 +88,7 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
     foreseen = {point.place: found for point in points if (found := _foreseen(point))}
     rows = len(series) + 1 + bool(foreseen)
     figure, (above, below) = _axes(2, rows)
-    most = max(point.run.result["workers"] for point in points)
+    most = max(map(_workers, points))
     above.plot(
         [1, most], [1, most], color=GREY, lw=1.2, ls=(0, (2, 2)), label="ideal: as many times as fast as workers"
     )
@@ -94,14 +96,14 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
     # Beside each other, where they would lie on each other.
     apart = 0.012 * most
     beside: dict[int, float] = {}
-    for place, (name, each) in enumerate(series.items()):
-        each = sorted(each, key=lambda point: point.run.result["workers"])
-        workers = [point.run.result["workers"] for point in each]
+    for place, (name, unsorted) in enumerate(series.items()):
+        of_series = sorted(unsorted, key=_workers)
+        workers = list(map(_workers, of_series))
         colour, marker, dashes = _look(place)
-        ends = [_ends(point, "speedup") for point in each]
+        ends = list(map(_speedup, of_series))
         shifted = [count + apart * (place - (len(series) - 1) / 2) for count in workers]
-        beside |= {point.place: x + apart / 2 for point, x in zip(each, shifted, strict=True)}
-        for axes, scale in ((above, [1] * len(each)), (below, workers)):
+        beside |= {point.place: x + apart / 2 for point, x in zip(of_series, shifted, strict=True)}
+        for axes, scale in ((above, [1] * len(of_series)), (below, workers)):
             axes.errorbar(
                 shifted,
                 [middle / one for (middle, _, _), one in zip(ends, scale, strict=True)],
@@ -112,7 +114,7 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
                 color=colour, marker=marker, ls=dashes, capsize=3, lw=1.6, ms=6, label=name if axes is above else None,
             )  # fmt: skip
     for place, (middle, low, high) in foreseen.items():
-        count = next(point.run.result["workers"] for point in points if point.place == place)
+        count = next(_workers(point) for point in points if point.place == place)
         for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
             axes.errorbar(
                 [beside[place]], [middle / over], [[(middle - low) / over], [(high - middle) / over]], color=GREY,
@@ -121,14 +123,13 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
     above.set_ylabel("speedup")
     below.set_ylabel("efficiency")
     below.set_xlabel("workers")
-    ticks = sorted({point.run.result["workers"] for point in points})
+    ticks = sorted(set(map(_workers, points)))
     for axes in (above, below):
         axes.set_ylim(bottom=0)
         axes.set_xticks(ticks if len(ticks) <= 8 else ticks[:: len(ticks) // 8 + 1], minor=False)
     below.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     told = "; ".join(
-        f"{point.run.result['strategy']}, {point.run.result['workers']} workers: {point.run.result['speedup']:.2f}"
-        for point in points
+        f"{point.result.choices.strategy}, {_workers(point)} workers: {_speedup(point)[0]:.2f}" for point in points
     )
     return _drawn("scaling", title, f"Speedup over one device, by workers. {told}.", figure, _handles(above))
 
@@ -139,16 +140,16 @@ def _throughput(sweep: Sweep) -> Drawn | LeftOut:
     if not sweep.measured:
         return LeftOut(title, "no point was measured")
     points = _first(sweep.measured)
-    names = list(dict.fromkeys(str(point.run.result.get("strategy")) for point in points))
-    ends = [_ends(point, "examples_per_second") for point in points]
+    names = list(dict.fromkeys(str(point.result.choices.strategy) for point in points))
+    ends = list(map(_throughput_of, points))
     texts = [
         f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}"
         for point, (middle, low, high) in zip(points, ends, strict=True)
     ]
     bars = _bars(texts)
     for place, (point, (middle, low, high)) in enumerate(zip(points, ends, strict=True)):
-        colour = _look(names.index(str(point.run.result.get("strategy"))))[0]
-        faint = bool({*point.marks} - {"asynchronous"})
+        colour = _look(names.index(str(point.result.choices.strategy)))[0]
+        faint = point.marks not in (Marks(), Marks(("asynchronous",)))
         bars.axes.barh(place, middle, bars.thick, color=colour, alpha=0.35 if faint else 1.0, edgecolor=colour)
         bars.axes.errorbar([middle], [place], xerr=[[middle - low], [high - middle]], color=BLACK, capsize=3, lw=1.2)
     bars.axes.set_xlabel("training examples per second")
@@ -223,13 +224,11 @@ def causes(point: Point) -> dict[str, float]:
 
     Of a share s of the ideal throughput that is lost, a step of t ms that takes t (1 - lost) alone has lost s t.
     """
-    result = point.run.result
-    step, wait = number(result.get("step_ms_p50")), number(result.get("input_wait"))
-    explained = result.get("explained")
+    step, wait = point.result.speed.step_ms_p50, point.result.input.wait
     if step is None:
         return {}
-    if isinstance(explained, dict) and items(explained.get("parts")):
-        shares = {str(item["name"]): max(0.0, number(item["share"]) or 0.0) for item in items(explained["parts"])}
+    if explained := point.result.explained:
+        shares = {part.name: max(0.0, part.share) for part in explained.parts}
         kept = max(0.0, 1 - sum(shares.values()))
         return {"computing": kept * step} | {
             name if name in CAUSES else "other": share * step for name, share in shares.items() if share
@@ -239,39 +238,51 @@ def causes(point: Point) -> dict[str, float]:
 
 def _series(point: Point, sweep: Sweep, name: str = "") -> str:
     marked = _marked(point, sweep)
-    return f"{name or point.run.result.get('strategy')}{f' ({marked})' * bool(marked)}"
+    return f"{name or point.result.choices.strategy}{f' ({marked})' * bool(marked)}"
 
 
 def _marked(point: Point, sweep: Sweep) -> str:
     """What is written beside a point: its group, where there are several, and what is to be said of its speed."""
-    several = len({each.group for each in sweep.measured}) > 1
-    return ", ".join([*([f"group {point.group}"] if several and point.group else []), *point.marks])
+    several = len({measured.group for measured in sweep.measured}) > 1
+    return ", ".join([*([f"group {point.group}"] if several and point.group else []), *mark_texts(point.marks)])
 
 
-def _ends(point: Point, name: str) -> tuple[float, float, float]:
-    result = point.run.result
-    middle = float(result[name])
-    low, high = (number(result.get(f"{name}_{end}")) for end in ("low", "high"))
+def _workers(point: Point) -> int:
+    return point.result.layout.workers or 1
+
+
+def _speedup(point: Point) -> tuple[float, float, float]:
+    speed = point.result.speed
+    return _ends(speed.speedup, speed.speedup_low, speed.speedup_high)
+
+
+def _throughput_of(point: Point) -> tuple[float, float, float]:
+    speed = point.result.speed
+    return _ends(speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high)
+
+
+def _ends(middle: float | None, low: float | None, high: float | None) -> tuple[float, float, float]:
+    """A value that was measured and the ends around it, which are the value where they are not known."""
+    middle = middle or 0.0
     return middle, min(middle, middle if low is None else low), max(middle, middle if high is None else high)
 
 
 def _foreseen(point: Point) -> tuple[float, float, float] | None:
     """The last prediction made of a point, as speedups."""
-    one, made = number(point.run.result.get("baseline_examples_per_second")), items(point.run.result.get("predictions"))
-    if not one or not made:
+    one, predictions = point.result.speed.baseline_examples_per_second, point.result.predictions
+    if not one or not predictions:
         return None
-    ends = [number(made[-1].get(name)) for name in PREDICTED]
-    middle, low, high = ((end or 0.0) / one for end in ends)
-    return None if None in ends else (middle, min(low, middle), max(high, middle))
+    last = predictions[-1]
+    return _ends(last.examples_per_second / one, last.low / one, last.high / one)
 
 
 def _first(points: Sequence[Point]) -> Sequence[Point]:
     """The points, of too many the fastest, in their order."""
-    fastest = sorted(points, key=lambda point: -float(point.run.result["examples_per_second"]))[:MOST_BARS]
+    fastest = sorted(points, key=lambda point: -_throughput_of(point)[0])[:MOST_BARS]
     return sorted(fastest, key=lambda point: point.place)
 
 
-def _look(place: int) -> tuple[str, str, Any]:
+def _look(place: int) -> tuple[str, str, Dash]:
     # Where the colours begin again, markers and dashes go on.
     other = place + place // len(COLOURS)
     return COLOURS[place % len(COLOURS)], MARKERS[other % len(MARKERS)], DASHES[other % len(DASHES)]
@@ -331,11 +342,11 @@ def _figure(
     return figure, panels
 
 
-def _handles(axes: Axes) -> list[Any]:
+def _handles(axes: Axes) -> list[Artist]:
     return list(axes.get_legend_handles_labels()[0])
 
 
-def _drawn(name: str, title: str, told: str, figure: Figure, handles: Sequence[Any] = ()) -> Drawn:
+def _drawn(name: str, title: str, told: str, figure: Figure, handles: Sequence[Artist] = ()) -> Drawn:
     import matplotlib as mpl
 
     if handles:

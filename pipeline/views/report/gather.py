@@ -7,7 +7,7 @@ result, in the order of their folders' names.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
@@ -17,12 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.analyze import comparable, history
+from pipeline.analyze.comparable import Marks
 from pipeline.analyze.history import HistoryError, Run
 from pipeline.config.schema import PredictConfig
 from pipeline.plan.planning import falls
-from pipeline.record import log
+from pipeline.record import log, results, sweeps
 from pipeline.record.events import Epoch
-from pipeline.run import sweep
+from pipeline.record.results import Ending, Result
+from pipeline.record.sweeps import Entry
 
 LOSS = "loss"
 # What a YAML file raises that is not there, or was cut short.
@@ -42,20 +44,24 @@ class Point:
     run: Run
     overrides: tuple[str, ...]
     group: str = ""
-    marks: tuple[str, ...] = ()
+    marks: Marks = field(default_factory=Marks)
+
+    @property
+    def result(self) -> Result:
+        """What became of it."""
+        return self.run.result
 
     @property
     def status(self) -> str:
         """FINISHED, or why there is nothing to see."""
-        return str(self.run.result.get("status") or "NOT RUN")
+        return self.result.ending.status or "NOT RUN"
 
     @property
     def name(self) -> str:
         """What a figure calls it."""
-        result = self.run.result
-        workers = result.get("workers")
+        workers = self.result.layout.workers
         counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
-        return f"{self.place}  {result.get('strategy') or 'unknown'}{counted}"
+        return f"{self.place}  {self.result.choices.strategy or 'unknown'}{counted}"
 
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:
@@ -141,10 +147,10 @@ class Sweep:
 def gather(folder: Path) -> Sweep:
     """The sweep in a folder. Raises `HistoryError`."""
     folder = folder.resolve()
-    if listed := sweep.read(folder):
+    if listed := sweeps.read(folder):
         points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
     else:
-        folders = sorted((path.parent for path in folder.glob("*/result.json")), key=_naturally)
+        folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
         points = [_point(place, _run(folder)) for place, folder in enumerate(folders)]
     if not points:
         raise HistoryError(
@@ -158,13 +164,15 @@ def _point(place: int, run: Run) -> Point:
     return Point(place, str(place), run, tuple(_typed(run.folder)))
 
 
-def _listed(place: int, entry: sweep.Entry, folder: Path) -> Point:
+def _listed(place: int, entry: Entry, folder: Path) -> Point:
     """A point as sweep.json lists it; what that says of one without a result is its result. Repeats share a number."""
     run = _run(folder / entry.folder)
-    told = {name: value for name in ("status", "error") if (value := getattr(entry, name))}
-    if not told and run.plan:
-        told = {"status": "UNFINISHED", "error": "it was started and has not ended; the same command goes on with it"}
-    return Point(place, str(entry.place), Run(run.folder, {**told, **run.result}, run.plan), tuple(entry.overrides))
+    told = Ending(entry.status, entry.error)
+    if told == Ending() and run.settings:
+        told = Ending("UNFINISHED", "it was started and has not ended; the same command goes on with it")
+    ending = run.result.ending
+    ending = replace(ending, status=ending.status or told.status, error=ending.error if ending.status else told.error)
+    return Point(place, str(entry.place), replace(run, result=replace(run.result, ending=ending)), entry.overrides)
 
 
 def _knee_share(points: Sequence[Point]) -> float:
@@ -181,14 +189,13 @@ def _knee_share(points: Sequence[Point]) -> float:
 
 def _grouped(points: Sequence[Point]) -> list[Point]:
     """The points with what is to be said of their speeds."""
-    measured = [place for place, point in enumerate(points) if point.run.result.get("examples_per_second") is not None]
+    measured = [place for place, point in enumerate(points) if point.result.speed.examples_per_second is not None]
     runs = [points[place].run for place in measured]
     letters = {at: _letter(number) for number, group in enumerate(comparable.groups(runs)) for at in group}
     marks = comparable.marks(runs)
-    told = {place: (letters[at], tuple(marks[at])) for at, place in enumerate(measured)}
-    return [
-        replace(point, group=group, marks=mark) for point in points for group, mark in [told.get(point.place, ("", ()))]
-    ]
+    told = {place: (letters[at], marks[at]) for at, place in enumerate(measured)}
+    grouped = ((point, *told.get(point.place, ("", Marks()))) for point in points)
+    return [replace(point, group=group, marks=mark) for point, group, mark in grouped]
 
 
 def _letter(number: int) -> str:
@@ -201,7 +208,7 @@ def _letter(number: int) -> str:
 
 
 def _run(folder: Path) -> Run:
-    return history.of({**log.read_whole(folder / "result.json"), "folder": str(folder)})
+    return history.of(folder, results.read(folder) or Result())
 
 
 def _typed(folder: Path) -> list[str]:

@@ -1,10 +1,9 @@
 """Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.analyze import comparable, scoring
 from pipeline.analyze.verdict import SIGNIFICANCE_LEVEL, Verdict
@@ -12,15 +11,15 @@ from pipeline.views.report.figures import Drawn, LeftOut
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.predict import score_text
 from pipeline.views.terminal.sweep import noted
+from pipeline.views.terminal.verdict import mark_texts, verdict_lines
 from pipeline.views.terminal.words import (
     bare_times,
     clean,
     duration,
     figure,
     lines_of,
-    number,
     percent,
-    points,
+    points_text,
     rate,
     span,
     times,
@@ -76,20 +75,20 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
     )
     best = set(decided.best.places) if decided.best else set()
     columns = _columns(sweep)
-    used = {mark for point in sweep.measured for mark in point.marks} | (
+    used = {doubt for point in sweep.measured for doubt in point.marks.doubts} | (
         {"group"} if len(_groups(sweep)) > 1 else set()
     )
     return template.render(
         name=sweep.name,
         about=_about(sweep),
-        verdict=decided.lines,
+        verdict=verdict_lines(decided),
         advice=advice(sweep, decided),
         figures=[
-            {"name": each.name, "title": each.title, "told": each.told, "data": base64.b64encode(each.svg).decode()}
-            for each in figures
-            if isinstance(each, Drawn)
+            {"name": drawn.name, "title": drawn.title, "told": drawn.told, "data": base64.b64encode(drawn.svg).decode()}
+            for drawn in figures
+            if isinstance(drawn, Drawn)
         ],
-        left_out=[each for each in figures if isinstance(each, LeftOut)],
+        left_out=[figure for figure in figures if isinstance(figure, LeftOut)],
         columns=columns,
         rows=[{"best": point.place in best, "cells": _cells(point, sweep, columns)} for point in sweep.points],
         missing=missing(sweep),
@@ -105,8 +104,8 @@ def advice(sweep: Sweep, decided: Verdict) -> list[str]:
     best = set(decided.best.places) if decided.best else set()
     points: dict[str, list[str]] = {}
     for point in sorted(sweep.measured, key=lambda point: point.place not in best):
-        explained = point.run.result.get("explained")
-        if isinstance(explained, Mapping) and (said := clean(explained.get("advice"))):
+        explained = point.result.explained
+        if explained is not None and (said := clean(explained.advice)):
             points.setdefault(said, []).append(" ".join(point.name.split()))
     return [f"Point{'s' * (len(names) > 1)} {'; '.join(names)}: {said}" for said, names in points.items()]
 
@@ -115,30 +114,32 @@ def missing(sweep: Sweep) -> list[str]:
     """Which points were skipped, have failed or were never run, and why."""
     places: dict[str, list[int]] = {}
     for point in sweep.missing:
-        why = " ".join(lines_of(point.run.result.get("error"))) or "no reason was given"
+        why = " ".join(lines_of(point.result.ending.error)) or "no reason was given"
         said = "not run yet" if point.status == "NOT RUN" else f"{point.status.lower()}: {why}"
         places.setdefault(said, []).append(point.place)
-    return [f"{points(place).capitalize()} {said}" for said, place in places.items()]
+    return [f"{points_text(place).capitalize()} {said}" for said, place in places.items()]
 
 
 def differences(sweep: Sweep) -> list[str]:
     """In what the measured points differ that keeps their speeds from being compared."""
     measured = sweep.measured
-    lines = [f"Group {letter}: {points(places)}." for letter, places in _groups(sweep).items()]
+    lines = [f"Group {letter}: {points_text(places)}." for letter, places in _groups(sweep).items()]
     for name, values in comparable.differences([point.run for point in measured]):
-        each = "; ".join(f"{value}: {points([measured[at].place for at in where])}" for value, where in values.items())
-        lines.append(f"{name} differs ({each}).")
+        told = "; ".join(
+            f"{value}: {points_text([measured[at].place for at in where])}" for value, where in values.items()
+        )
+        lines.append(f"{name} differs ({told}).")
     return lines if len(lines) > 1 else []
 
 
 def score(sweep: Sweep) -> str:
     """How good the predictions were that had been made for these points."""
-    return score_text(scoring.score([point.run.result for point in sweep.measured]))
+    return score_text(scoring.score([point.result for point in sweep.measured]))
 
 
 def _about(sweep: Sweep) -> str:
     finished = sum(point.status == "FINISHED" for point in sweep.points)
-    machines = sorted({clean(point.run.result.get("machine")) for point in sweep.measured} - {""})
+    machines = sorted({clean(point.result.environment.machine) for point in sweep.measured} - {""})
     points = f"{finished} of {len(sweep.points)} points finished"
     return f"{points}, on {'; '.join(machines)}." if machines else f"{points}."
 
@@ -163,42 +164,34 @@ def _columns(sweep: Sweep) -> list[Column]:
 
 
 def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
-    result = point.run.result
-    speed, speedup, efficiency, step = (
-        number(result.get(name)) for name in ("examples_per_second", "speedup", "efficiency", "step_ms_p50")
-    )
-    workers, seconds = result.get("workers"), sweep.seconds_to_target(point)
-    mark = ", ".join(point.marks)
+    speed, workers, seconds = point.result.speed, point.result.layout.workers, sweep.seconds_to_target(point)
+    mark = ", ".join(mark_texts(point.marks))
     texts = {
         "point": Cell(str(point.place)),
-        "strategy": Cell(clean(result.get("strategy")) or MISSING),
+        "strategy": Cell(clean(point.result.choices.strategy) or MISSING),
         "workers": Cell(MISSING if workers is None else f"{workers:,}"),
         "group": Cell(point.group or MISSING),
-        "examples/s": Cell(
-            MISSING if speed is None else rate(speed),
-            _span(result, "examples_per_second", rate),
-            mark * (speed is not None),
+        "examples/s": _figure(
+            speed.examples_per_second,
+            rate,
+            span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to "),
+            mark,
         ),
-        "speedup": Cell(
-            MISSING if speedup is None else times(speedup),
-            _span(result, "speedup", bare_times),
-            mark * (speedup is not None),
-        ),
-        "efficiency": Cell(
-            MISSING if efficiency is None else percent(efficiency), mark=mark * (efficiency is not None)
-        ),
-        "step ms": Cell(MISSING if step is None else rate(step)),
+        "speedup": _figure(speed.speedup, times, span(speed.speedup_low, speed.speedup_high, bare_times, " to "), mark),
+        "efficiency": _figure(speed.efficiency, percent, mark=mark),
+        "step ms": _figure(speed.step_ms_p50, rate),
         "status": Cell(point.status),
         "overrides": Cell(" ".join(map(clean, point.overrides))),
-        "MLflow run": Cell(clean(result.get("mlflow_run_id")) or MISSING),
+        "MLflow run": Cell(clean(point.result.tracked.mlflow_run_id) or MISSING),
     }
     reached = Cell(MISSING if seconds is None else duration(seconds))
     cells = [texts.get(column.title, reached) for column in columns]
     return [Cell(cell.text, cell.under, cell.mark, column.kind) for cell, column in zip(cells, columns, strict=True)]
 
 
-def _span(result: Mapping[str, Any], name: str, written: Any) -> str:
-    return span(result.get(f"{name}_low"), result.get(f"{name}_high"), written, " to ")
+def _figure(value: float | None, write: Callable[[float], str], under: str = "", mark: str = "") -> Cell:
+    """The cell of a number; one that is not known has no mark."""
+    return Cell(MISSING, under) if value is None else Cell(write(value), under, mark)
 
 
 def _groups(sweep: Sweep) -> dict[str, list[int]]:

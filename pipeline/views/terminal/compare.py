@@ -1,8 +1,10 @@
 """Turns what differs between runs into what a person reads."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from pipeline.analyze.comparable import Marks
+from pipeline.record.results import Result
+from pipeline.views.terminal.verdict import mark_texts
 from pipeline.views.terminal.words import (
     bare_times,
     brackets,
@@ -10,7 +12,6 @@ from pipeline.views.terminal.words import (
     columns,
     figure,
     listed,
-    number,
     rate,
     span,
     times,
@@ -21,22 +22,21 @@ MISSING = "-"
 # Of a value that is long, such as a list of arguments.
 MOST_CHARACTERS = 40
 
-Row = tuple[str, tuple[Any, ...]]
+Row = tuple[str, tuple[object, ...]]
 
 
 def compared_lines(
     names: Sequence[str],
-    results: Sequence[Mapping[str, Any]],
-    marks: Sequence[Sequence[str]],
+    results: Sequence[Result],
+    marks: Sequence[Marks],
     verdicts: Sequence[str],
     unlike: Sequence[str],
     settings: Sequence[Row],
     outcomes: Sequence[Row],
 ) -> list[str]:
     """A row for each run, then who is faster, what was asked for differently, and what came out of each."""
-    header, *rows = columns(
-        [HEADER, *(_row(*each) for each in enumerate(zip(names, results, marks, strict=True)))], (0, 3)
-    )
+    runs = zip(names, results, marks, strict=True)
+    header, *rows = columns([HEADER, *(_row(place, *run) for place, run in enumerate(runs))], (0, 3))
     places = [str(place) for place in range(len(results))]
     lines = [header, *rows, "", *verdicts]
     lines += [f"The speeds say nothing of each other: {why}." for why in unlike]
@@ -47,26 +47,28 @@ def compared_lines(
     return lines
 
 
-def _row(place: int, run: tuple[str, Mapping[str, Any], Sequence[str]]) -> tuple[str, ...]:
-    name, result, marks = run
-    speed, speedup = number(result.get("examples_per_second")), number(result.get("speedup"))
-    marked = brackets(listed(*marks))
+def _row(place: int, name: str, result: Result, marks: Marks) -> tuple[str, ...]:
+    speed, workers = result.speed, result.layout.workers
+    marked = brackets(listed(*mark_texts(marks)))
+    throughput = speedup = MISSING
+    if speed.examples_per_second is not None:
+        ends = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, "-")
+        throughput = f"{rate(speed.examples_per_second)}{brackets(ends)}{marked}"
+    if speed.speedup is not None:
+        ends = span(speed.speedup_low, speed.speedup_high, bare_times, "-")
+        speedup = f"{times(speed.speedup)}{brackets(ends)}{marked}"
     return (
         str(place),
         clean(name),
-        clean(result.get("strategy")) or MISSING,
-        clean(result.get("workers")) or MISSING,
-        MISSING if speed is None else f"{rate(speed)}{_range(result, 'examples_per_second', rate)}{marked}",
-        MISSING if speedup is None else f"{times(speedup)}{_range(result, 'speedup', bare_times)}{marked}",
-        clean(result.get("status")) or MISSING,
+        clean(result.choices.strategy) or MISSING,
+        MISSING if workers is None else str(workers),
+        throughput,
+        speedup,
+        clean(result.ending.status) or MISSING,
     )
 
 
-def _range(result: Mapping[str, Any], name: str, written: Any) -> str:
-    return brackets(span(result.get(f"{name}_low"), result.get(f"{name}_high"), written, "-"))
-
-
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """A value in a cell.
 
     >>> [_value(value) for value in (None, 0.94312, True, "x" * 50)]

@@ -1,11 +1,12 @@
 """Turns what a plan needs, in bytes, into lines: a table of memory by place, and what a step exchanges."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
 
 from pipeline.plan.estimate import Estimate, Exchanged, Memory, Traffic
 from pipeline.plan.plan import Plan
-from pipeline.views.terminal.words import amount, clean, columns, listed, number, whole
+from pipeline.run.views import PointResult
+from pipeline.views.terminal.words import amount, clean, columns, listed
 
 HEADER = ("memory", "parameters", "gradients", "optimizer", "activations", "total")
 SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "exchanged/example", "status")
@@ -17,7 +18,7 @@ MISSING = "-"
 
 def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
     """The estimate as a table of memory, and under it what travels and what is cut."""
-    rows = [HEADER, *(_memory_row(each) for each in _few(made.memory))]
+    rows = [HEADER, *(_memory_row(memory) for memory in _few(made.memory))]
     labelled = [*_exchange(plan, made.exchanged), *_data(plan, made), *shard_lines(made)]
     if made.unknown:
         labelled.append(("note", f"Activations are not known: {clean(made.unknown)}."))
@@ -39,34 +40,37 @@ def shard_lines(made: Estimate) -> list[tuple[str, str]]:
     ]
 
 
-def planned_rows(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def planned_rows(points: Sequence[PointResult]) -> list[str]:
     """A header, and for each planned point what one device keeps and what all exchange for one step."""
-    return columns([SWEEP_HEADER, *(_planned(place, result) for place, result in enumerate(results))], RIGHT)
+    return columns([SWEEP_HEADER, *(_planned(place, point) for place, point in enumerate(points))], RIGHT)
 
 
-def _planned(place: int, result: Mapping[str, Any]) -> tuple[str, ...]:
-    needs = result.get("estimate") or {}
-    memory, exchanged, examples = (number(needs.get(key)) for key in ("device_bytes", "step_bytes", "step_examples"))
-    workers = whole(result.get("workers"))
+def _planned(place: int, point: PointResult) -> tuple[str, ...]:
+    result, needs = point.result, point.needs
+    memory = exchanged = of_example = MISSING
+    if needs is not None:
+        memory = ("" if needs.activations_known else "over ") + amount(needs.device_bytes)
+        if needs.step_bytes is not None:
+            exchanged, of_example = amount(needs.step_bytes), amount(needs.step_bytes / needs.step_examples)
+    workers = result.layout.workers
     return (
         str(place),
-        clean(result.get("strategy")) or MISSING,
+        clean(result.choices.strategy) or MISSING,
         MISSING if workers is None else f"{workers:,}",
-        MISSING if memory is None else ("" if needs.get("activations_known") else "over ") + amount(memory),
-        MISSING if exchanged is None else amount(exchanged),
-        MISSING if exchanged is None or not examples else amount(exchanged / examples),
-        clean(result.get("status")) or MISSING,
+        memory,
+        exchanged,
+        of_example,
+        clean(result.ending.status) or MISSING,
     )
 
 
-def _memory_row(each: Memory) -> tuple[str, ...]:
-    parts = (each.parameters, each.gradients, each.slots)
-    activations = "unknown" if each.activations is None else _amount(each.activations)
+def _memory_row(memory: Memory) -> tuple[str, ...]:
+    unknown = memory.activations is None
     return (
-        each.place,
-        *map(_amount, parts),
-        activations,
-        ("over " if each.activations is None else "") + amount(each.total),
+        memory.place,
+        *map(_amount, (memory.parameters, memory.gradients, memory.slots)),
+        "unknown" if memory.activations is None else _amount(memory.activations),
+        "over " * unknown + amount(memory.total),
     )
 
 
@@ -84,12 +88,12 @@ def _few(memory: Sequence[Memory]) -> list[Memory]:
     return [first, *(_renamed(end, f"{which} of {len(others):,} servers") for end, which in ends)]
 
 
-def _renamed(each: Memory, place: str) -> Memory:
-    return Memory(place, each.parameters, each.gradients, each.slots, each.activations)
+def _renamed(memory: Memory, place: str) -> Memory:
+    return dataclasses.replace(memory, place=place)
 
 
 def _of(made: Estimate, place: str) -> Memory:
-    return next(each for each in made.memory if each.place == place)
+    return next(memory for memory in made.memory if memory.place == place)
 
 
 def _data(plan: Plan, made: Estimate) -> list[tuple[str, str]]:
@@ -108,7 +112,7 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
         return [("exchange", "nothing: one device trains alone")]
     step = "for a step of one worker" if plan.strategy.asynchronous else "a step"
     lines = [("exchange", f"{amount(exchanged.total)} {step}: {exchanged.how}")]
-    lines += [("", _traffic(each)) for each in _busiest(exchanged.traffic)]
+    lines += [("", _traffic(traffic)) for traffic in _busiest(exchanged.traffic)]
     if exchanged.between:
         takes = ""
         if plan.hardware.link_gbps:
@@ -129,23 +133,23 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
 
 def _busiest(traffic: Sequence[Traffic]) -> Sequence[Traffic]:
     """All of it, or of many servers the busiest."""
-    servers = [each for each in traffic if each.who.startswith("server ")]
+    servers = [one for one in traffic if one.who.startswith("server ")]
     if len(servers) <= MOST_SERVERS:
         return traffic
     most = max(servers, key=lambda server: server.sends + server.receives)
     return [
-        *(each for each in traffic if each not in servers),
+        *(one for one in traffic if one not in servers),
         Traffic(f"the busiest of {len(servers):,} servers", most.sends, most.receives),
     ]
 
 
-def _traffic(each: Traffic) -> str:
+def _traffic(traffic: Traffic) -> str:
     said = listed(
-        f"sends {amount(each.sends)}" if each.sends else "",
-        f"receives {amount(each.receives)}" if each.receives else "",
+        f"sends {amount(traffic.sends)}" if traffic.sends else "",
+        f"receives {amount(traffic.receives)}" if traffic.receives else "",
     )
-    server = " when each worker makes a step" if "server" in each.who else ""
-    return f"{each.who} {said.replace(', ', ' and ') or 'has no part in it'}{server}"
+    server = " when each worker makes a step" if "server" in traffic.who else ""
+    return f"{traffic.who} {said.replace(', ', ' and ') or 'has no part in it'}{server}"
 
 
 def _rows(rows: Sequence[int]) -> str:

@@ -1,51 +1,48 @@
 """Turns what the lost efficiency is made of, the `explained` of result.json, into lines for a person."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from pipeline.views.terminal.words import brackets, clean, items, listed, number, percent, span
+from pipeline.record.profile import Explanation, Part
+from pipeline.views.terminal.words import brackets, clean, listed, percent, span
 
 # Parts with a smaller share are not told in a sweep's table.
 LEAST_SHARE = 0.01
 
 
-def explained_lines(explained: object) -> list[str]:
+def explained_lines(explained: Explanation | None) -> list[str]:
     """What to change; how much of the ideal is lost to what, the largest part first, with their ends; who is behind.
 
-    >>> parts = [{"name": "contention", "share": 0.05, "low": -0.01, "high": 0.1},
-    ...          {"name": "communication", "share": 0.4, "low": 0.38, "high": 0.42}]
-    >>> made = {"lost": 0.45, "lost_low": 0.4, "lost_high": 0.5, "parts": parts, "advice": "Try less."}
-    >>> explained_lines(made | {"straggler": "worker 1"})
+    >>> parts = [Part("contention", 0.05, -0.01, 0.1), Part("communication", 0.4, 0.38, 0.42)]
+    >>> explained_lines(Explanation(0.45, 0.4, 0.5, parts, None, "worker 1", "Try less."))
     ['Try less.', '45% of the ideal is lost (40% to 50%): communication 40% (38% to 42%), \
 contention 5.0% (-1.0% to 10%)', 'worker 1 is behind the others']
     """
-    if not isinstance(explained, Mapping) or (lost := number(explained.get("lost"))) is None:
+    if explained is None:
         return []
-    within = brackets(span(explained.get("lost_low"), explained.get("lost_high"), percent, " to "))
-    parts = listed(*(f"{name} {percent(share)}{brackets(ends)}" for share, name, ends in _parts(explained)))
-    straggler = clean(explained.get("straggler"))
+    within = brackets(span(explained.lost_low, explained.lost_high, percent, " to "))
+    parts = listed(
+        *(
+            f"{clean(part.name)} {percent(part.share)}{brackets(span(part.low, part.high, percent, ' to '))}"
+            for part in _largest_first(explained.parts)
+        )
+    )
+    straggler = clean(explained.straggler)
     told = (
-        clean(explained.get("advice")),
-        f"{percent(lost)} of the ideal is lost{within}: {parts}",
+        clean(explained.advice),
+        f"{percent(explained.lost)} of the ideal is lost{within}: {parts}",
         f"{straggler} is behind the others" if straggler else "",
     )
     return [line for line in told if line]
 
 
-def explained_line(explained: object) -> str:
+def explained_line(explained: Explanation | None) -> str:
     """How much of the ideal is lost to what, in a line; empty where nothing was explained."""
-    if not isinstance(explained, Mapping) or (lost := number(explained.get("lost"))) is None:
+    if explained is None:
         return ""
-    parts = listed(*(f"{name} {percent(share)}" for share, name, _ in _parts(explained) if share >= LEAST_SHARE))
-    return f"lost {percent(lost)}{': ' * bool(parts)}{parts}"
+    shown = [part for part in _largest_first(explained.parts) if part.share >= LEAST_SHARE]
+    parts = listed(*(f"{clean(part.name)} {percent(part.share)}" for part in shown))
+    return f"lost {percent(explained.lost)}{': ' * bool(parts)}{parts}"
 
 
-def _parts(explained: Mapping[str, object]) -> list[tuple[float, str, str]]:
-    """(share, name, range) of each part, the largest first."""
-    return sorted(
-        (
-            (share, clean(item.get("name")), span(item.get("low"), item.get("high"), percent, " to "))
-            for item in items(explained.get("parts"))
-            if isinstance(item, Mapping) and (share := number(item.get("share"))) is not None
-        ),
-        reverse=True,
-    )
+def _largest_first(parts: Sequence[Part]) -> list[Part]:
+    return sorted(parts, key=lambda part: part.share, reverse=True)

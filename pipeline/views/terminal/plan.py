@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.plan.plan import REPEAT_SECONDS, Plan, Process
+from pipeline.record.results import Layout
 from pipeline.views.terminal.words import clean, columns, listed, marks, named, plural, ranges, spread
 
 
@@ -31,11 +31,11 @@ def _headline(plan: Plan) -> str:
     )
     what = f"{model} on {data}, {strategy} on {hardware}"
     believed = marks(
-        {
-            "rehearsal": plan.hardware.rehearsal,
-            "oversubscribed": plan.hardware.oversubscribed,
-            "asynchronous": plan.strategy.asynchronous,
-        }
+        Layout(
+            rehearsal=plan.hardware.rehearsal,
+            oversubscribed=plan.hardware.oversubscribed,
+            asynchronous=plan.strategy.asynchronous,
+        )
     )
     return f"{what}: {plural(plan.workers, f'{plan.hardware.kind.upper()} worker')}{believed}"
 
@@ -45,13 +45,13 @@ def _processes(plan: Plan) -> str:
     roles = Counter(process.role for process in plan.processes)
     count = f"{len(plan.processes):,} ({listed(*(plural(many, role) for role, many in roles.items()))})"
     training = [process for process in plan.processes if process.replicas]
-    each = listed(
+    of_process = listed(
         spread((len(process.devices) for process in training), "device", none="no device"),
         spread((len(process.cores) for process in training), "core", none="any core"),
         spread((process.intra_op_threads for process in training), "thread", none="default threads"),
     )
     who = "each" if len(training) == len(plan.processes) else "each worker"
-    return f"{count} on {plural(plan.hardware.hosts, 'host')}; {who}: {each}"
+    return f"{count} on {plural(plan.hardware.hosts, 'host')}; {who}: {of_process}"
 
 
 def _batch(plan: Plan) -> str:
@@ -99,7 +99,7 @@ def _served(plan: Plan) -> str:
 
 
 def _training(plan: Plan) -> str:
-    optimizer: Any = (
+    optimizer: object = (
         plan.training.optimizer.get("_target_")
         if isinstance(plan.training.optimizer, dict)
         else plan.training.optimizer

@@ -98,9 +98,10 @@ def summary_lines(made: Manifest, folder: str, there: int, seconds: float, secon
     """
     shards = sum(len(split) for split in made.splits.values())
     lines = []
-    for split, each in made.splits.items():
-        size = amount(sum(shard.bytes for shard in each))
-        lines.append(f"{split:<11}{listed(plural(made.examples(split), 'example'), plural(len(each), 'shard'), size)}")
+    for split, of_split in made.splits.items():
+        size = amount(sum(shard.bytes for shard in of_split))
+        counted = listed(plural(made.examples(split), "example"), plural(len(of_split), "shard"), size)
+        lines.append(f"{split:<11}{counted}")
         if made.num_classes:
             lines.append(f"{'':<11}{_classes(made, split)}")
     if skipped := made.source.get("skipped"):

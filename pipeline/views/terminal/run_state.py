@@ -43,7 +43,6 @@ from pipeline.record.events import (
     Unknown,
     Warned,
 )  # fmt: skip
-from pipeline.record.plain import to_plain
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
 from pipeline.views.terminal.training_state import TrainingState, View
@@ -159,12 +158,12 @@ class RunState:
             case Checkpoint(step=step):
                 self._training.saved = step
             case Profiled(values=profile):
-                return [Line(text, lasting=True) for text in profile_lines(to_plain(profile))]
+                return [Line(text, lasting=True) for text in profile_lines(profile)]
             case Explaining():
                 self._explaining = True
                 return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
             case Explained(values=explanation):
-                return [Line(text, lasting=True) for text in explained_lines(to_plain(explanation))]
+                return [Line(text, lasting=True) for text in explained_lines(explanation)]
             case Warned(text=text):
                 return self._once(f"warning: {clean(text) or '(without words)'}", lasting=True)
             case Failed():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
-from pipeline.run.views import Ahead
+from pipeline.run.views import Ahead, PointResult
 from pipeline.views.terminal.estimate import estimate_lines, shard_lines
 from pipeline.views.terminal.plan import plan_lines
 from pipeline.views.terminal.predict import predicted_lines
@@ -47,9 +46,9 @@ class Terminal:
         for label, text in shard_lines(made):
             self.say(f"{label:<11}{text}")
 
-    def predicted(self, result: Mapping[str, Any]) -> None:
+    def predicted(self, point: PointResult) -> None:
         """Shows how fast a plan would be, after an empty line."""
-        for line in ["", *predicted_lines(result)]:
+        for line in ["", *predicted_lines(point)]:
             self.say(line)
 
     def live(self, plan: Plan, now: float, ahead: Ahead | None) -> Progress:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.analyze.comparable import doubts
-from pipeline.analyze.rounding import rate as rate
+from pipeline.record.results import Layout
 
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
 
@@ -22,6 +22,20 @@ def amount(count: float) -> str:
         if scaled < 999.5 or unit == "GiB":
             break
     return f"{scaled:,.{1 if scaled < 9.95 and power else 0}f} {unit}"
+
+
+def rate(value: float) -> str:
+    """A positive quantity in three or four digits, or all those before its point.
+
+    >>> [rate(value) for value in (3412.4, 96.04, 3.207, 0.0312, 2_345_678.0)]
+    ['3,412', '96.0', '3.21', '0.031', '2.346M']
+    """
+    if value >= 1e6:
+        return f"{value / 1e6:,.3f}M"
+    for least, digits in ((99.95, 0), (9.995, 1), (0.9995, 2), (0.001, 3)):
+        if abs(value) >= least:
+            return f"{value:,.{digits}f}"
+    return f"{value:.2g}"
 
 
 def times(value: float) -> str:
@@ -105,24 +119,24 @@ def ranges(numbers: Sequence[int]) -> str:
     '0-2,5,7-8'
     """
     runs: list[list[int]] = []
-    for each in sorted(set(numbers)):
-        if runs and each == runs[-1][-1] + 1:
-            runs[-1].append(each)
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([each])
+            runs.append([number])
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def points(places: Sequence[int]) -> str:
+def points_text(places: Sequence[int]) -> str:
     """Points of a sweep by their places.
 
-    >>> points([3]), points([0, 1, 2])
+    >>> points_text([3]), points_text([0, 1, 2])
     ('point 3', 'points 0-2')
     """
     return f"point{'s' * (len(places) > 1)} {ranges(places)}"
 
 
-def span(low: object, high: object, write: Callable[[float], str], between: str) -> str:
+def span(low: float | None, high: float | None, write: Callable[[float], str], between: str) -> str:
     """An interval, where both its ends are known and differ: one repeat has none.
 
     >>> span(3301.2, 3502.4, rate, " to "), span(None, 3502.4, rate, " to "), span(2.0, 2.0, times, "-")
@@ -132,13 +146,13 @@ def span(low: object, high: object, write: Callable[[float], str], between: str)
     return "" if least is None or most is None or least == most else f"{write(least)}{between}{write(most)}"
 
 
-def marks(about: Mapping[str, Any]) -> str:
+def marks(layout: Layout) -> str:
     """What makes a speedup less than it seems, to be written wherever one is shown.
 
-    >>> "1.84x" + marks({"rehearsal": True, "oversubscribed": False})
+    >>> "1.84x" + marks(Layout(rehearsal=True))
     '1.84x (rehearsal)'
     """
-    return brackets(listed(*doubts(about)))
+    return brackets(listed(*doubts(layout)))
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:

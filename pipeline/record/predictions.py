@@ -1,0 +1,83 @@
+"""Predictions as `predictions.jsonl` has them, a line each, and as `result.json` has them once a run scored them."""
+
+import dataclasses
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.record import log, plain
+from pipeline.record.plain import MismatchError
+
+# In the output folder.
+FILE = "predictions.jsonl"
+
+
+@dataclass(frozen=True)
+class FittedOn:
+    """The runs that a prediction was fitted on, what they were of, and how many others were left out.
+
+    `timed_step_seconds` is how long a step of one worker took that was timed for it, if one was.
+    """
+
+    runs: int
+    left_out: int = 0
+    strategies: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    workers: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
+    replica_batches: tuple[int, ...] = ()
+    parameters: tuple[int, ...] = ()
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    timed_step_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Examples per second that a plan was to have, their interval, and when and for what that was said."""
+
+    time: float | None = None
+    examples_per_second: float
+    low: float
+    high: float
+    confidence: float | None = None
+    strategy: str | None = None
+    workers: int | None = None
+    parameters: int | None = None
+    fitted_on: FittedOn | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(Predicted):
+    """A line of predictions.jsonl: `identity` names the plan that it is of, see `step_model.identity`."""
+
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Predicted):
+    """A prediction of a run that has `measured` so many examples per second.
+
+    `error` is predicted over measured, less 1; `held` says whether the interval holds what was measured.
+    """
+
+    measured: float | None = None
+    error: float
+    held: bool
+
+
+def append(output: Path, line: Line) -> None:
+    """Keeps a prediction, to be scored by a run that comes after it."""
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / FILE).open("a") as lines:
+        lines.write(json.dumps(dataclasses.asdict(line)) + "\n")
+
+
+def read(output: Path) -> list[Line]:
+    """The predictions that were made, oldest first."""
+    lines: list[Line] = []
+    for values, _ in log.objects(output / FILE):
+        with suppress(MismatchError):
+            lines.append(plain.made_of(Line, values))
+    return lines

@@ -1,0 +1,240 @@
+"""What became of a run, as `result.json` has it: written and read here alone.
+
+In the file the fields of all parts stand beside each other, under their own names or those that they say, and
+docs/results.md has what each means. What is not known is None: of a run that was refused, of an earlier version, odd.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.config.parts import flat, leaves, part_of, unflat
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
+from pipeline.record.predictions import Scored
+from pipeline.record.profile import Explanation, Profile
+
+FILE = "result.json"
+# Of result.json. The first, which had none written, held the same values.
+VERSION = 2
+
+# The source of a baseline that was timed in turn with its run.
+IN_THIS_RUN = "measured in this run"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How it ended: `status` is FINISHED, FAILED, KILLED, PREEMPTED or REFUSED; of what was not run, PLANNED or
+    PREDICTED. `log` is that of the process that failed.
+    """
+
+    status: str | None = None
+    error: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was asked for, by name."""
+
+    strategy: str | None = None
+    hardware: str | None = None
+    model: str | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What it was laid over, its batches in examples, and what its speed is to be taken for."""
+
+    workers: int | None = None
+    timed_workers: int | None = None
+    hosts: int | None = None
+    processes: int | None = None
+    replicas: int | None = None
+    replica_batch: int | None = None
+    global_batch: int | None = None
+    scaling: str | None = None
+    precision: str | None = None
+    rehearsal: bool = False
+    oversubscribed: bool = False
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Throughput in examples per second, step times in ms, and the speedup over the baseline, with their intervals."""
+
+    examples_per_second: float | None = None
+    examples_per_second_low: float | None = None
+    examples_per_second_high: float | None = None
+    step_ms_p50: float | None = None
+    step_ms_p95: float | None = None
+    step_ms_p99: float | None = None
+    baseline_examples_per_second: float | None = None
+    baseline_source: str | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    efficiency: float | None = None
+    interval_confidence: float | None = None
+    repeats: int | None = None
+    steps_per_call: int | None = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """Shares of the step time that were spent waiting for batches, and examples that were broken and left out."""
+
+    wait: float | None = part_of(default=None, name="input_wait")
+    wait_by_worker: dict[str, float] = part_of(default_factory=dict, name="input_wait_by_worker")
+    bound: bool | None = part_of(default=None, name="input_bound")
+    train_examples_skipped: int | None = None
+    validation_examples_skipped: int | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training came to, of which model, and how long it took, in seconds."""
+
+    epochs: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    val_loss: float | None = None
+    val_metrics: dict[str, float] = field(default_factory=dict)
+    parameters: int | None = None
+    state_bytes: int | None = None
+    seconds_startup: float | None = None
+    seconds_training: float | None = None
+    saved: str | None = None
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """What only an asynchronous training has: staleness in updates, and who made its steps."""
+
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    steps: int | None = None
+    examples: int | None = None
+    updates: int | None = None
+    worker_steps: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Survival:
+    """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
+
+    workers_at_end: int | None = None
+    resumed: int | None = None
+    restarts: int | None = None
+    rollbacks: int | None = None
+    steps_repeated: int | None = None
+    goodput: float | None = None
+    checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the whole training needs at the measured throughput: seconds, their price, and energy in joules."""
+
+    seconds_to_finish: float | None = None
+    price_per_hour: float | None = None
+    cost_to_finish: float | None = None
+    energy_joules: float | None = None
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Its run in MLflow, and what is not there yet."""
+
+    mlflow_run_id: str | None = None
+    tracking_note: str | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What it was measured on, and with."""
+
+    machine: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a run, in parts."""
+
+    ending: Ending = Ending()
+    choices: Choices = Choices()
+    layout: Layout = Layout()
+    speed: Speed = Speed()
+    input: Input = Input()
+    training: Training = Training()
+    staleness: Staleness = Staleness()
+    survival: Survival = Survival()
+    cost: Cost = Cost()
+    tracked: Tracked = Tracked()
+    environment: Environment = Environment()
+    # What says what it is part of is taken whole.
+    profile: Profile | None = part_of(default=None)
+    explained: Explanation | None = part_of(default=None)
+    predictions: tuple[Scored, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Did it train to its end?"""
+        return self.ending.status == "FINISHED"
+
+
+def to_values(result: Result) -> dict[str, object]:
+    """The values of result.json: of a run all but what only an asynchronous training has, where it is none.
+
+    Of one that was refused those that are known.
+
+    >>> to_values(Result(Ending("REFUSED", "Too few."), Choices(model="mlp")))
+    {'version': 2, 'status': 'REFUSED', 'error': 'Too few.', 'model': 'mlp'}
+    """
+    values = flat(result)
+    if result.ending.status == "REFUSED":
+        unknown = flat(Result())
+        values = {name: value for name, value in values.items() if value != unknown[name]}
+    elif not result.layout.asynchronous:
+        values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
+    return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
+
+
+def from_values(values: Mapping[str, object]) -> Result:
+    """The result of result.json's values, of this version or an earlier one.
+
+    >>> from_values({"status": "FINISHED", "workers": "?", "speedup": 1.5}).speed.speedup
+    1.5
+    """
+    known: dict[str, object] = {}
+    for name, leaf in leaves(Result).items():
+        with suppress(MismatchError, KeyError):
+            known[name] = plain.read(leaf.type, values[name])
+    # A training that diverged says so by a loss that is none; any other number is known or is not.
+    finite = {name for name, value in known.items() if not isinstance(value, float) or math.isfinite(value)}
+    made: Result = unflat(Result, {name: known[name] for name in known if name in finite | leaves(Training).keys()})
+    return made
+
+
+def _as_json_has_it(value: object) -> object:
+    """A loss that is none stays so, alone or among metrics."""
+    return value if isinstance(value, float | Mapping) else plain.to_plain(value)
+
+
+def read(folder: Path) -> Result | None:
+    """What became of the run in a folder; None where it has left no result."""
+    values = read_whole(folder / FILE)
+    return from_values(values) if values else None
+
+
+def write(folder: Path, result: Result) -> None:
+    """Writes the result of the run in a folder, whole. Raises `OSError`."""
+    write_whole(folder / FILE, json.dumps(to_values(result), indent=2, default=str))
