@@ -2,17 +2,15 @@
 
 import os
 import socket
-import time
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import OWN, QUICK, ROOT, Ran, finish, start
-from hydra import compose, initialize_config_dir
-from conftest import OWN, QUICK, ROOT, Ran
 
 from pipeline.config import config as configs
 from pipeline.config import messages

@@ -205,7 +205,7 @@ class _Loader(ConfigLoaderImpl):
         plain = OmegaConf.to_container(composed, resolve=False)
         assert isinstance(plain, dict)
         check_hydra(plain["hydra"], "hydra")
-        check_alone(plain["hydra"])
+        check_alone(plain["hydra"], plain["hydra"]["runtime"]["choices"])
         tracking = plain.get("tracking")
         if holds_password(tracking.get("uri") if isinstance(tracking, dict) else None):
             raise ConfigError(WITH_PASSWORD)
