@@ -164,7 +164,7 @@ class Load:
         return max(0.0, others / elapsed)
 
     def _used(self) -> float:
-        return float(sum(sum(each.cpu_times()[:2]) for each in self._mine))
+        return float(sum(sum(process.cpu_times()[:2]) for process in self._mine))
 
 
 def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...]) -> Plan:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import record
 
@@ -41,7 +40,7 @@ def main() -> int:
     return 0 if all(row["same_bytes"] for row in rows.values()) else 1
 
 
-def _compare(label: str, source: list[str], rounds: int) -> dict[str, Any]:
+def _compare(label: str, source: list[str], rounds: int) -> dict[str, list[float] | bool]:
     """Times one source; how many times as fast two processes are, and whether all shards were the same bytes."""
     whole, making, checksums = [], [], set()
     for number in range(rounds):

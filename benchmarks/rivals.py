@@ -1,7 +1,7 @@
 """The lives of the rivals' processes: TensorFlow's own way and Keras's own way to train the models that we train.
 
 A rival is told how many steps to train, and answers with the examples and seconds of those after the warm-up.
-Nothing of `pipeline.train` is used: only models, data and strategies are the same as ours.
+Nothing of our training loop is used: only models, data and strategies are the same as ours.
 """
 
 import json
@@ -130,8 +130,8 @@ def _loop(spec: Spec, strategy: Any, model: Any, x: Any, y: Any) -> Stretch:
         images, labels = inputs
         with tf.GradientTape() as tape:
             predictions = model(images, training=True)
-            each = loss_object(labels, predictions)
-            loss = tf.nn.compute_average_loss(each, global_batch_size=spec.global_batch)
+            losses = loss_object(labels, predictions)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=spec.global_batch)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         accuracy.update_state(labels, predictions)

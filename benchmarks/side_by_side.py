@@ -80,6 +80,18 @@ class Stretch:
     others_share: float
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What came of a claim: its ratio to the best of those it is against, of each round, and a line; None: nothing."""
+
+    claim: str
+    line: str
+    against: str | None = None
+    ratio: float | None = None
+    ratios: Sequence[float] = ()
+    passed: bool | None = None
+
+
 CLAIMS = {
     "cnn": (
         Claim("mirrored", ("limit",), 0.85),
@@ -143,18 +155,18 @@ def run_suite(
         running: dict[str, Contestant] = {}
         try:
             failed |= start(field(suite, arguments.workers, cluster, folder), wanted, running)
-            per_call |= {name: each.steps_per_call for name, each in running.items()}
+            per_call |= {name: contestant.steps_per_call for name, contestant in running.items()}
             take_turns(running, stretches, failed, rounds, arguments.seconds, patience)
         finally:
-            for each in running.values():
-                each.stop()
+            for contestant in running.values():
+                contestant.stop()
     judged = [judge(claim, stretches) for claim in CLAIMS[suite] if wanted(claim.contestant)]
-    lines = [*_table(suite, per_call, stretches, failed), "", *(each["line"] for each in judged)]
+    lines = [*_table(suite, per_call, stretches, failed), "", *(ratio.line for ratio in judged)]
     print("\n".join(lines), flush=True)
     return {
         "stretches": {name: [dataclasses.asdict(stretch) for stretch in taken] for name, taken in stretches.items()},
         "steps_per_call": per_call,
-        "claims": judged,
+        "claims": [dataclasses.asdict(ratio) for ratio in judged],
         "failed": failed,
     }
 
@@ -259,16 +271,16 @@ def take_turns(
                 stretches.setdefault(name, []).append(taken)
 
 
-def judge(claim: Claim, stretches: Mapping[str, Sequence[Stretch]]) -> dict[str, Any]:
+def judge(claim: Claim, stretches: Mapping[str, Sequence[Stretch]]) -> Judged:
     """The claim's ratio: median, lowest and highest over rounds, and a line that says whether it holds."""
     against = [name for name in claim.against if stretches.get(name)]
-    judged: dict[str, Any] = {"claim": claim.text, "ratio": None}
+    judged = Judged(claim.text, f"  not measured  {claim.text}")
     if not stretches.get(claim.contestant) or not against:
-        return judged | {"line": f"  not measured  {claim.text}"}
+        return judged
     everyone = {name: paired(stretches[claim.contestant], stretches[name]) for name in against}
     everyone = {name: ratios for name, ratios in everyone.items() if ratios}
     if not everyone:
-        return judged | {"line": f"  not measured  {claim.text}"}
+        return judged
     best = min(everyone, key=lambda name: statistics.median(everyone[name]))
     ratios = everyone[best]
     ratio = statistics.median(ratios)
@@ -277,7 +289,7 @@ def judge(claim: Claim, stretches: Mapping[str, Sequence[Stretch]]) -> dict[str,
         f"  {verdict}  {ratio:5.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} rounds), "
         f"wanted {claim.least:g}: {claim.contestant} / {best}"
     )
-    return judged | {"against": best, "ratio": ratio, "ratios": ratios, "passed": ratio >= claim.least, "line": line}
+    return Judged(claim.text, line, best, ratio, ratios, ratio >= claim.least)
 
 
 def paired(contestant: Sequence[Stretch], against: Sequence[Stretch]) -> list[float]:
@@ -286,9 +298,9 @@ def paired(contestant: Sequence[Stretch], against: Sequence[Stretch]) -> list[fl
     >>> paired([Stretch(0, 90.0, 1.0, 0.0), Stretch(1, 50.0, 1.0, 0.0)], [Stretch(0, 100.0, 1.0, 0.0)])
     [0.9]
     """
-    there = {each.round: each for each in against}
-    pairs = [(each, there[each.round]) for each in contestant if each.round in there]
-    quiet = [pair for pair in pairs if max(each.others_share for each in pair) <= OTHERS_SHARE]
+    there = {stretch.round: stretch for stretch in against}
+    pairs = [(stretch, there[stretch.round]) for stretch in contestant if stretch.round in there]
+    quiet = [pair for pair in pairs if max(stretch.others_share for stretch in pair) <= OTHERS_SHARE]
     chosen = quiet if len(quiet) >= ENOUGH_ROUNDS else pairs
     return [ours.examples_per_second / theirs.examples_per_second for ours, theirs in chosen]
 
@@ -303,7 +315,7 @@ def _take(contestant: Contestant, number: int, seconds: float, patience: "Patien
         tries.append((0.0, contestant.time(seconds)))
         tries[-1] = (load.others(), tries[-1][1])
         patience.left -= (time.monotonic() - began) * (len(tries) > 1)
-    others, timed = min(tries, key=lambda each: each[0])
+    others, timed = min(tries, key=lambda taken: taken[0])
     return Stretch(number, timed.examples_per_second, timed.step_ms, others)
 
 
@@ -351,7 +363,8 @@ def _wanted(suite: str, only: Sequence[str]) -> Callable[[str], bool] | None:
     """Which contestants of a suite were asked for, by their names, the suite's, or suite:name; None for none of it."""
     if not only or suite in only:
         return lambda name: True
-    names = {each.removeprefix(f"{suite}:") for each in only if ":" not in each or each.startswith(f"{suite}:")}
+    mine = [name for name in only if ":" not in name or name.startswith(f"{suite}:")]
+    names = {name.removeprefix(f"{suite}:") for name in mine}
     names -= set(CLAIMS)
     return (lambda name: name in names) if names else None
 

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import OWN, QUICK, ROOT, Ran, finish, start
-from hydra import compose, initialize_config_dir
 
 from pipeline.config import config as configs
 from pipeline.config import messages
+from pipeline.config.composing import Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
 
@@ -211,10 +213,13 @@ BROKEN = {
     "tab": ("name: a\n\tbuild: 3\n", "model.yaml, received in line 2: found character '\\t'"),
     "twice": ("name: a\nname: b\n", "model.yaml, received in line 2: found duplicate key name."),
     "bytes": (b"\xff\xfe\x00", "Expected YAML files in UTF-8"),
-    "list": ("- 1\n- 2\n", "Expected model to be keys with values (name, build), received list."),
+    "list": (
+        "- 1\n- 2\n",
+        "model to be keys with values (name, build), received something else in model/model.",
+    ),
     "nothing": ("", "Expected a choice of model that has a name, received none."),
     "unknown": ("name: a\nwidth: 3\nbuild: {_target_: own.tiny}\n", "Expected a key of model (name, build), received"),
-    "type": ("name: a\nbuild: own.tiny\n", "Expected model.build to be keys with values, received str."),
+    "type": ("name: a\nbuild: own.tiny\n", "Expected model.build to be keys with values, received own.tiny."),
     "target": ("name: a\n", "Expected model.build._target_ to name a function, received none."),
 }
 
@@ -274,7 +279,7 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["train=null"], "Expected train to be keys with values (epochs, steps,"),
         (["model.build=own.tiny"], "Expected model.build to be keys with values, received own.tiny."),
         (["model.build._target_=???"], "Expected a value for model.build._target_, received none."),
-        (["train.epochs.x=3"], "Expected train.epochs to be a whole number or null, received {}."),
+        (["train.epochs.x=3"], "Expected train.epochs to be a whole number or null, received train.epochs.x=3."),
         (["~nothing"], "received ~nothing."),
         (["+train.seed=3"], "received +train.seed=3. Try train.seed=3."),
         (["model.build.widths=[3]"], "there already, received model.build.widths. Try +model.build.widths=[3]."),
@@ -292,30 +297,14 @@ def test_a_value_of_the_wrong_type_is_named_with_what_it_should_be(overrides, wo
 
 def said(*overrides: str) -> str:
     """The words for overrides that cannot be composed."""
-    configs.register()
-    with initialize_config_dir(str(configs.folder()), version_base="1.3"):
-        try:
-            configs.typed(compose("config", list(overrides)), overrides)
-        except ConfigError as error:
-            return str(error)
-        except Exception as error:
-            if not messages.is_ours(error):
-                raise
-            return messages.explain(error)
-    raise AssertionError("nothing was refused")
+    with pytest.raises(ConfigError) as refused:
+        composed(*overrides)
+    return str(refused.value)
 
 
 def composed(*overrides: str) -> Config:
     configs.register()
-    with initialize_config_dir(str(configs.folder()), version_base="1.3"):
-        return configs.typed(compose("config", list(overrides)), overrides)
-
-
-def test_an_error_that_is_not_the_config_s_is_not_taken_for_one():
-    assert not messages.is_ours(ValueError("not raised by Hydra"))
-    with pytest.raises(KeyError) as raised:
-        {}["nothing"]
-    assert not messages.is_ours(raised.value)
+    return configs.typed(Composer("config", Config, None).compose(overrides), overrides)
 
 
 def test_a_function_named_on_the_command_line_leaves_the_choice_s_arguments_facts_and_name_behind():
@@ -386,6 +375,45 @@ def test_what_is_no_layout_is_refused(pipeline, name):
     ran: Ran = pipeline("mode=plan", f"hardware={name}")
     assert ran.code == 2
     assert "or a layout such as 3gpu or 2x8gpu, received" in ran.err
+
+
+COUNTING = """
+import sys
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+kept, count = ConfigLoaderImpl._load_configuration_impl, 0
+def counted(*given, **named):
+    global count
+    count += 1
+    return kept(*given, **named)
+ConfigLoaderImpl._load_configuration_impl = counted
+from pipeline.commands import train
+try:
+    code = train.main()
+except SystemExit as ended:
+    code = ended.code
+print(code, count, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "times"),
+    [
+        (["mode=plan"], 1),
+        (["hydra.mode=RUN", "mode=plan"], 1),
+        (["--cfg", "job"], 1),
+        (["--help"], 1),
+        # A sweep as a whole, and each of its points.
+        (["-m", "mode=plan", "workers=1,2"], 3),
+        (["experiment=precision", "mode=plan"], 4),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_hydra_composes_a_config_once(tmp_path, arguments, times):
+    ran = subprocess.run(
+        [sys.executable, "-c", COUNTING, *arguments], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stderr.splitlines()[-1] == f"0 {times}"
 
 
 def test_help_lists_every_choice_and_key_and_leaves_nothing(pipeline):

@@ -1,19 +1,29 @@
-"""What the README promises, typed as it stands there."""
+"""What README and docs promise, typed as it stands there."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import OWN, ROOT, Ran, left_behind
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
+from pipeline.config import config as configs
+from pipeline.config.schema import Config, PrepareConfig
+
 COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "README.md").read_text())
+# Verbs that take runs, and no keys of a config.
+FOR_A_RUN = ("report", "compare", "sync", "ui")
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if "data.path=" not in each])
+@pytest.mark.parametrize("command", [typed for typed in COMMANDS if "data.path=" not in typed])
 def test_every_command_of_the_readme_is_one_that_can_be_planned(pipeline, command):
     ran: Ran = pipeline(*re.sub(r"^predict |mode=\w+", "", command).split(), "mode=plan")
     assert ran.code == 0, ran.err
@@ -42,3 +52,54 @@ def test_a_folder_of_images_is_trained_on_with_the_two_commands_of_the_readme(tm
     assert "FINISHED" in outs[1]
     assert "speedup" in outs[1]
     assert not left_behind(tmp_path)
+
+
+def documented() -> list[tuple[str, str]]:
+    """(page, what is typed after `python -m pipeline`) of each command that README and docs show as code."""
+    found = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text().replace("\\\n", " ")
+        for typed in re.findall(r"^ {4,}.*python -m pipeline (.*)$", text, re.M):
+            found.append((page.name, typed.partition(" #")[0].strip()))
+    return [(page, typed) for page, typed in found if typed.split()[0] not in FOR_A_RUN]
+
+
+@pytest.mark.parametrize(("page", "typed"), documented())
+def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, page, typed):
+    words = [word for word in shlex.split(typed) if word not in ("...", "-m", "predict", "explain")]
+    prepares = words[0] == "prepare"
+    overrides = [first_value(word) for word in words[prepares:] if "=" in word and word != "+experiment=theirs"]
+    if "--config-dir" in words:
+        write_configs_of(page, tmp_path)
+        overrides.append(f"hydra.searchpath=[file://{tmp_path}]")
+    configs.register(lambda: 2)
+    with initialize_config_dir(str(configs.folder()), version_base="1.3"), configs.refused_unread():
+        composed = compose("prepare" if prepares else "config", overrides)
+    schema = PrepareConfig if prepares else Config
+    assert isinstance(configs.typed_as(schema, composed, overrides), schema)
+
+
+def write_configs_of(page: str, folder: Path) -> None:
+    """Writes the choices of one's own that a page shows."""
+    (path,) = [path for path in (ROOT / page, ROOT / "docs" / page) if path.exists()]
+    shown = r"`conf/(\w+/\w+\.yaml)`[^\n]*:\n\n(?:```yaml\n(.*?)```| {4}(\{.*?\})\n)"
+    for name, block, line in re.findall(shown, path.read_text(), re.S):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(block or line)
+
+
+def first_value(word: str) -> str:
+    """An override with the first of the values that a sweep would give it."""
+    (override,) = OverridesParser.create().parse_overrides([word])
+    if not override.is_sweep_override():
+        return word
+    return f"{word.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
+
+
+def test_the_estimate_that_docs_show_is_what_a_plan_prints(pipeline):
+    text = (ROOT / "docs" / "planning.md").read_text()
+    shown = re.search(r"^ {4}memory .*?(?=^\S)", text, re.M | re.S)
+    assert shown
+    ran: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2")
+    assert ran.code == 0, ran.err
+    assert textwrap.dedent(shown[0]).strip() in "\n".join(line.rstrip() for line in ran.out.splitlines())

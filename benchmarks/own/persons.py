@@ -9,7 +9,7 @@ import numpy as np
 def functional() -> keras.Model:
     """Two inputs and two outputs, with a loss, a weight and a metric for each output."""
     left, right = keras.Input((4,), name="left"), keras.Input((4,), name="right")
-    joined = keras.layers.Concatenate()([keras.layers.Dense(16, activation="relu")(each) for each in (left, right)])
+    joined = keras.layers.Concatenate()([keras.layers.Dense(16, activation="relu")(side) for side in (left, right)])
     kind = keras.layers.Dense(3, activation="softmax", name="kind")(joined)
     size = keras.layers.Dense(1, name="size")(joined)
     model = keras.Model({"left": left, "right": right}, {"kind": kind, "size": size})
@@ -83,5 +83,7 @@ def data(kind: str, examples: int = 256, validation: int = 61) -> tuple[Any, Any
 
 
 def _cut(x: Any, y: Any, rows: slice) -> tuple[Any, Any]:
-    return tuple({name: leaf[rows] for name, leaf in each.items()} if isinstance(each, dict) else each[rows]
-                 for each in (x, y))  # type: ignore[return-value]  # fmt: skip
+    def cut(leaves: Any) -> Any:
+        return {name: leaf[rows] for name, leaf in leaves.items()} if isinstance(leaves, dict) else leaves[rows]
+
+    return cut(x), cut(y)

@@ -4,27 +4,28 @@
 SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
 """
 
-import io
+import argparse
 import os
 import re
 import statistics
 import sys
 import sysconfig
 import time
-from contextlib import redirect_stderr, suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
 from rich.console import Console
 
 from pipeline.analyze.history import HistoryError
-from pipeline.config import messages
+from pipeline.config import config as configs
+from pipeline.config.composing import Composer, options
+from pipeline.config.errors import ConfigError
+from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.run import run
-from pipeline.run.points import Points, Served, compose
+from pipeline.run.points import Points, Served, compose, devices
 from pipeline.run.session import Session
 from pipeline.run.sweep import SweepError
 from pipeline.run.views import Ahead, PointResult
@@ -43,21 +44,25 @@ NOT_ONES_OWN = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 )
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
-# Hydra's options that take their value as a word of its own.
-VALUED = {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p", "--cfg", "-c"}
 
 
 def main() -> int:
     """Runs the command; returns its exit code."""
-    sys.argv[1:] = options_first(sys.argv[1:])
     if "--version" in sys.argv:
         print(f"pipeline {_version()}")
         return 0
-    wrong = wrong_options(sys.argv[1:])
-    return _refuse(wrong) if wrong else command()
+    configs.register(partial(devices, os.environ))
+    try:
+        given = options(sys.argv[1:])
+        composer = Composer(given.config_name or "config", Config, given.config_dir, given.config_path)
+        if composer.show(given):
+            return 0
+    except ConfigError as error:
+        return _refuse(str(error))
+    return command(composer, given)
 
 
-def command() -> int:
+def command(composer: Composer, given: argparse.Namespace) -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
     session = Session(
@@ -66,7 +71,7 @@ def command() -> int:
     points, written, code = Points(), None, 1
     try:
         with signals.interrupt(run.leaves_running(session)):
-            compose(session, points, partial(_tell, console=console))
+            compose(composer, given, session, points, partial(_tell, console=console))
             _run(points, session, console)
             written = _report(points, session)
         code = _code(_done(session))
@@ -97,10 +102,8 @@ def command() -> int:
 
 def _refusal(error: Exception) -> str:
     """What is wrong with what was asked for, in words. Raises what is no person's making."""
-    if isinstance(error, SweepError):
+    if isinstance(error, SweepError | ConfigError):
         return str(error)
-    if messages.is_ours(error):
-        return messages.explain(error)
     if isinstance(error, OSError):
         return (
             f"Expected to be able to write {error.filename or 'the output folder'}, received: "
@@ -159,38 +162,6 @@ def _kept_line(points: Points) -> str:
 
 def _done(session: Session) -> list[PointResult]:
     return [session.results[key] for key in sorted(session.results)]
-
-
-def options_first(arguments: list[str]) -> list[str]:
-    """The arguments with Hydra's options before the overrides, as its parser wants them.
-
-    >>> options_first(["workers=2", "--config-dir", "mine", "model=own", "-m"])
-    ['--config-dir', 'mine', '-m', 'workers=2', 'model=own']
-    """
-    options: list[str] = []
-    overrides: list[str] = []
-    takes_value = False
-    for argument in arguments:
-        if takes_value or argument.startswith("-"):
-            takes_value = not takes_value and argument in VALUED
-            options.append(argument)
-        else:
-            overrides.append(argument)
-    return options + overrides
-
-
-def wrong_options(arguments: list[str]) -> str | None:
-    """What is wrong with Hydra's options, which its own parser answers with a page of usage; None if nothing is.
-
-    >>> wrong_options(["--nonsense"])
-    'Expected options that exist, with their values, received: unrecognized arguments: --nonsense. Try --hydra-help.'
-    """
-    said = io.StringIO()
-    with redirect_stderr(said), suppress(SystemExit):
-        get_args_parser().parse_args(arguments)
-        return None
-    problem = said.getvalue().rpartition("error: ")[2].strip()
-    return f"Expected options that exist, with their values, received: {problem}. Try --hydra-help."
 
 
 def _version() -> str:

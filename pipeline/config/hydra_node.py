@@ -1,9 +1,9 @@
 """Refuses what a config would have Hydra itself do beyond writing its files: other programs, other classes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from pipeline.config.errors import ConfigError
+from pipeline.config.json import Json
 
 # What Hydra may make by itself: its own parts, and what its logging is made of.
 HYDRA_S_OWN = ("hydra.", "hydra_plugins.")
@@ -19,7 +19,7 @@ ALONE = {
 }
 
 
-def check_hydra(node: Any, key: str) -> None:
+def check_hydra(node: Json, key: str) -> None:
     """Refuses functions that are not Hydra's in Hydra's own part of a config, and environment variables.
 
     >>> check_hydra({"_target_": "os.system"}, "hydra.callbacks.x")
@@ -44,17 +44,17 @@ os.system. Try without it.
         check_hydra(inner, f"{key}.{name}")
 
 
-def check_alone(hydra: Mapping[str, Any]) -> None:
+def check_alone(hydra: Mapping[str, Json], choices: Mapping[str, str | None]) -> None:
     """Refuses what would run the points of a sweep in another way than one after the other."""
     for name in ALONE:
         node = hydra.get(name)
         target = node.get("_target_") if isinstance(node, dict) else node
         if target != f"hydra._internal.core_plugins.basic_{name}.Basic{name.capitalize()}":
-            choice = ((hydra.get("runtime") or {}).get("choices") or {}).get(f"hydra/{name}")
+            choice = choices.get(f"hydra/{name}")
             raise ConfigError(not_alone(name, target if choice in (None, "basic") else choice))
 
 
-def not_alone(name: str, received: Any) -> str:
+def not_alone(name: str, received: object) -> str:
     """What is wrong with a launcher or sweeper of Hydra's that is not its basic one.
 
     >>> not_alone("sweeper", "optuna")

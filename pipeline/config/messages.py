@@ -6,98 +6,149 @@ import enum
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import (
+    ConfigAttributeError,
     ConfigKeyError,
     ConfigTypeError,
+    GrammarParseError,
     InterpolationKeyError,
     InterpolationResolutionError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
     ValidationError,
 )
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
-from pipeline.config.errors import ConfigError
 from pipeline.config.hydra_node import ALONE, not_alone
 from pipeline.config.schema import Config
 
 LISTS = (list[int], list[str])
-
-
 # Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
 LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
-
-
 HELP = "Try `python -m pipeline --help` for the choices and keys."
-
-
 PREPARE_HELP = "Try `python -m pipeline prepare --help` for the choices and keys."
 
 
-def explain(error: Exception, schema: type = Config) -> str:
-    """What is wrong with a config of a schema, in words for the person who typed it."""
-    words = _explained(error, schema)
+def explain(error: Exception, schema: type = Config, typed: Sequence[Override] = ()) -> str:
+    """What is wrong with a config of a schema, in words for the person who typed the overrides `typed`."""
+    words = _explained(error, schema, typed)
     return words if schema is Config else words.replace(HELP, PREPARE_HELP)
 
 
-def _explained(error: Exception, schema: type) -> str:
-    text = str(error)
-    if isinstance(error, ConfigError):
-        return text
-    cause = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), error)
-    missing = _first(r"Missing mandatory value: ([\w.]+)", f"{text} {cause}")
+def _explained(error: Exception, schema: type, typed: Sequence[Override]) -> str:
     if isinstance(error, YAMLError | UnicodeDecodeError):
         return _broken_yaml(error)
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
         return f"Expected key=value or group=choice, received {error.override}. Try {_repaired(error.override)}."
-    if missing:
-        full = getattr(cause, "full_key", None) or missing
-        return _missing_value(full if full.endswith(missing) else missing)
-    if isinstance(cause, ConfigKeyError) or "Could not override" in text:
-        return _unknown_key(text if cause is error else f"{text}\n{cause}", schema)
-    if isinstance(cause, ValidationError | ConfigTypeError):
-        return _wrong_type(cause, text, schema)
-    if isinstance(cause, InterpolationKeyError | InterpolationResolutionError):
-        return _dangling(str(cause.full_key), _line(cause))
-    why = "" if cause is error else f": {_line(cause)}"
-    return _composition(text) or f"{_line(error).rstrip('.')}{why}. {HELP}"
+    cause = next((cause for cause in _chain(error) if isinstance(cause, OmegaConfBaseException)), None)
+    # Hydra says of a file where it is, of an override what it is for.
+    said, _, rest = str(error).partition(" ")
+    place = rest.partition("'")[2].partition("'")[0] if said == "In" else None
+    words = None if cause is None else _of_value(cause, schema, typed, place)
+    if words is None and place is None:
+        # Of two whose names Hydra's words hold, the longer one is meant.
+        named = [override for override in typed if override.key_or_group in _line(error)]
+        words = _misplaced(max(named, key=lambda override: len(override.key_or_group)), schema) if named else None
+    return words or f"Expected a config that can be composed, received: {_line(cause or error).rstrip('.')}. {HELP}"
 
 
-def _dangling(key: str, why: str) -> str:
-    """What is wrong with a value that refers to one that is not there.
+def _of_value(error: OmegaConfBaseException, schema: type, typed: Sequence[Override], place: str | None) -> str | None:
+    """What is wrong with a value that OmegaConf's error names; `place` is the file that it is in, if known."""
+    key = str(error.full_key or "").partition("[")[0]
+    override = next((override for override in typed if _meet(override.key_or_group, key)), None)
+    match error:
+        case MissingMandatoryValue() if key:
+            return missing_value(key)
+        case ConfigKeyError() | ConfigAttributeError():
+            _, kind, _, rest = find(key, schema)
+            # What is not there yet is added with +, as a function's argument.
+            if override is not None and rest and not dataclasses.is_dataclass(kind):
+                line = override.input_line
+                return f"Expected {_known(key, schema)} that is there already, received {key}. Try +{line}."
+            return unknown_key(key, schema)
+        case ValidationError() | ConfigTypeError() if key:
+            received = error.value if error.key is not None else "something else"
+            if override is not None and override.key_or_group.startswith(key) and "${" not in str(override.input_line):
+                whole = override.key_or_group != key or override.is_delete()
+                received = override.input_line if whole else override.get_value_string()
+            return wrong_type(key, received, schema)
+        case InterpolationResolutionError():
+            return _dangling(key, error)
+        case GrammarParseError():
+            return f"Expected ${{KEY}} in {key} to name another key, received {error.value}. Try {key}=..."
+        case ValidationError() | ConfigTypeError() if place is not None:
+            group = place.partition("/")[0]
+            _, kind, _, rest = find(group, schema)
+            expected = f"{group} to be {in_words(kind)}" if not rest else "keys with values as the schema has them"
+            return f"Expected {expected}, received something else in {place}. {HELP}"
+    return None
 
-    >>> _dangling("model.build.categories", "Interpolation key 'data.build.categories' not found")[-64:]
-    'Try model.build.categories=..., or a choice of data that has it.'
-    """
-    group = _first(r"'(\w+)\.[\w.]+' not found", why)
-    other = f", or a choice of {group} that has it" if group and group != key.split(".")[0] else ""
-    return f"Expected {key} to refer to a value that exists, received: {why}. Try {key}=...{other}."
+
+def _meet(one: str, other: str) -> bool:
+    """Is one key the other, or in it?"""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
-def is_ours(error: Exception) -> bool:
-    """Is this what is raised for a config that cannot be composed? Hydra raises `ValueError`, too, and YAML its own."""
-    if isinstance(error, ConfigError | HydraException | OmegaConfBaseException | YAMLError | UnicodeDecodeError):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    raised_in = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    return isinstance(error, ValueError) and raised_in.startswith("hydra.")
+def _misplaced(override: Override, schema: type) -> str:
+    """What is wrong with an override that Hydra has no place for."""
+    key, line = override.get_key_element(), override.input_line
+    bare = key.lstrip("+~")
+    if override.is_delete():
+        return f"Expected ~ before a key or choice that has a value, received {line}. Try without it."
+    if override.is_add() or override.is_force_add():
+        if "." not in bare and dataclasses.is_dataclass(find(bare, schema)[1]):
+            return f"Expected one choice of {bare}, received a second one with {key}. Try {bare}=... without the +."
+        return f"Expected + only before a key that is not there yet, received {line}. Try {str(line).lstrip('+')}."
+    return f"Expected a choice that is there already, received {key or 'none'}. Try +{line}."
 
 
-def keys(node: Any = Config, prefix: str = "") -> Iterator[str]:
-    """Every key of the schema, dotted."""
-    for field in dataclasses.fields(node):
-        default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
-        if dataclasses.is_dataclass(default):
-            yield from keys(default, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
+def unknown_key(key: str, schema: type) -> str:
+    """What is wrong with a key that is none."""
+    near = difflib.get_close_matches(key, list(keys(schema)), 1, 0.5)
+    return f"Expected {_known(key, schema)}, received {key}. {f'Try {near[0]}.' if near else HELP}"
+
+
+def _known(key: str, schema: type) -> str:
+    """The keys beside which `key` would stand, in words."""
+    group = key.rpartition(".")[0]
+    known = [name.rpartition(".")[2] for name in keys(schema) if name.rpartition(".")[0] == group]
+    return f"a key of {group or 'the config'} ({', '.join(known)})" if known else "a key of the config"
+
+
+def wrong_type(key: str, received: object, schema: type) -> str:
+    """What is wrong with a value that is not of its key's type: a text as it was typed, or what a file holds."""
+    _, kind, default, rest = find(key, schema)
+    expected, usual = ("of another type", None) if rest else (in_words(kind), typeable(default))
+    shown = "null" if received is None else str(received).lower() if isinstance(received, bool) else received
+    instead = HELP if usual is None else f"Try {key}={usual}."
+    return f"Expected {key} to be {expected}, received {'nothing' if shown == '' else shown}. {instead}"
+
+
+def missing_value(key: str) -> str:
+    """What is wrong with a key that has no value."""
+    group, _, name = key.rpartition(".")
+    if name == "name":
+        return f"Expected a choice of {group} that has a name, received none. Try {group}=..., or {key}=..."
+    return f"Expected a value for {key}, received none. Try {key}=..."
+
+
+def _dangling(key: str, error: InterpolationResolutionError) -> str:
+    """What is wrong with a value that refers to one that is not there."""
+    other = ""
+    if isinstance(error, InterpolationKeyError):
+        parent = OmegaConf.to_container(error.parent_node, resolve=False)
+        text = str(parent.get(error.key)) if isinstance(parent, dict) else ""
+        group, dot, _ = text.rpartition("${")[2].partition(".")
+        if dot and group != key.split(".")[0]:
+            other = f", or a choice of {group} that has it"
+    return f"Expected {key} to refer to a value that exists, received: {_line(error)}. Try {key}=...{other}."
 
 
 def _missing_choice(error: MissingConfigException) -> str:
@@ -114,16 +165,9 @@ def _missing_choice(error: MissingConfigException) -> str:
     return f"Expected {group} to be one of {', '.join(options)}{layouts}, received {choice}. Try {group}={near}."
 
 
-def _missing_value(key: str) -> str:
-    group, _, name = key.rpartition(".")
-    if name == "name":
-        return f"Expected a choice of {group} that has a name, received none. Try {group}=..., or {key}=..."
-    return f"Expected a value for {key}, received none. Try {key}=..."
-
-
 def _broken_yaml(error: Exception) -> str:
     if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
-        return f"Expected YAML files in UTF-8, received other bytes: {_line(error)}."
+        return f"Expected YAML files in UTF-8, received other bytes: {_line(error)}. Try saving them as UTF-8."
     mark = error.problem_mark
     return f"Expected YAML in {mark.name}, received in line {mark.line + 1}: {error.problem or _line(error)}."
 
@@ -139,91 +183,35 @@ def _repaired(override: str) -> str:
     return override.replace("==", "=") if "==" in override else "quotes around the whole of it"
 
 
-def _composition(text: str) -> str | None:
-    """What Hydra says of an override as a whole, in our words; None for all else."""
-    several = _first(r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'", text)
-    if several:
-        return f"Expected one value, received {several}. Try -m {several} for a run with each."
-    twice = _first(r"(\S+) appears more than once in the final defaults list", text) or _first(
-        r"Multiple values for (\S+)\. To override", text
-    )
-    if twice:
-        return f"Expected one choice of {twice}, received a second one with +{twice}. Try {twice}=... without the +."
-    there = _first(r"already at '.*'\.\s+Either remove \+ prefix: '(.+)'", text)
-    if there:
-        return f"Expected + only before a key that is not there yet, received +{there}. Try {there}."
-    deleted = _first(r"Could not delete from config. '([^']+)'", text)
-    if deleted:
-        return f"Expected ~ before a key or choice that has a value, received ~{deleted}. Try {deleted}=null."
-    nowhere = _first(r"Could not delete '([^']*)'\. No match in the defaults list", text)
-    if nowhere is not None:
-        return f"Expected ~ before a key or choice that has a value, received ~{nowhere}. {HELP}"
-    folder = _first(r"Additional config directory '([^']*)' not found", text)
-    if folder is not None:
-        return f"Expected --config-dir to be a folder, received {folder}. Try its path from here, or an absolute one."
-    kind = _first(r"Config group override must be .* Got (\w+)", text)
-    if kind:
-        received = "null" if kind == "NoneType" else f"a value of type {kind}"
-        return f"Expected the name of a choice after a group, received {received}. {HELP}"
-    return None
+def keys(schema: object = Config, prefix: str = "") -> Iterator[str]:
+    """Every key of the schema, dotted."""
+    for name, kind in typing.get_type_hints(schema).items():
+        if dataclasses.is_dataclass(kind):
+            yield from keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
-def _unknown_key(text: str, schema: type) -> str:
-    key = (
-        _first(r"full_key: (\S+)", text)
-        or _first(r"Could not override '([^']+)'", text)
-        or _first(r"Key '([^']+)'", text)
-        or "a key"
-    )
-    near = difflib.get_close_matches(key, list(keys(schema)), 1, 0.5)
-    group = key.rpartition(".")[0]
-    known = [key.rpartition(".")[2] for key in keys(schema) if key.rpartition(".")[0] == group]
-    there = f"a key of {group or 'the config'} ({', '.join(known)})" if known else "a key of the config"
-    # What is not there yet is added with +: a group that only a person's own folder has, a function's argument.
-    added = _first(r"append to your (?:default list|config) use (.+)", text)
-    if added and (".build." in key or ("default list" in text and schema is Config)):
-        return f"Expected {there} that is there already, received {key}. Try {added}."
-    tail = f"Try {near[0]}." if near else HELP
-    return f"Expected {there}, received {key}. {tail}"
+def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:
+    """How far a key leads into the schema: the part of it that is there, its type and default, and the names after it.
 
-
-def _wrong_type(error: OmegaConfBaseException, text: str, schema: type) -> str:
-    key = (error.full_key or _first(r"In '(\w+)/", text) or "the value").partition("[")[0]
-    kind, default = schema_at(key, schema)
-    usual = typeable(default)
-    instead = HELP if usual is None else f"Try {key}={usual}."
-    typed = _first(rf"Error merging override \+*{re.escape(key)}=(.*)", text)
-    return f"Expected {key} to be {in_words(kind)}, received {_received(_line(error), typed)}. {instead}"
-
-
-def _received(line: str, typed: str | None) -> str:
-    """The value that was refused: as it was typed, or as OmegaConf's message has it."""
-    if "not Optional" in line or typed == "null":
-        return "null"
-    found = _first(r"[Vv]alue '(.*?)'(?: of type| is not|, expected)", line) if typed is None else typed
-    return "nothing" if found == "" else found or _first(r"(\w+) (?:is not a|to Dict)", line) or "something else"
-
-
-def schema_at(key: str, schema: type = Config) -> tuple[Any, Any]:
-    """(type, default) of a key of the schema.
-
-    >>> schema_at("train.seed")
-    (<class 'int'>, 0)
+    >>> find("train.seed"), find("train.seed.x")
+    (('train.seed', <class 'int'>, 0, []), ('train.seed', <class 'int'>, 0, ['x']))
     """
-    node: Any = schema
-    found: tuple[Any, Any] = (None, "???")
-    for name in key.split("."):
-        fields = {field.name: field for field in dataclasses.fields(node)} if dataclasses.is_dataclass(node) else {}
+    kind: object = schema
+    default: object = "???"
+    names = key.split(".")
+    for place, name in enumerate(names):
+        fields = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
         if name not in fields:
-            return None, "???"
-        each = fields[name]
-        made = None if each.default_factory is dataclasses.MISSING else each.default_factory()
-        node = typing.get_type_hints(node)[name]
-        found = node, made if each.default is dataclasses.MISSING else each.default
-    return found
+            return ".".join(names[:place]), kind, default, names[place:]
+        made = fields[name].default_factory
+        default = fields[name].default if made is dataclasses.MISSING else made()
+        kind = typing.get_type_hints(kind)[name]
+    return key, kind, default, []
 
 
-def in_words(kind: Any) -> str:
+def in_words(kind: object) -> str:
     """A type of the schema, for a person.
 
     >>> in_words(int | None), in_words(list[int])
@@ -232,17 +220,17 @@ def in_words(kind: Any) -> str:
     if isinstance(kind, types.UnionType):
         return " or ".join(in_words(argument) for argument in typing.get_args(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return f"one of {', '.join(each.name for each in kind)}"
+        return f"one of {', '.join(choice.name for choice in kind)}"
     if dataclasses.is_dataclass(kind):
         return f"keys with values ({', '.join(field.name for field in dataclasses.fields(kind))})"
-    words: Mapping[Any, str] = {
+    words: Mapping[object, str] = {
         int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null",
         list[int]: "a list of whole numbers", list[str]: "a list of names", list: "a list", dict: "keys with values",
     }  # fmt: skip
     return words.get(kind) or words.get(typing.get_origin(kind), "of another type")
 
 
-def typeable(default: Any) -> str | None:
+def typeable(default: object) -> str | None:
     """A default as a person types it; None where there is none that helps."""
     if isinstance(default, enum.Enum):
         return str(default.name)
@@ -255,11 +243,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _first(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text)
-    return found.group(1) if found else None
 
 
 def _line(error: BaseException) -> str:

@@ -103,14 +103,14 @@ def asks_for(node: Mapping[str, Json], key: str, name: str) -> bool:
     return name in _asked(_import(str(node.get(KEY)), key))
 
 
-def _asked(function: Callable[..., Any]) -> set[str]:
+def _asked(function: Callable[..., object]) -> set[str]:
     try:
         return set(inspect.signature(function).parameters)
     except ValueError:
         return set()
 
 
-def _import(target: str, key: str) -> Callable[..., Any]:
+def _import(target: str, key: str) -> Callable[..., object]:
     module, _, name = target.rpartition(".")
     parts = [name]
     while True:
@@ -135,7 +135,7 @@ def _import(target: str, key: str) -> Callable[..., Any]:
         raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
     if _is_python_s(found) and not _of_python(target):
         raise TargetError(_not_callable_here(key, target))
-    function: Callable[..., Any] = found
+    function: Callable[..., object] = found
     return function
 
 
@@ -228,7 +228,7 @@ def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
 
 
-def _is_python_s(function: Callable[..., Any]) -> bool:
+def _is_python_s(function: Callable[..., object]) -> bool:
     """Is it a function or class that Python's own library defines, under whatever name it was found?"""
     place = getattr(function, "__module__", None)
     plain = inspect.isroutine(function) or inspect.isclass(function)

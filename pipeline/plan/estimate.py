@@ -249,17 +249,17 @@ def _server(
     def part(amount: int, variable: Variable, rows: int) -> int:
         return amount * rows // variable.shape[0] if variable.path in shards else amount
 
-    read = sum(part(_read(plan, each), each, rows) for each, rows in held)
+    read = sum(part(_read(plan, variable), variable, rows) for variable, rows in held)
     sent = sum(
-        part(_row_gradient(plan, each) if each.is_table else each.bytes, each, rows)
-        for each, rows in held
-        if each.trainable
+        part(_row_gradient(plan, variable) if variable.is_table else variable.bytes, variable, rows)
+        for variable, rows in held
+        if variable.trainable
     )
     memory = Memory(
         f"server {rank}",
-        parameters=sum(part(each.bytes, each, rows) for each, rows in held),
-        gradients=sum(part(each.bytes, each, rows) for each, rows in held if each.trainable),
-        slots=sum(part(each.slot_bytes, each, rows) for each, rows in held) + apart,
+        parameters=sum(part(variable.bytes, variable, rows) for variable, rows in held),
+        gradients=sum(part(variable.bytes, variable, rows) for variable, rows in held if variable.trainable),
+        slots=sum(part(variable.slot_bytes, variable, rows) for variable, rows in held) + apart,
         activations=0,
     )
     return _Server(rank, plan.processes[rank].host, memory, read, sent)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from pipeline.config import config as configs
-from pipeline.config import messages, targets
+from pipeline.config import targets
+from pipeline.config.composing import Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.schema import PrepareConfig
 from pipeline.plan.checks import check_path
@@ -25,30 +18,8 @@ NAME = "prepare"
 def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareConfig:
     """The config that the command line asks for, of our choices and those in `config_dir`. Raises `ConfigError`."""
     configs.register()
-    search = create_config_search_path(str(configs.folder()))
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError(
-                f"Expected --config-dir to be a folder, received {config_dir}. "
-                f"Try its path from here, or an absolute one."
-            )
-        place = f"file://{Path(config_dir).absolute()}"
-        search.prepend("command-line", place, anchor=SearchPathQuery(provider="schema"))
-    try:
-        GlobalHydra.instance().clear()
-        hydra = Hydra.create_main_hydra2(task_name=NAME, config_search_path=search)
-        with configs.refused_unread():
-            composed = hydra.compose_config(NAME, list(overrides), run_mode=RunMode.RUN, with_log_configuration=False)
-        # Hydra's own part, which has been checked, is nothing to prepare.
-        OmegaConf.set_struct(composed, False)
-        composed.pop("hydra")
-        return configs.typed_as(PrepareConfig, composed, overrides)
-    except Exception as error:
-        if isinstance(error, ConfigError) or not messages.is_ours(error):
-            raise
-        raise ConfigError(messages.explain(error, PrepareConfig)) from error
-    finally:
-        GlobalHydra.instance().clear()
+    composed = Composer(NAME, PrepareConfig, config_dir).compose(overrides)
+    return configs.typed_as(PrepareConfig, composed, overrides)
 
 
 def check(config: PrepareConfig, search: Sequence[str]) -> None:

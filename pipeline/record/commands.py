@@ -18,12 +18,12 @@ from pipeline.record.events import (
     Measured,
     Profiling,
     Sized,
+    SwitchedOff,
     Told,
 )
 
 # Which checkpoint training goes on from, see `Build`.
 Resume = Literal["last", "back"]
-SwitchedOff = Literal["everything", "no input", "no statistics", "no step", "no communication"]
 Answer = TypeVar("Answer", bound=Told, covariant=True)
 
 

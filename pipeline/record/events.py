@@ -32,6 +32,8 @@ from pipeline.record.training import Saved as Saved
 from pipeline.record.training import Steps as Steps
 from pipeline.record.training import TimedCall as TimedCall
 
+# What is left out of steps that are timed.
+SwitchedOff = Literal["everything", "no input", "no statistics", "no step", "no communication"]
 # Of the lines; those of 0.1.0 have none.
 VERSION = 1
 
@@ -251,7 +253,7 @@ class Explaining(Told):
     "no step" has the seconds of a call, "no communication" those of a step by replica, the others examples and seconds.
     """
 
-    what: Literal["everything", "no input", "no statistics", "no step", "no communication"]
+    what: SwitchedOff
     examples: float | None = plain.if_told()
     seconds: float | None = plain.if_told()
     replicas: list[TimedReplica] | None = plain.if_told()

@@ -94,7 +94,8 @@ class Saved(Told):
 class Finished(Told):
     """Process: training is over, with a hash of the weights of each of its replicas.
 
-    The chief adds what training came to, and of an asynchronous one staleness in updates, and whose its steps were.
+    The chief adds what training came to, `sent_bytes` that a replica sends in a step for its gradients, and of an
+    asynchronous training staleness in updates, and whose its steps were.
     """
 
     weights: list[str] = field(default_factory=list)

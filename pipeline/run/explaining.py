@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from pipeline.analyze import explain, measure
 from pipeline.plan.plan import Plan
-from pipeline.record.commands import Explain, SwitchedOff
-from pipeline.record.events import Event, Explained, Explaining
+from pipeline.record.commands import Explain
+from pipeline.record.events import Event, Explained, Explaining, SwitchedOff
 from pipeline.run.group import Group, Preempted, RunFailed
 from pipeline.run.timing import Measured, build
 

@@ -3,23 +3,20 @@
 What cannot be composed or laid out has its result at once, and so has what an earlier command of the same sweep ended.
 """
 
+import argparse
 import dataclasses
-import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
+from pipeline.config.composing import Composed, Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.offers import OfferError
 from pipeline.config.schema import COMPOSED, Config, Mode
@@ -55,20 +52,19 @@ class Points:
             self.sweep.release()
 
 
-def compose(session: Session, points: Points, tell: Tell) -> None:
-    """Composes all points of the command into `points`. The session gets the results that are there without a run.
+def compose(composer: Composer, given: argparse.Namespace, session: Session, points: Points, tell: Tell) -> None:
+    """Composes all points of a command into `points`. The session gets the results that are there without a run.
 
     In a sweep, a strategy of one device is the control of the others: it has a point, on its one device, also where all
     points of the sweep ask for more.
     """
     composing = _Composing(session, points, tell)
-    configs.register(partial(_devices, session.environ))
-    with _errors_as_they_are(), configs.refused_unread():
-        hydra.main(version_base="1.3", config_path=str(configs.folder()), config_name="config")(composing.collect)()
+    for composed in composer.points(given.overrides, given.multirun):
+        composing.collect(composed)
     composing.finish()
 
 
-def _devices(environ: Mapping[str, str]) -> int:
+def devices(environ: Mapping[str, str]) -> int:
     """This machine's GPUs, or the cores where it has none."""
     here = machine.detect(environ)
     return len(here.gpus) or len(here.cores)
@@ -95,33 +91,28 @@ class _Composing:
         # Where Hydra has put the points.
         self._folder: Path | None = None
 
-    def collect(self, composed: DictConfig) -> None:
+    def collect(self, point: Composed) -> None:
         """Takes the next point."""
-        where = HydraConfig.get()
-        self._points.many = many = where.mode is RunMode.MULTIRUN
-        folder = Path(where.runtime.output_dir)
-        self._folder = folder.parent
-        # As they were typed: what they refer to may not exist, which `typed` puts into words.
-        overrides = [str(typed) for typed in OmegaConf.to_container(where.overrides.task, resolve=False) or ()]
+        composed, overrides, many = point.config, point.overrides, point.sweep is not None
+        self._points.many = many
+        self._folder = point.folder.parent
+        sweep = point.sweep.name if point.sweep is not None else None
         place = len(self._asked)
         self._asked.append(None)
         try:
             config = configs.typed(composed, overrides)
             _check_sweep(config, many)
         except (ConfigError, sweeps.SweepError) as error:
-            request = PointRequest(
-                Config(mode=_mode(composed)), folder, overrides, Path(where.sweep.dir).name if many else None
-            )
-            request = self._in_sweep(
-                place, request, Path(where.sweep.dir), sweeps.fingerprint_of_words(overrides), "unread"
-            )
+            request = PointRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
+            about = sweeps.fingerprint_of_words(overrides)
+            request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
             self._end(place, request.ended(results.unread(str(error), request.folder)))
             if request.config.mode is not Mode.run:
                 self._of_nothing.append((request.folder, _output(composed)))
             return
         if config.mode is Mode.run:
-            self._serve(config, folder)
-        request = PointRequest(config, folder, overrides, Path(where.sweep.dir).name if many else None)
+            self._serve(config, point.folder)
+        request = PointRequest(config, point.folder, overrides, sweep)
         self._asked[place] = request
         if not many or planning.on_one_device(config) is config:
             self._look_over(place, request)
@@ -252,17 +243,3 @@ def _check_sweep(config: Config, many: bool) -> None:
     if not many and (request.name is not None or request.repeats > 1):
         key = f"sweep.repeats={request.repeats}" if request.name is None else f"sweep.name={request.name}"
         raise sweeps.SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")
-
-
-@contextmanager
-def _errors_as_they_are() -> Iterator[None]:
-    """Inside, Hydra raises what went wrong, for us to put into words, instead of printing it and exiting."""
-    kept = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if kept is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = kept

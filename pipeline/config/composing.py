@@ -1,0 +1,267 @@
+"""Turns the command line into composed configs, by Hydra: one of a run, or one of each point of a sweep, each once.
+
+What is wrong is refused before Hydra acts on it: it would call functions that a config names, and write the config.
+"""
+
+import argparse
+import dataclasses
+import io
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from functools import partial
+from pathlib import Path
+
+from hydra import version
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import run_job
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from pipeline.config.config import NAMED, folder
+from pipeline.config.errors import ConfigError
+from pipeline.config.hydra_node import check_alone, check_hydra
+from pipeline.config.messages import LAYOUT, explain, find, missing_value
+from pipeline.config.overrides import check_not_swept, check_overrides
+from pipeline.config.schema import WITH_PASSWORD, Config, HardwareConfig, PrepareConfig, holds_password, wrong_name
+
+# Hydra's options of which one alone says what is to be done.
+COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
+
+Schema = type[Config] | type[PrepareConfig]
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """One config as Hydra composed it, its folder, that of the sweep that it is of, if it is, and what was typed."""
+
+    config: DictConfig
+    folder: Path
+    sweep: Path | None
+    overrides: list[str]
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Hydra's options and the overrides of a command line, in any order. Raises `ConfigError`.
+
+    >>> options(["workers=2", "--config-dir", "mine", "model=own", "-m"]).overrides
+    ['workers=2', 'model=own']
+    >>> options(["--nonsense"])
+    Traceback (most recent call last):
+    pipeline.config.errors.ConfigError: Expected options that exist, with their values, received: unrecognized \
+arguments: --nonsense. Try --hydra-help.
+    """
+    said = io.StringIO()
+    with redirect_stderr(said), suppress(SystemExit):
+        given = get_args_parser().parse_intermixed_args(arguments)
+        if sum(getattr(given, name) not in (False, None) for name in COMMANDS) > 1:
+            raise ConfigError(f"Expected one of --{', --'.join(COMMANDS)}, received several. Try one of them.")
+        if given.resolve and not (given.cfg or given.help):
+            raise ConfigError("Expected --resolve beside --cfg or --help, received it alone. Try --cfg job --resolve.")
+        if given.experimental_rerun is not None:
+            raise ConfigError("Expected overrides, received a config in --experimental-rerun. Try typing it.")
+        return given
+    problem = said.getvalue().rpartition("error: ")[2].strip()
+    raise ConfigError(f"Expected options that exist, with their values, received: {problem}. Try --hydra-help.")
+
+
+class Composer:
+    """Hydra, on our choices and those of a person's own folder. All it does raises `ConfigError`."""
+
+    def __init__(self, name: str, schema: Schema, own: str | None, ours: str | None = None) -> None:
+        for option, place in (("--config-dir", own), ("--config-path", ours)):
+            if place is not None and not Path(place).is_dir():
+                raise ConfigError(
+                    f"Expected {option} to be a folder, received {place}. Try its path from here, or an absolute one."
+                )
+        version.setbase("1.3")
+        search = create_config_search_path(str(folder()) if ours is None else os.path.abspath(ours))
+        if own is not None:
+            place = f"file://{os.path.abspath(own)}"
+            search.prepend("command-line", place, anchor=SearchPathQuery(provider="schema"))
+        self._name, self._schema = name, schema
+        self._loader = _Loader(search, schema)
+        self._hydra = Hydra(task_name="pipeline", config_loader=self._loader)
+
+    def show(self, given: argparse.Namespace) -> bool:
+        """Prints what `options` ask to see instead of a run; False where they ask for nothing."""
+        hydra, name, overrides = self._hydra, self._name, given.overrides
+        with _refused(self._schema):
+            if given.help:
+                hydra.app_help(config_name=name, args_parser=get_args_parser(), args=given)
+            elif given.hydra_help:
+                hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=given)
+            elif given.cfg:
+                hydra.show_cfg(name, overrides, cfg_type=given.cfg, package=given.package, resolve=given.resolve)
+            elif given.info:
+                hydra.show_info(given.info, config_name=name, overrides=overrides)
+            elif given.shell_completion:
+                hydra.shell_completion(config_name=name, overrides=overrides)
+            else:
+                return False
+        return True
+
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """One config, without Hydra's own part."""
+        composed = self._loader.load_configuration(self._name, list(overrides), RunMode.RUN)
+        with open_dict(composed):
+            del composed["hydra"]
+        return composed
+
+    def points(self, overrides: Sequence[str], many: bool) -> Iterator[Composed]:
+        """The config of a run, or those of a sweep's points; each is written into the folder that Hydra has for it.
+
+        It is a sweep with `many`, or where the config itself says so. All are composed before anything is written.
+        """
+        swept = [override for override in _parsed(overrides) if override.is_sweep_override()]
+        mode = RunMode.MULTIRUN if many or swept else RunMode.RUN
+        asked = [*overrides, *(["hydra.mode=MULTIRUN"] if many else [])]
+        whole = self._loader.load_configuration(self._name, asked, mode)
+        if whole.hydra.mode is not RunMode.MULTIRUN:
+            check_not_swept(swept)
+            whole.hydra.mode = RunMode.RUN
+            yield self._written(whole, None)
+            return
+        HydraConfig.instance().set_config(whole)
+        with _refused(self._schema):
+            place = Path(str(whole.hydra.sweep.dir))
+        points = [self._loader.load_sweep_config(whole, list(point)) for point in self._expanded(whole)]
+        place.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(whole, place / "multirun.yaml")
+        for number, point in enumerate(points):
+            with open_dict(point):
+                point.hydra.job.id = point.hydra.job.num = number
+            yield self._written(point, place)
+
+    def _expanded(self, whole: DictConfig) -> Iterator[tuple[str, ...]]:
+        """The overrides of each point of a sweep: every combination of what was typed and what its config sweeps."""
+        lines = [f"{key}={value}" for key, value in (whole.hydra.sweeper.params or {}).items()]
+        values: dict[str, list[str]] = {}
+        for override in _parsed([*lines, *_task(whole)], self._loader):
+            key = override.get_key_element()
+            if override.is_interval_sweep():
+                raise ConfigError(
+                    f"Expected values of {key} that can be counted, received {override.input_line}. "
+                    f"Try -m {key}=1,2 or {key}=range(1,3)."
+                )
+            swept = override.is_sweep_override()
+            texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            values[key] = [f"{key}={text}" for text in texts]
+        return itertools.product(*values.values())
+
+    def _written(self, composed: DictConfig, sweep: Path | None) -> Composed:
+        """Writes a config into its folder, from then on `hydra.runtime.output_dir`."""
+        if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
+            raise ConfigError(missing_value("strategy.name"))  # which its folder is called by
+        place, below = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir", None)
+        with _refused(self._schema):
+            context = HydraContext(config_loader=self._loader, callbacks=Callbacks(composed))
+            job = run_job(lambda config: None, composed, place, below, hydra_context=context)
+        assert job.cfg is not None and job.hydra_cfg is not None  # noqa: PT018 - both or none
+        # What refers to Hydra's own part is found in it.
+        HydraConfig.instance().set_config(job.hydra_cfg)
+        return Composed(job.cfg, Path(job.hydra_cfg.hydra.runtime.output_dir), sweep, _task(composed))
+
+
+class _Loader(ConfigLoaderImpl):
+    """Hydra's, which refuses wrong overrides before it composes, and a wrong config before Hydra acts on it."""
+
+    def __init__(self, search: ConfigSearchPath, schema: Schema) -> None:
+        super().__init__(search)
+        self._schema = schema
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """The composed config, Hydra's own part included. Raises `ConfigError`."""
+        typed = _parsed(overrides)
+        if run_mode is RunMode.RUN:
+            check_not_swept(typed)
+        check_overrides(typed, self._schema, partial(self._is_group, config_name, overrides))
+        with _refused(self._schema, typed):
+            try:
+                composed = super().load_configuration(config_name, overrides, run_mode, from_shell)
+            except MissingConfigException as error:
+                _lay_out(error)
+                composed = super().load_configuration(config_name, overrides, run_mode, from_shell)
+            self._name_by_choice(composed)
+        plain = OmegaConf.to_container(composed, resolve=False)
+        assert isinstance(plain, dict)
+        check_hydra(plain["hydra"], "hydra")
+        check_alone(plain["hydra"], plain["hydra"]["runtime"]["choices"])
+        tracking = plain.get("tracking")
+        if holds_password(tracking.get("uri") if isinstance(tracking, dict) else None):
+            raise ConfigError(WITH_PASSWORD)
+        with suppress(OmegaConfBaseException):
+            name = OmegaConf.select(composed, "sweep.name")
+            if name is not None and (wrong := wrong_name(str(name))):
+                raise ConfigError(wrong)
+        return composed
+
+    def _is_group(self, config_name: str | None, overrides: list[str], key: str) -> bool:
+        """Are there choices of `key`? Only what is no other key either is looked for where a config says to."""
+        if self.repository.group_exists(key) or "." in key or not find(key, self._schema)[3]:
+            return self.repository.group_exists(key)
+        return bool(self.get_group_options(key, config_name=config_name, overrides=overrides))
+
+    def _name_by_choice(self, composed: DictConfig) -> None:
+        """Gives what was chosen without a name that of the choice; a name that its file leaves open stays so."""
+        for group in NAMED:
+            node, choice = composed.get(group), composed.hydra.runtime.choices.get(group)
+            if not isinstance(node, DictConfig) or not choice:
+                continue
+            found = self.repository.load_config(f"{group}/{choice}")
+            said = list(found.config.keys()) if found is not None and isinstance(found.config, DictConfig) else []
+            # A file that says nothing is no choice that could be made, but for hardware.
+            made = group == "hardware" or node.get("build") or said
+            if made and "name" not in said and OmegaConf.is_missing(node, "name"):
+                node.name = str(choice).rpartition("/")[2]
+
+
+def _task(composed: DictConfig) -> list[str]:
+    """What was typed for a config, as it was typed: what it refers to may not exist."""
+    return [str(line) for line in OmegaConf.to_container(composed.hydra.overrides.task, resolve=False) or ()]
+
+
+def _parsed(overrides: Sequence[str], loader: ConfigLoaderImpl | None = None) -> list[Override]:
+    with _refused(Config):
+        return OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+
+
+@contextmanager
+def _refused(schema: type, typed: Sequence[Override] = ()) -> Iterator[None]:
+    """Inside, what Hydra, OmegaConf and YAML raise is a `ConfigError` in our words."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(explain(error, schema, typed)) from error
+
+
+def _lay_out(missing: MissingConfigException) -> None:
+    """Makes hardware that has no file but a layout for its name, such as 2x8gpu, known to Hydra; else raises."""
+    group, _, name = (missing.missing_cfg_file or "").rpartition("/")
+    found = LAYOUT.match(name) if group == "hardware" else None
+    if found is None:
+        raise missing
+    hosts, devices, kind = found.groups()
+    node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
+    ConfigStore.instance().store(group="hardware", name=name, node=node)

@@ -1,0 +1,72 @@
+"""Refuses what is wrong with what was typed, as Hydra parses it, before anything is composed of it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.config import NAMED
+from pipeline.config.errors import ConfigError
+from pipeline.config.messages import HELP, explain, find, typeable, unknown_key
+
+# What a sweep is as a whole.
+WHOLE = ("sweep", "output_dir", "mode", "hydra")
+
+
+def check_not_swept(overrides: Sequence[Override]) -> None:
+    """Refuses several values where one run was asked for."""
+    for override in overrides:
+        if override.is_sweep_override():
+            line = override.input_line
+            raise ConfigError(f"Expected one value, received {line}. Try -m {line} for a run with each.")
+
+
+def check_overrides(overrides: Sequence[Override], schema: type, is_group: Callable[[str], bool]) -> None:
+    """Refuses keys that are not in the schema, values of another type, and what can be no choice. Raises `ConfigError`.
+
+    What depends on the files of choices, as the arguments of a function do, shows when it is composed.
+    """
+    for override in overrides:
+        key = override.key_or_group
+        if override.is_sweep_override() and key.replace("/", ".").split(".")[0] in WHOLE:
+            raise ConfigError(
+                f"Expected one value of {key} for a whole sweep, received {override.input_line}. "
+                f"Try a command for each."
+            )
+        known, kind, default, rest = find(key, schema)
+        value = override.value()
+        if override.is_delete():
+            if not rest and key not in NAMED:
+                raise ConfigError(_kept(key, kind, default))
+        elif is_group(key) and not isinstance(value, dict):
+            if not isinstance(value, str | list) and not override.is_sweep_override():
+                received = "null" if value is None else f"a value of type {type(value).__name__}"
+                raise ConfigError(f"Expected the name of a choice after a group, received {received}. {HELP}")
+        elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
+            raise ConfigError(unknown_key(".".join(filter(None, (known, rest[0]))), schema))
+        elif not (rest or override.is_sweep_override() or "${" in str(override.input_line)):
+            try:
+                OmegaConf.update(_blank(schema), key, value, merge=True)
+            except OmegaConfBaseException as error:
+                raise ConfigError(explain(error, schema, [override])) from error
+
+
+@cache
+def _blank(schema: type) -> DictConfig:
+    """A config of a schema, which checks the types of what it is given."""
+    blank: DictConfig = OmegaConf.structured(schema)
+    return blank
+
+
+def _kept(key: str, kind: object, default: object) -> str:
+    """What is wrong with deleting what the schema would put back with its own defaults, not those of `conf/`."""
+    if dataclasses.is_dataclass(kind):
+        first = dataclasses.fields(kind)[0].name
+        return (
+            f"Expected {key} to keep its keys, received ~{key}. Try without it, or {key}.{first}=... for a key of it."
+        )
+    usual = typeable(default)
+    return f"Expected {key} to keep a value, received ~{key}. Try {key}={'...' if usual is None else usual}."
