@@ -144,6 +144,12 @@ def refusal(ran: Ran) -> str:
         (["workers=${nothing}"], "Expected workers to refer to a value that exists"),
         (["--nonsense"], "received: unrecognized arguments: --nonsense. Try --hydra-help."),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
+        (["--run", "-m"], "Expected one of --run, --multirun, --cfg, --info, --shell_completion, received several."),
+        (["--experimental-rerun=config.pickle"], "Expected overrides, received a config in --experimental-rerun."),
+        (["-m", "workers=1,two"], "Expected workers to be a whole number or null, received two."),
+        (["-m", "strategy=mirrored,mirored"], "received mirored. Try strategy=mirrored."),
+        (["-m", "workers=interval(1,2)"], "Expected values of workers that can be counted, received workers=interval"),
+        (["-m", "+hydra.sweeper.params.wokers='1,2'"], "received wokers. Try workers."),
         # Places.
         (["tracking=server"], "Expected tracking.uri to be an MLflow server's address, received none."),
         (
@@ -288,6 +294,13 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["workers=${nowhere:x}"], "Unsupported interpolation type nowhere"),
         (["strategy=3"], "received a value of type int."),
         (["hydra/launcher=joblib"], "spoil each other's timing, received joblib. Try without it."),
+        (["cluster.options.a=1"], "there already, received cluster.options.a. Try +cluster.options.a=1."),
+        (["train={seed: a}"], "Expected train.seed to be a whole number, received a. Try train.seed=0."),
+        (["train.seed=${train.epochs}"], "Expected train.seed to be a whole number, received null."),
+        (["+mode=run"], "Expected + only before a key that is not there yet, received +mode=run. Try mode=run."),
+        (["++strategy=mirrored"], "Expected one choice of strategy, received a second one with ++strategy."),
+        (["hydra.run.dir=[a]"], "Expected hydra.run.dir to be of another type, received [a]."),
+        (["train.optimizer='${'"], "Expected ${KEY} in train.optimizer to name another key, received ${."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
