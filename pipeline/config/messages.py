@@ -106,6 +106,8 @@ def _misplaced(override: Override, schema: type) -> str:
         if "." not in bare and dataclasses.is_dataclass(find(bare, schema)[1]):
             return f"Expected one choice of {bare}, received a second one with {key}. Try {bare}=... without the +."
         return f"Expected + only before a key that is not there yet, received {line}. Try {str(line).lstrip('+')}."
+    if schema is not Config:
+        return unknown_key(bare, schema)  # a group of choices that it does without
     return f"Expected a choice that is there already, received {key or 'none'}. Try +{line}."
 
 
