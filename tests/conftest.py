@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-from asking import Asking
-from warm import Command, Warm
+from warm.asking import Asking
+from warm.starting import Command, Warm
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-OWN = Path(__file__).resolve().parent / "own"
+OWN, WARM = (Path(__file__).resolve().parent / name for name in ("own", "warm"))
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
@@ -91,7 +91,7 @@ def with_(plan: Any, part: str, **values: Any) -> Any:
 
 def environment(**environ: str) -> dict[str, str]:
     """That of a command."""
-    path = os.pathsep.join(map(str, (ROOT, OWN, ROOT / "tests" / "warm")))
+    path = os.pathsep.join([environ.pop("PYTHONPATH", f"{ROOT}{os.pathsep}{OWN}"), str(WARM)])
     return os.environ | {"PYTHONPATH": path, "COLUMNS": "120"} | environ
 
 

@@ -136,35 +136,24 @@ def test_a_sweep_is_conducted_by_one_and_leaves_tasks_out_where_it_needs_fewer(s
     assert not list(other.folder.glob("outputs/*/*"))
 
 
-def typed_again_in_mid_training(started, role):
-    """A chief and a worker, one of which is killed and typed again while they train."""
+@pytest.mark.slow
+def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_from_the_last_checkpoint(
+    pipeline, started
+):
+    alone = pipeline(*LONG, "workers=2")
     tasks = started(chief=1, worker=1)
     tasks.type_all(*LONG)
-    tasks.wait(lambda: tasks.steps() >= 100)
-    tasks.commands[role, 0].kill()
-    tasks.commands[role, 0].communicate()
-    tasks.type(role, 0, *LONG)
-    return tasks
-
-
-@pytest.mark.slow
-def test_a_task_that_is_killed_and_typed_again_goes_on_from_the_last_checkpoint(pipeline, started):
-    alone = pipeline(*LONG, "workers=2")
-    tasks = typed_again_in_mid_training(started, "worker")
-    ran = tasks.ended("chief", 0)
-    assert ran.code == 0, ran.err
-    assert ran.result["restarts"] == 1
-    assert losses(ran.result) == losses(alone.result)
-    assert tasks.ended("worker", 0).code == 0
-
-
-@pytest.mark.slow
-def test_a_conductor_that_is_killed_and_typed_again_finds_its_agents_and_goes_on(pipeline, started):
-    alone = pipeline(*LONG, "workers=2")
-    tasks = typed_again_in_mid_training(started, "chief")
+    for role, others, reached in (("worker", "chief", 100), ("chief", "worker", 500)):
+        tasks.wait(lambda reached=reached: tasks.steps() >= reached)
+        assert tasks.commands[others, 0].poll() is None
+        tasks.commands[role, 0].kill()
+        tasks.commands[role, 0].communicate()
+        tasks.type(role, 0, *LONG)
     ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
     assert (ran.code, other.code) == (0, 0), ran.err
     assert losses(ran.result) == losses(alone.result)
+    # The first command's restart, and the second one's going on with what that left.
+    assert (ran.result["restarts"], ran.result["resumed"]) == (1, 1)
     assert "was lost" in other.out
 
 

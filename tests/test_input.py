@@ -54,7 +54,7 @@ def test_how_long_steps_wait_is_told_of_every_run(pipeline):
     assert ("input-bound" in ran.out) is ran.result["input_bound"]
 
 
-THROUGH = ("data.build._target_=own.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[1024,1024]",
+THROUGH = ("data.build._target_=own.through", "data.num_classes=4", "model=mlp", "model.build.hidden=[64]",
            "train.replica_batch=32", "train.steps=24", "resume=never")  # fmt: skip
 # Its speed is not that of a machine that others may be at.
 UNHURRIED = ("data.build._target_=own.through", "data.num_classes=4", "model.build._target_=own.unhurried",
@@ -67,26 +67,29 @@ def losses(ran: Ran, folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", ["asleep", "busy"])
-def test_a_slow_map_is_found_and_named_and_what_there_is_to_gain_is_nearly_gained(pipeline, function):
+def test_a_slow_map_that_sleeps_or_computes_is_found_and_named_and_what_there_is_to_gain_is_nearly_gained(pipeline):
     fast = (*TIMED, *UNHURRIED, "strategy=one_device")
     assert pipeline(*fast).code == 0
-    slow: Ran = pipeline(*fast, f"+data.build.function={function}", "data.profile=true")
-    assert slow.code == 0, slow.err
-    (result,) = [each for each in slow.results if each["profile"]]
-    found = result["profile"]
-    assert found["bound"] == "input"
-    costliest = max(found["stages"], key=lambda stage: stage["share"])
-    assert costliest["name"] == f"map({function})"
-    assert costliest["share"] > 0.5
-    assert found["input_examples_per_second"] < found["model_examples_per_second"]
-    assert result["examples_per_second"] < found["ceiling_examples_per_second"]
-    assert slow.out.count(f"without map({function})") == 2
+    ceilings = []
+    for function in ("asleep", "busy"):
+        slow: Ran = pipeline(*fast, f"+data.build.function={function}", "data.profile=true")
+        assert slow.code == 0, slow.err
+        result = slow.results[-1]
+        found = result["profile"]
+        assert found["bound"] == "input"
+        costliest = max(found["stages"], key=lambda stage: stage["share"])
+        assert costliest["name"] == f"map({function})"
+        assert costliest["share"] > 0.5
+        assert found["input_examples_per_second"] < found["model_examples_per_second"]
+        assert result["examples_per_second"] < found["ceiling_examples_per_second"]
+        assert slow.out.count(f"without map({function})") == 2
+        ceilings.append(found["ceiling_examples_per_second"])
     # Before and after, since other work on the machine may halve its speed.
     made = [each for each in pipeline(*fast).results if each["profile"] is None]
     low = min(each["examples_per_second_low"] for each in made)
     high = max(each["examples_per_second_high"] for each in made)
-    assert 0.6 * low < found["ceiling_examples_per_second"] < 1.4 * high
+    for ceiling in ceilings:
+        assert 0.6 * low < ceiling < 1.4 * high
 
 
 @pytest.mark.slow

@@ -1,21 +1,19 @@
 """What README and docs promise, typed as it stands there."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import OWN, ROOT, Ran, left_behind
-from hydra import compose, initialize_config_dir
+from conftest import ROOT, Ran, finish, left_behind, start
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from pipeline.config import config as configs
+from pipeline.config.composing import Composer
 from pipeline.config.schema import Config, PrepareConfig
 
 COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "README.md").read_text())
@@ -24,8 +22,8 @@ FOR_A_RUN = ("report", "compare", "sync", "ui")
 
 
 @pytest.mark.parametrize("command", [typed for typed in COMMANDS if "data.path=" not in typed])
-def test_every_command_of_the_readme_is_one_that_can_be_planned(pipeline, command):
-    ran: Ran = pipeline(*re.sub(r"^predict |mode=\w+", "", command).split(), "mode=plan")
+def test_every_command_of_the_readme_is_one_that_can_be_planned(asked, command):
+    ran: Ran = asked(*re.sub(r"^predict |mode=\w+", "", command).split(), "mode=plan")
     assert ran.code == 0, ran.err
 
 
@@ -42,12 +40,9 @@ def test_a_folder_of_images_is_trained_on_with_the_two_commands_of_the_readme(tm
     assert found
     outs = []
     for command in found.groups():
-        environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"}
-        ran = subprocess.run(
-            [sys.executable, *command.split()], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200
-        )
-        assert ran.returncode == 0, ran.stderr
-        outs.append(ran.stdout)
+        ran = finish(start(tmp_path, *command.split()[2:]), tmp_path, time.monotonic(), 200)
+        assert ran.code == 0, ran.err
+        outs.append(ran.out)
     assert "cat 32, dog 32, owl 32" in outs[0]
     assert "FINISHED" in outs[1]
     assert "speedup" in outs[1]
@@ -71,11 +66,10 @@ def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, p
     overrides = [first_value(word) for word in words[prepares:] if "=" in word and word != "+experiment=theirs"]
     if "--config-dir" in words:
         write_configs_of(page, tmp_path)
-        overrides.append(f"hydra.searchpath=[file://{tmp_path}]")
+    own = str(tmp_path) if "--config-dir" in words else None
     configs.register(lambda: 2)
-    with initialize_config_dir(str(configs.folder()), version_base="1.3"), configs.refused_unread():
-        composed = compose("prepare" if prepares else "config", overrides)
-    schema = PrepareConfig if prepares else Config
+    name, schema = ("prepare", PrepareConfig) if prepares else ("config", Config)
+    composed = Composer(name, schema, own).compose(overrides)
     assert isinstance(configs.typed_as(schema, composed, overrides), schema)
 
 
@@ -96,10 +90,10 @@ def first_value(word: str) -> str:
     return f"{word.partition('=')[0]}={next(iter(override.sweep_string_iterator()))}"
 
 
-def test_the_estimate_that_docs_show_is_what_a_plan_prints(pipeline):
+def test_the_estimate_that_docs_show_is_what_a_plan_prints(asked):
     text = (ROOT / "docs" / "planning.md").read_text()
     shown = re.search(r"^ {4}memory .*?(?=^\S)", text, re.M | re.S)
     assert shown
-    ran: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2")
+    ran: Ran = asked("mode=plan", "strategy=parameter_server", "workers=2")
     assert ran.code == 0, ran.err
     assert textwrap.dedent(shown[0]).strip() in "\n".join(line.rstrip() for line in ran.out.splitlines())

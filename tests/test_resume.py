@@ -148,11 +148,11 @@ def test_a_run_in_a_folder_of_one_s_own_goes_on_and_a_finished_one_is_kept_besid
     assert json.loads((tmp_path / "mine/result.json").read_text())["status"] == "FINISHED"
 
 
-def test_a_plan_in_the_folder_of_a_run_leaves_that_run_alone(pipeline, tmp_path):
+def test_a_plan_in_the_folder_of_a_run_leaves_that_run_alone(asked, tmp_path):
     run = tmp_path / "mine"
     run.mkdir()
     (run / "events.jsonl").write_text("{}\n")
     (run / "result.json").write_text("{}")
     for wrong in ((), ("workers=0",), ("+nothing=1",)):
-        pipeline("mode=plan", "model=mlp", "data=digits", "hydra.run.dir=mine", *wrong)
+        asked("mode=plan", "model=mlp", "data=digits", "hydra.run.dir=mine", *wrong)
         assert (run / "result.json").read_text() == "{}"

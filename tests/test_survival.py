@@ -317,12 +317,13 @@ def test_a_training_that_went_back_converges_with_half_the_rate(pipeline):
 def test_the_whole_job_killed_twenty_times_in_a_row_ends_as_if_nothing_had_happened(pipeline, tmp_path):
     print(f"TEST_SEED={SEED}", file=sys.stderr)
     rng = random.Random(SEED)
-    arguments = ("checkpoint.every_steps=3", "train.steps_per_call=1", "train.epochs=40")
+    arguments = ("checkpoint.every_steps=3", "train.steps_per_call=1", "train.epochs=60")
     sane = unharmed(pipeline, *ONE, *arguments)
     kills = 0
     while kills < 20:
         process = start(tmp_path, *SMALL, *ONE, *arguments)
-        began, patience = time.monotonic(), rng.uniform(0.3, 6.0)
+        # From its first line to the middle of training.
+        began, patience = time.monotonic(), rng.uniform(0.2, 2.0)
         while time.monotonic() < began + patience and process.poll() is None:
             time.sleep(0.01)
         if process.poll() is not None:

@@ -86,8 +86,8 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
         (("-m", "experiment=scalings"), "Expected experiment to be one of batch, precision, scaling, strategies"),
     ],
 )
-def test_a_sweep_that_makes_no_sense_is_refused_in_words(pipeline, tmp_path, arguments, words):
-    ran: Ran = pipeline(*arguments, *QUICK, *SMALL)
+def test_a_sweep_that_makes_no_sense_is_refused_in_words(asked, tmp_path, arguments, words):
+    ran: Ran = asked(*arguments, *QUICK, *SMALL)
     assert ran.code == 2
     assert words in ran.err
     assert "Traceback" not in ran.err
@@ -166,8 +166,8 @@ def test_repeats_run_in_rounds_and_each_round_measures_the_baseline_anew(pipelin
 
 
 @pytest.mark.parametrize("mode", ["plan", "predict"])
-def test_what_starts_nothing_has_repeats_and_points_that_cannot_be_read(pipeline, tmp_path, mode):
-    ran: Ran = pipeline("-m", f"mode={mode}", "sweep.repeats=2", "data=tfds,digits", "model=mlp", "workers=1")
+def test_what_starts_nothing_has_repeats_and_points_that_cannot_be_read(asked, tmp_path, mode):
+    ran: Ran = asked("-m", f"mode={mode}", "sweep.repeats=2", "data=tfds,digits", "model=mlp", "workers=1")
     assert ran.code == (0 if mode == "plan" else 2), ran.err
     assert "data.name" in ran.err
     assert "Traceback" not in ran.err
@@ -183,15 +183,15 @@ def test_points_typed_twice_are_two_points(pipeline, tmp_path):
     assert "2 of 2 points have finished and are kept." in again.out
 
 
-def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(pipeline, tmp_path):
-    ran: Ran = pipeline(*NAMED, "mode=plan", "strategy=one_device,mirrored", "workers=1")
+def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(asked, tmp_path):
+    ran: Ran = asked(*NAMED, "mode=plan", "strategy=one_device,mirrored", "workers=1")
     assert ran.code == 0, ran.err
     assert not (tmp_path / SWEEP / "sweep.json").exists()
     assert not [each for each in (tmp_path / SWEEP).glob("*") if each.is_dir()]
 
 
 @pytest.mark.parametrize(("experiment", "points"), [("strategies", 6), ("batch", 5), ("precision", 3)])
-def test_every_ready_sweep_can_be_planned(pipeline, experiment, points):
-    ran: Ran = pipeline(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
+def test_every_ready_sweep_can_be_planned(asked, experiment, points):
+    ran: Ran = asked(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
     assert ran.code == 0, ran.err
     assert ran.out.count("\n-- ") == points

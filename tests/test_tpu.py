@@ -184,18 +184,18 @@ def test_a_tpu_that_answers_once_and_then_hangs_ends_the_run_by_name(pipeline):
         ),
     ],
 )  # fmt: skip
-def test_what_no_tpu_could_run_is_refused_before_anything_starts(pipeline, arguments, words):
-    assert words in refusal(pipeline(*arguments))
+def test_what_no_tpu_could_run_is_refused_before_anything_starts(asked, arguments, words):
+    assert words in refusal(asked(*arguments))
 
 
-def test_the_environment_s_address_is_asked_too(pipeline):
+def test_the_environment_s_address_is_asked_too(asked):
     with closed() as address:
-        assert "received no connection: Connection refused" in refusal(pipeline(*TPU, TPU_NAME=address))
-    assert "(TPU_NAME=my-tpu is no address)" in refusal(pipeline(*TPU, TPU_NAME="my-tpu"))
+        assert "received no connection: Connection refused" in refusal(asked(*TPU, TPU_NAME=address))
+    assert "(TPU_NAME=my-tpu is no address)" in refusal(asked(*TPU, TPU_NAME="my-tpu"))
 
 
-def test_a_plan_can_be_looked_at_anywhere(pipeline):
-    ran = pipeline("mode=plan", "strategy=tpu", "hardware=tpu_v5e_8", "data=synthetic")
+def test_a_plan_can_be_looked_at_anywhere(asked):
+    ran = asked("mode=plan", "strategy=tpu", "hardware=tpu_v5e_8", "data=synthetic")
     assert ran.code == 0, ran.err
     assert "8 TPU workers" in ran.out
     assert "mixed_bfloat16" in ran.out

@@ -1,12 +1,8 @@
 """One command with verbs: what the first word asks for, and what is said to a word that asks for nothing."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
 
 from pipeline.commands import verbs
 
@@ -16,37 +12,24 @@ MOVED = {
 }  # fmt: skip
 
 
-def said(tmp_path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "predict", "explain"])
-def test_a_verb_says_how_it_is_typed(tmp_path, verb):
-    told = said(tmp_path, "-m", "pipeline", verb, "--help")
-    assert told.returncode == 0, told.stderr
-    assert f"python -m pipeline {verb}" in told.stdout
+def test_a_verb_says_how_it_is_typed(asked, verb):
+    told = asked(verb, "--help")
+    assert told.code == 0, told.err
+    assert f"python -m pipeline {verb}" in told.out
 
 
-def test_the_help_of_a_training_names_all_verbs(tmp_path):
-    told = said(tmp_path, "-m", "pipeline", "--help")
-    assert f"\n{', '.join(verbs.VERBS)}\n" in told.stdout
+def test_the_help_of_a_training_names_all_verbs(asked):
+    assert f"\n{', '.join(verbs.VERBS)}\n" in asked("--help").out
 
 
 @pytest.mark.parametrize(("before", "now"), MOVED.items())
-def test_what_was_a_module_of_its_own_answers_with_the_verb(tmp_path, before, now):
+def test_what_was_a_module_of_its_own_answers_with_the_verb(asked, before, now):
     module, *more = before.split()
-    told = said(tmp_path, "-m", f"pipeline.{module}", *more, "a=1", "two words")
-    assert (told.returncode, told.stdout) == (2, "")
+    told = asked(*more, "a=1", "two words", module=f"pipeline.{module}")
+    assert (told.code, told.out) == (2, "")
     wanted = " ".join(["python -m pipeline", *now.split(), "a=1 'two words'"])
-    assert told.stderr == f"pipeline: Expected {wanted}, received python -m pipeline.{module}. Try {wanted}.\n"
+    assert told.err == f"pipeline: Expected {wanted}, received python -m pipeline.{module}. Try {wanted}.\n"
 
 
 @pytest.mark.parametrize(
@@ -57,46 +40,44 @@ def test_what_was_a_module_of_its_own_answers_with_the_verb(tmp_path, before, no
         ("zzz", "Try `python -m pipeline --help`."),
     ],
 )
-def test_a_word_that_is_no_verb_gets_the_nearest_one(tmp_path, word, instead):
-    told = said(tmp_path, "-m", "pipeline", word, "mine")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr.startswith(
-        "pipeline: Expected a verb (report, compare, prepare, sync, ui, predict, explain) or "
-    )
-    assert told.stderr.strip().endswith(instead)
+def test_a_word_that_is_no_verb_gets_the_nearest_one(asked, tmp_path, word, instead):
+    told = asked(word, "mine")
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith("pipeline: Expected a verb (report, compare, prepare, sync, ui, predict, explain) or ")
+    assert told.err.strip().endswith(instead)
     assert not list(tmp_path.iterdir())
 
 
-def test_predict_and_explain_are_short_for_a_setting_of_a_training(tmp_path):
-    told = said(tmp_path, "-m", "pipeline", "predict", "workers=2")
-    assert told.returncode == 2
-    assert "runs" in told.stderr
-    told = said(tmp_path, "-m", "pipeline", "explain", "strategy=parameter_server")
-    assert told.returncode == 2
-    assert "Expected measure.explain=false with strategy=parameter_server" in told.stderr
-    told = said(tmp_path, "-m", "pipeline", "explain", "nowhere")
-    assert told.returncode == 2
-    assert "Expected a run's folder, its name or its id in MLflow, received nowhere." in told.stderr
+def test_predict_and_explain_are_short_for_a_setting_of_a_training(asked):
+    told = asked("predict", "workers=2")
+    assert told.code == 2
+    assert "runs" in told.err
+    told = asked("explain", "strategy=parameter_server")
+    assert told.code == 2
+    assert "Expected measure.explain=false with strategy=parameter_server" in told.err
+    told = asked("explain", "nowhere")
+    assert told.code == 2
+    assert "Expected a run's folder, its name or its id in MLflow, received nowhere." in told.err
 
 
-def test_a_verb_with_the_words_of_a_training_composes_them(tmp_path):
-    told = said(tmp_path, "-m", "pipeline", "mode=plan", "workers=1", "strategy=one_device")
-    assert told.returncode == 0, told.stderr
-    assert said(tmp_path, "-m", "pipeline", "--version").stdout.startswith("pipeline ")
+def test_a_verb_with_the_words_of_a_training_composes_them(asked):
+    told = asked("mode=plan", "workers=1", "strategy=one_device")
+    assert told.code == 0, told.err
+    assert asked("--version").out.startswith("pipeline ")
 
 
-def test_a_run_that_was_explained_says_so_again(tmp_path):
+def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     folder = tmp_path / "outputs" / "runs" / "one"
     folder.mkdir(parents=True)
     parts = [{"name": "communication", "share": 0.4, "low": 0.38, "high": 0.42}]
     explained = {"lost": 0.4, "lost_low": 0.38, "lost_high": 0.42, "parts": parts, "advice": "Try less."}
     (folder / "plan.json").write_text(json.dumps({"workers": 2}))
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": explained}))
-    told = said(tmp_path, "-m", "pipeline", "explain", "one")
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.splitlines()[0] == "Try less."
-    assert "communication 40% (38% to 42%)" in told.stdout
+    told = asked("explain", "one")
+    assert told.code == 0, told.err
+    assert told.out.splitlines()[0] == "Try less."
+    assert "communication 40% (38% to 42%)" in told.out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))
-    told = said(tmp_path, "-m", "pipeline", "explain", "one")
-    assert told.returncode == 2
-    assert "Expected a run that was explained" in told.stderr
+    told = asked("explain", "one")
+    assert told.code == 2
+    assert "Expected a run that was explained" in told.err

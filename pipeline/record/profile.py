@@ -48,6 +48,6 @@ class Explanation:
     lost_low: float
     lost_high: float
     parts: list[Part]
-    bound: str | None
-    straggler: str | None
-    advice: str
+    bound: str | None = None
+    straggler: str | None = None
+    advice: str = ""

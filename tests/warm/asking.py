@@ -4,6 +4,7 @@ The code of `python -m pipeline` runs from its first line to its exit code, in a
 environment, the arguments and the module path of one that was started. What is imported already is not imported again.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-HERE = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 # Bytes of a command's arguments and environment.
 LARGEST = 1 << 17
 
@@ -27,8 +28,8 @@ class Asking:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import asking; asking.serve({theirs.fileno()})"],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1])))},
+                [sys.executable, "-c", f"from warm import asking; asking.serve({theirs.fileno()})"],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent)))},
                 pass_fds=[theirs.fileno()],
                 stdout=subprocess.DEVNULL,
             )
@@ -59,6 +60,8 @@ def serve(descriptor: int) -> None:
 
     # The first command of a process pays for the grammar of overrides.
     config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    # Memory that a fork looks through for garbage is copied for it.
+    gc.freeze()
     # Without the folder and what PYTHONPATH names, which each command has of its own.
     path = sys.path[1 + len(os.environ["PYTHONPATH"].split(os.pathsep)) :]
     tests = socket.socket(fileno=descriptor)

@@ -1,4 +1,4 @@
-"""In a command that `warm.py` started: its first fork server is the process that waits to be that."""
+"""In a command that `starting.py` started: its first fork server is the process that waits to be that."""
 
 import json
 import os

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, die_with_conductor
 
-HERE = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 # linux/sched.h: the child is one of the caller's parent.
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -40,13 +40,13 @@ class Warm:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            path = os.pathsep.join((str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
+            path = os.pathsep.join(map(str, (TESTS, TESTS.parent)))
             given = {"PYTHONPATH": path, CONDUCTOR: str(os.getpid())}
             as_ever = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
             # Arrow's allocator has a thread, which no process that is forked has.
             as_ever["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import warm; warm.serve({theirs.fileno()})"],
+                [sys.executable, "-c", f"from warm import starting; starting.serve({theirs.fileno()})"],
                 env=os.environ | given | as_ever,
                 pass_fds=[theirs.fileno()],
             )
