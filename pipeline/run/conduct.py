@@ -6,7 +6,7 @@ last checkpoint; what cannot be helped so becomes `RunFailed`, with no process l
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,12 +145,7 @@ def _attempt(
         point, one = begin(plan, "point"), None
         if baseline is not None and not all_measured(plan, measured, baseline):
             one = begin(baseline, "baseline")
-        for group in groups:
-            measured.versions = group.joined()[0].versions
-        for group in groups:
-            built = build(group, resume if group is point else None)
-            if group is point:
-                measured.built, measured.lost = built.event, built.lost
+        _come_up(groups, resume, measured)
         measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
         if plan.measurement.profile and resume is None:
             _profile_once(point, measured, tell)
@@ -182,6 +177,16 @@ def _attempt(
         clock.stop()
         for group in groups:
             group.stop()
+
+
+def _come_up(groups: Sequence[Group], resume: Resume | None, measured: Measured) -> None:
+    """Waits until the processes of all groups have joined, and built what they train; the first group is the point."""
+    for group in groups:
+        measured.versions = group.joined()[0].versions
+    for group in groups:
+        built = build(group, resume if group is groups[0] else None)
+        if group is groups[0]:
+            measured.built, measured.lost = built.event, built.lost
 
 
 @dataclass
