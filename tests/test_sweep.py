@@ -103,7 +103,7 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     rng = random.Random(seed)
     for _ in range(2):
         process = start(tmp_path, *command)
-        time.sleep(rng.uniform(1.0, 16.0))
+        time.sleep(rng.uniform(0.5, 11.0))
         refused = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120) if folder.exists() else None
         process.send_signal(signal.SIGKILL)
         process.communicate()
