@@ -58,8 +58,8 @@ class Here:
     def on_each(self, function: Any, *arguments: Any) -> list[Any]:
         return [(work._KEPT.clear(), function(*arguments))[1] for _ in range(self.count)]
 
-    def answers(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        yield from ((number, task[0](*task[1:])) for number, task in enumerate(tasks))
+    def answers(self, function: Any, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        yield from (function(*task) for task in tasks)
 
 
 class Silent:
