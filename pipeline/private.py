@@ -45,6 +45,9 @@ from tensorflow.python.framework import op_def_registry
 # Whether determinism was asked for, which has no public getter.
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
+# The search for variables behind a custom gradient, which `worker/tensorflow/collective.py` does without.
+from tensorflow.python.ops import custom_gradient as custom_gradients
+
 __all__ = [
     "ATTRIBUTES",
     "ArrayDataAdapter",
@@ -53,6 +56,7 @@ __all__ = [
     "cache_op",
     "cardinality",
     "collective",
+    "custom_gradients",
     "dataset_ops",
     "get_data_adapter",
     "get_keras_mask",
@@ -79,6 +83,7 @@ ATTRIBUTES = {
     "cardinality": ("_AssertCardinalityDataset",),
     "collective": ("CollectiveAllReduceExtended",),
     "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
+    "custom_gradients": ("_get_dependent_variables",),
     "dataset_ops": ("_OptionsDataset",),
     "global_state": ("get_global_attribute",),
     "keras_variables": ("Variable",),

@@ -1,12 +1,15 @@
 """TensorFlow's own sums over replicas: by its rings, by NCCL, or on one device, as the strategy was made."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import tensorflow as tf
 
 from pipeline.plan.plan import Plan, Process
+from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
@@ -26,7 +29,7 @@ class TensorFlowCollective:
         # What is sent together is packed into one tensor, which has one type.
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             places = [place for place, array in enumerate(arrays) if array.dtype == dtype]
-            sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [arrays[place] for place in places])
+            sums = _added(context, [arrays[place] for place in places])
             summed |= zip(places, sums, strict=True)
         return [summed[place] for place in range(len(arrays))]
 
@@ -49,3 +52,55 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
 
 
 ALONE: Collective[Addend] = Alone()
+
+
+def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[Addend]:
+    """The sums over replicas of arrays of one type, and as their gradients the sums of the gradients.
+
+    So does `ReplicaContext.all_reduce`, but it looks for variables in the graph behind its arguments, that of all
+    replicas, and for each operation in a list: with a normalization in every layer, most of the time of tracing.
+    """
+    if any(isinstance(array, tf.IndexedSlices) for array in arrays):
+        sums: list[Addend] = context.all_reduce(tf.distribute.ReduceOp.SUM, arrays)
+        return sums
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def total(*here: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, list(here))
+        return summed, lambda *gradients: _added(context, list(gradients))
+
+    with _of_no_variables():
+        added: list[Addend] = total(*arrays)
+        return added
+
+
+class _Thread(threading.local):
+    """What is known in this thread; each replica is traced in one of its own."""
+
+    of_no_variables = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _of_no_variables() -> Iterator[None]:
+    """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
+    kept = _thread.of_no_variables
+    if not isinstance(custom_gradients._get_dependent_variables, _Search):
+        custom_gradients._get_dependent_variables = _Search(custom_gradients._get_dependent_variables)
+    _thread.of_no_variables = True
+    try:
+        yield
+    finally:
+        _thread.of_no_variables = kept
+
+
+@dataclass(frozen=True)
+class _Search:
+    """TensorFlow's search for the variables that lie between two lists of operations."""
+
+    kept: Callable[..., list[tf.Variable]]
+
+    def __call__(self, input_ops: Sequence[tf.Operation], output_ops: Sequence[tf.Operation]) -> list[tf.Variable]:
+        return [] if _thread.of_no_variables else self.kept(input_ops, output_ops)
