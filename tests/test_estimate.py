@@ -335,7 +335,6 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN)
     assert again.code == 0, again.err
     assert "Building" not in again.out
-    assert again.seconds < ran.seconds
     assert "server 3" in again.out
     # Where a run would have to learn it, that is what building it tells.
     kept.unlink()
