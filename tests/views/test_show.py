@@ -11,10 +11,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from rich.console import Console, RenderableType
 
 from pipeline.config.parts import leaves, unflat
@@ -50,7 +50,6 @@ from pipeline.views.terminal import Progress, console_on, error_text, plan_lines
 from pipeline.views.terminal.run_state import RunState
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -477,7 +476,7 @@ def test_the_cursor_comes_back_whichever_write_is_interrupted() -> None:
 def test_an_interrupt_on_a_real_terminal_shows_the_cursor_again() -> None:
     program = f"""
         import signal, sys, time
-        sys.path[:0] = {[str(ROOT), str(Path(__file__).parent)]!r}
+        sys.path[:0] = {[str(ROOT), *(str(ROOT / folder) for folder in ("tests", "tests/views"))]!r}
         from pipeline.record.events import Beat
         from pipeline.views.terminal import Progress, console_on
         from test_show import a_plan

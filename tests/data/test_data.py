@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from omegaconf import OmegaConf
 
 from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic
 from pipeline.data.keras_datasets import cache_folder, one_at_a_time
 from pipeline.data.packaged import hold_out, packaged_file, read_table
 
-ROOT = Path(__file__).parent.parent
 CHOICES = sorted((ROOT / "conf/data").glob("*.yaml"))
 FASHION_PARTS = {"train": 6, "t10k": 3}
 Array = np.ndarray[Any, Any]

@@ -10,13 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from conftest import ROOT
 from omegaconf import OmegaConf
 
 from pipeline.models import cnn, mlp, recommender, resnet20
 
 Model = Callable[..., Any]
 BUILT_IN: list[Model] = [mlp, cnn, resnet20]
-CHOICES = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
+CHOICES = sorted((ROOT / "conf/model").glob("*.yaml"))
 # Without a default of its own, because the data decides.
 NEEDED = {"categories"}
 IMAGES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from test_plan import config, machine
 
 from pipeline.analyze import comparable, history, step_model
@@ -17,7 +18,7 @@ from pipeline.record import sweeps
 from pipeline.run import resume
 from pipeline.views import report
 
-OLD = Path(__file__).with_name("from_0_1_0")
+OLD = ROOT / "tests" / "from_0_1_0"
 # As its runs were typed, but for the folder.
 TYPED = (
     "workers=2", "data=digits", "model=mlp", "model.build.hidden=[16]", "train.deterministic=true", "train.epochs=4",

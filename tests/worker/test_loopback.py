@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import left_behind, start
+from conftest import ROOT, left_behind, start
 
 from pipeline.worker.tensorflow.loopback import on_loopback
 
@@ -69,7 +69,7 @@ def reserved_ports(count: int) -> Iterator[list[int]]:
 @contextmanager
 def processes(kind: str, ports: list[int]) -> Iterator[list[subprocess.Popen[str]]]:
     cluster = json.dumps({"worker": [f"127.0.0.1:{port}" for port in ports]})
-    root = Path(__file__).parents[1]
+    root = ROOT
     with ExitStack() as stack:
         started = []
         for rank in range(len(ports)):
@@ -123,7 +123,7 @@ def test_only_a_wildcard_address_changes(
 
 def test_a_process_without_tensorflow_is_promised_nothing() -> None:
     code = "from pipeline.worker.tensorflow.loopback import listen_on_loopback_only; print(listen_on_loopback_only())"
-    root = Path(__file__).parents[1]
+    root = ROOT
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

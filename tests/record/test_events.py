@@ -3,10 +3,10 @@
 import json
 import math
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
+from conftest import ROOT
 
 from pipeline.plan.size import Size, Variable
 from pipeline.record import events, log
@@ -58,7 +58,7 @@ from pipeline.record.events import (
 from pipeline.record.log import EventLog, read
 from pipeline.record.profile import Explanation, Part, Profile, Stage
 
-OLD = Path(__file__).with_name("from_0_1_0")
+OLD = ROOT / "tests" / "from_0_1_0"
 FIRST, SECOND, THIRD = (Steps(step, [0.5], time=1.0, group="point") for step in (1, 2, 3))
 SIZE = Size((Variable("dense/kernel", (2, 3), "float32", True, 48),), 8, 100, 4, 2, None)
 # One of each kind, and of those that come in several forms one of each form.
@@ -174,7 +174,7 @@ def test_what_a_later_version_adds_to_a_kind_is_passed_over():
 
 
 def test_every_kind_that_is_logged_is_in_the_docs():
-    page = Path(__file__).parents[1].joinpath("docs", "results.md").read_text()
+    page = (ROOT / "docs" / "results.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|", page.partition("## events.jsonl")[2].partition("\n## ")[0], re.MULTILINE)
     logged = {name for name, kind in events.KINDS.items() if kind not in events.PASSING}
     assert sorted(rows) == sorted(logged)
