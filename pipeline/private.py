@@ -3,6 +3,9 @@
 An upgrade may move any of it: `tests/test_private.py` names what is gone. What is added here has no public way.
 """
 
+# The outputs of a model in shape and type, before it is built.
+from keras.src.backend import compute_output_spec
+
 # A compiled loop asks and sets what Keras keeps for its own: a scope under way, and the learning phase's.
 from keras.src.backend.common import global_state
 
@@ -56,6 +59,7 @@ __all__ = [
     "cache_op",
     "cardinality",
     "collective",
+    "compute_output_spec",
     "custom_gradients",
     "dataset_ops",
     "get_data_adapter",

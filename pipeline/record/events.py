@@ -103,7 +103,10 @@ class Loaded(Told):
 
 @dataclass(frozen=True)
 class Built(Told):
-    """Process: it has its model. Shape and dtype are of one example's input, which may be nested."""
+    """Process: it has its model. Shape and dtype are of one example's input, which may be nested.
+
+    `notes` are what the result is to say of data and model, where there is something.
+    """
 
     parameters: int | None = None
     state_bytes: int | None = None
@@ -117,6 +120,7 @@ class Built(Told):
     steps_per_epoch: int | None = None
     epochs: int | None = None
     data_digest: str | None = None
+    notes: list[str] | None = plain.if_told()
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,7 @@ class Point:
             notes=(
                 *planned.notes,
                 *measured.notes,
+                *(measured.built.notes or ()),
                 *timed_with(planned, measured),
                 *bound_by_input(waited),
                 *explained_otherwise(measured.explained, speed, timed_workers),

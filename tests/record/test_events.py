@@ -71,6 +71,7 @@ TOLD: list[Event] = [
     Joined(["CPU:0"], {"keras": "3.1"}),
     Loaded({"train": False}, {"train": 8}, {"train": [Lost(None, 3, 1, "a.png", "is cut off", None)]}),
     Built(9610, 38440, 1, [8, 8, 1], {"image": "float32"}, 10, 100, 20, 2, 4, 3, "ab12"),
+    Built(notes=["The labels were counted as 100 classes."]),
     Sized(SIZE),
     Sized(error="it cannot be built"),
     Profiling("input", 0.1),

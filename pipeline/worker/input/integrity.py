@@ -117,14 +117,14 @@ def _made_or_not(part: tf.data.Dataset) -> int:
     )
 
 
-def refuse(found: Sequence[Broken], complaints: Sequence[str]) -> None:
-    """Raises what is broken, if anything is, naming the first."""
+def refuse(found: Sequence[Broken], complaints: Sequence[str], also: str = "") -> None:
+    """Raises what is broken, if anything is, naming the first; `also` is typed beside data.on_error=skip."""
     if found:
         lost = sum(flaw.examples for flaw in found)
         named = first_of([f"{flaw.name} {flaw.why}" for flaw in found])
         raise TrainingError(
             f"Expected examples that can be trained on, received {lost} that cannot: {named}. "
-            f"Try data.on_error=skip, which trains on the others, or putting the data right."
+            f"Try {also}data.on_error=skip, which trains on the others, or putting the data right."
         )
     if complaints:
         raise TrainingError(
@@ -162,6 +162,8 @@ def num_classes(part: Part | None, y: Batch) -> int | None:
     if isinstance(part, Examples):
         return part.num_classes
     if not _is_arrays(part) or not isinstance(y, tf.Tensor) or not y.dtype.is_integer or y.shape.rank != 1:
+        return None
+    if not len(part[1]):
         return None
     return int(np.asarray(part[1]).max()) + 1
 

@@ -88,6 +88,8 @@ class Passes(abc.ABC):
     last = "short"
     # A batch in shape and type, for building a model.
     spec: Nested[keras.KerasTensor]
+    # Where they are arrays: of all examples.
+    labels: Batch | None = None
 
     @property
     def one_by_one(self) -> bool:
@@ -152,6 +154,11 @@ def passes(
     if isinstance(adapter, ArrayDataAdapter):
         return _Arrays(adapter, where, shuffle, seed)
     known = adapter.num_batches
+    if known == 0:
+        raise FitError(
+            f"Expected batches, received a {type(x).__name__} of none. Try looking at what it is made of: "
+            f"drop_remainder=True leaves out all of fewer examples than one batch."
+        )
     data = adapter.get_tf_dataset()
     endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY or (
         isinstance(x, keras.utils.PyDataset) and not known
@@ -198,6 +205,9 @@ class _Arrays(Passes):
         with tf.device("CPU:0"):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
         self.steps, self.examples = adapter.num_batches, adapter._num_samples
+        if not self.examples:
+            raise FitError("Expected examples, received arrays of none. Try looking at the shapes of x and y.")
+        self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
         self._layout = Layout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
         self.always_fed = self._layout.always_fed
         self.spec = _symbols([leaf.shape for leaf in tf.nest.flatten(self._part)], self._part)

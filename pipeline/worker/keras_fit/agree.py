@@ -9,6 +9,9 @@ import tensorflow as tf
 from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend
 
+# Of a text that processes tell each other.
+MOST_BYTES = 2_000
+
 # What every process calls with values of equal types and shapes; each gets what all have agreed on.
 Agree = Callable[[Sequence[tf.Tensor | np.ndarray]], list[tf.Tensor]]
 
@@ -30,6 +33,26 @@ def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Adden
     """A function that every process calls with tensors of equal shapes, and that returns their sums over replicas."""
     # An identity, because it has a device, which the sum is made on; an argument has none.
     return _summed(strategy, collective, lambda values: [tf.identity(value) for value in values])
+
+
+def texts(
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    mine: str,
+    number: int,
+    processes: int,
+    local: int,
+) -> list[str]:
+    """What each of so many processes says, on all of them, which call this together with `local` replicas each.
+
+    Of a text its first `MOST_BYTES` are told.
+    """
+    told = np.zeros((processes, MOST_BYTES))
+    said = mine.encode()[:MOST_BYTES]
+    told[number, : len(said)] = list(said)
+    (sums,) = over_replicas(strategy, collective)([tf.constant(told)])
+    rows = (sums.numpy() / local).astype(np.uint8)
+    return [row[row > 0].tobytes().decode(errors="replace") for row in rows]
 
 
 def _summed(

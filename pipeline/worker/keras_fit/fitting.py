@@ -26,10 +26,10 @@ from pipeline.private import array_slicing
 from pipeline.record.events import Event
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitData, FitError, Passes, Place
-from pipeline.worker.keras_fit import agree
+from pipeline.worker.keras_fit import agree, refused
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
-from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.training import Training
@@ -75,10 +75,7 @@ def fit(
     epochs = min(epochs, keras.config.max_epochs() or epochs)
     steps_per_epoch = _capped(steps_per_epoch)
     due = _due(model, validation_freq)
-    if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = array_slicing.train_validation_split(
-            (x, y, sample_weight), validation_split=validation_split
-        )
+    (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
 
     seed = _agreed_seed(strategy, where)
     train = passes.passes(
@@ -93,13 +90,26 @@ def fit(
         "number of validations": sum(map(due, range(initial_epoch, epochs))), "steps per call": per_call,
         **_counts(train, held_out),
     })  # fmt: skip
-    with build.lent(model, strategy, train.spec) as outputs:
+    refused.check_alike(strategy, where, train, held_out)
+    with refused.in_words(), build.lent(model, strategy, train.spec) as outputs:
+        refused.check_labels(model, train, held_out)
         _check_made_under(strategy, model.metrics_variables)
         loop = _loop(loop_class, model, strategy, train, outputs, where)
         runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
         with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
             training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
             return _train(training, loop, per_call)
+
+
+def _split(
+    x: FitData, y: FitData, sample_weight: FitData, part: float, held_out: FitData
+) -> tuple[tuple[FitData, FitData, FitData], FitData]:
+    """(training data, validation data): the last `part` of what is given where that is asked for, else `held_out`."""
+    given = refused.arrays(x, y, sample_weight, "training")
+    if not part or held_out is not None:
+        return given, held_out
+    train, validation = array_slicing.train_validation_split(given, validation_split=part)
+    return train, validation
 
 
 def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, int | None]:
@@ -205,11 +215,13 @@ def _check_compiled(model: keras.Model, where: Place) -> None:
             "Expected a model that is not compiled with XLA, which fails with several replicas, received "
             'jit_compile=True. Try jit_compile="auto".'
         )
-    accumulated = getattr(model.optimizer, "gradient_accumulation_steps", None)
-    if accumulated and where.replicas > 1:
+    accumulated = getattr(step.innermost(model.optimizer), "gradient_accumulation_steps", None)
+    asynchronous = isinstance(model.distribute_strategy, tf.distribute.ParameterServerStrategy)
+    if accumulated and (asynchronous or where.replicas > 1):
         raise FitError(
             f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
-            f"several replicas, received gradient_accumulation_steps={accumulated}. "
+            f"{'asynchronous workers' if asynchronous else 'several replicas'}, received "
+            f"gradient_accumulation_steps={accumulated}. "
             f"Try batches {accumulated} times as large."
         )
 
@@ -268,6 +280,7 @@ def _held_out(
     if data is None:
         return None
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = refused.arrays(x, y, sample_weight, "validation")
     if not isinstance(x, tf.data.Dataset):
         batch_size = batch_size or train_batch_size
         x, y, sample_weight = passes.first_steps((x, y, sample_weight), batch_size, steps)

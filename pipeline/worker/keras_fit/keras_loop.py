@@ -5,16 +5,19 @@ import json
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data.nested import Nested
 from pipeline.private import pythonify_logs
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.part import Batches
-from pipeline.worker.input.passes import UNTIL_IT_ENDS, Passes
+from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
 from pipeline.worker.keras_fit.agree import Agree
+from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
 
@@ -39,7 +42,7 @@ class KerasLoop(Loop):
         self._steps: int | None = None
         self._validation_steps: int | None = None
         self._due: Callable[[int], bool] = bool
-        self._seen = 0
+        self._seen, self._fed = 0, False
         self.hooks: KerasHooks | None = None
 
     def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> bool:
@@ -62,7 +65,7 @@ class KerasLoop(Loop):
         """
         self._passes, self._validated = train, validation
         self._steps, self._validation_steps, self._due = steps, validation_steps, due
-        self._training, self._seen = None, 0
+        self._training, self._seen, self._fed = None, 0, False
         try:
             with self.ready(train):
                 yield
@@ -80,6 +83,11 @@ class KerasLoop(Loop):
     def steps_per_epoch(self) -> int:
         """Steps in an epoch; a very large number where only reading tells."""
         return self._steps or self._passes.steps or UNTIL_IT_ENDS
+
+    @property
+    def spec(self) -> Nested[keras.KerasTensor]:
+        """A batch of what it trains on, in shape and type."""
+        return self._passes.spec
 
     @property
     def running(self) -> "KerasHooks":
@@ -111,12 +119,17 @@ class KerasLoop(Loop):
                     f"Expected data for every step on all processes, received data that ended after {self._seen}. "
                     f"Try dataset.repeat() with steps_per_epoch."
                 ) from None
+            if not self._fed:
+                raise FitError(
+                    "Expected examples, received data that ended before the first batch. Try looking at what it is "
+                    "made of: a generator that was read before gives nothing more."
+                ) from None
             if self._steps is not None:
                 _warn_of_end(self._steps, self._seen, "steps_per_epoch")
             self._end_pass()
             nothing = np.zeros(0, np.float32)
             return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), nothing, 0.0, nothing)
-        self._training = passing
+        self._training, self._fed = passing, True
         self._seen += made.steps
         if self._seen == self._passes.steps:
             self._end_pass()
@@ -203,8 +216,9 @@ class KerasHooks(Callbacks):
         steps: int,
     ) -> None:
         known = None if steps == UNTIL_IT_ENDS else steps
-        super().__init__(callbacks, model, send, chief, alone, epochs, known, verbose)
-        self.epoch, self._initial_epoch, self._alone = 0, initial_epoch, alone
+        plain = partial(copied, model, loop.spec)
+        super().__init__(callbacks, model, send, chief, alone, epochs, known, verbose, plain)
+        self.epoch, self._initial_epoch, self._without_others = 0, initial_epoch, alone
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self
 
@@ -227,12 +241,12 @@ class KerasHooks(Callbacks):
 
     def from_first(self, number: float) -> float:
         """The first process's number, on every process."""
-        return number if self._alone else float(self._send([tf.constant([number], tf.float64)])[0][0])
+        return number if self._without_others else float(self._send([tf.constant([number], tf.float64)])[0][0])
 
     def history(self) -> keras.callbacks.History:
         """What the epochs came to: on every process what the first one recorded."""
         mine = self.model.history
-        if self._alone:
+        if self._without_others:
             return mine
         record = json.dumps([mine.epoch, mine.history], default=_plain).encode() if self.chief else b""
         length = int(self.from_first(len(record)))

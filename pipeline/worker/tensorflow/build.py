@@ -11,8 +11,8 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow import labels, step
 from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import Addend, over
 
 # What `compile` takes.
@@ -35,23 +35,28 @@ def model(
     metrics: MetricsChoice = None,
     rate_scale: float = 1.0,
     collective: Collective[Addend] | None = None,
+    note: Callable[[str], object] = str,
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
     not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
-    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own. Raises `ModelError`.
+    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own. What the model was compiled
+    with and means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
     with strategy.scope():
         made = make()
         if not isinstance(made, keras.Model):
             raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
         check_step(made)
+        _check_compiled(made)
+        for text in _unheeded(made):
+            note(text)
         _compile(made, optimizer, learning_rate, loss, metrics)
         if rate_scale != 1.0:
             _scale(made.optimizer, rate_scale)
-        if strategy.num_replicas_in_sync > 1:
-            _check_optimizer(made.optimizer)
+        _check_optimizer(made.optimizer, strategy)
+        labels.check(made, batch)
         return made, ready(made, strategy, batch, collective or over(strategy))
 
 
@@ -63,6 +68,26 @@ def check_step(made: keras.Model) -> None:
                 f"Expected a model without a {name} of its own, received {type(made).__name__}, which has one. "
                 f"Put the loss into compute_loss or add_loss, which are honoured."
             )
+
+
+def _unheeded(made: keras.Model) -> list[str]:
+    """What becomes of settings that a model was compiled with, in its strategy's scope, and that mean nothing here."""
+    # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
+    asked = tf.distribute.has_strategy() or not tf.config.list_physical_devices("GPU")
+    if not made.compiled or not made.jit_compile or not asked:
+        return []
+    return [
+        "The model was compiled with jit_compile=True, which is left out: steps are graphs of TensorFlow, several in "
+        "one call, without XLA. On a TPU (strategy=tpu) it is XLA that compiles them."
+    ]
+
+
+def _check_compiled(made: keras.Model) -> None:
+    if made.compiled and made.run_eagerly:
+        raise ModelError(
+            "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
+            "Try run_eagerly=False; to debug, model.fit without this program."
+        )
 
 
 def ready(
@@ -83,6 +108,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> I
     kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
+            labels.check(made, batch)
             made._symbolic_build(data_batch=batch)
             kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
             kept += [(layer, "synchronized", layer.synchronized) for layer in normalizations(made)]
@@ -115,12 +141,14 @@ def _compile(
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)
 
 
-def _check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
-    if accumulated:
+def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
+    accumulated = getattr(step.innermost(optimizer), "gradient_accumulation_steps", None)
+    asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
+    if accumulated and (asynchronous or strategy.num_replicas_in_sync > 1):
         raise ModelError(
             f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
-            f"several replicas, received gradient_accumulation_steps={accumulated}. "
+            f"{'asynchronous workers' if asynchronous else 'several replicas'}, received "
+            f"gradient_accumulation_steps={accumulated}. "
             f"Try train.replica_batch {accumulated} times as large, or strategy=one_device."
         )
 

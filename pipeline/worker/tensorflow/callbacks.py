@@ -4,17 +4,31 @@ A callback may end training, set the learning rate or change weights. After each
 first process to the others in one reduction; with one process nothing is sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline.worker.keras_fit.agree import Agree
+from pipeline.worker.tensorflow.alone import Alone
+from pipeline.worker.tensorflow.loop import TrainingError
 from pipeline.worker.tensorflow.step import innermost
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
+
+def check(callbacks: Sequence[object]) -> None:
+    """Refuses what a run cannot call, or does itself. Raises `TrainingError`."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise TrainingError(
+                "Expected no BackupAndRestore among train.callbacks, since a run writes checkpoints of its own and "
+                "goes on from the last one, received one. Try checkpoint.every_epochs=1 in its place."
+            )
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(callback).__name__}.")
 
 
 class Callbacks:
@@ -30,14 +44,17 @@ class Callbacks:
         epochs: int,
         steps: int | None,
         verbose: int | str = 0,
+        plain: Callable[[], keras.Model] | None = None,
     ) -> None:
         """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
         that there is no other process.
 
-        `verbose` is that of Keras's own fit, whose progress bar the first process then shows.
+        `verbose` is that of Keras's own fit, whose progress bar the first process then shows. `plain` makes the model
+        once more, outside the strategy, for callbacks that evaluate.
         """
         self.model, self.chief = model, chief
         self.own = list(callbacks)
+        self._alone = Alone(model, plain or keras.Model)
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
         self._send = send
@@ -62,7 +79,8 @@ class Callbacks:
         watched = self._shares and (self._batches_matter or "batch" not in hook)
         before = self._weights() if watched and self.chief else []
         if self.chief:
-            getattr(self._list, hook)(*arguments)
+            with self._alone.answers():
+                getattr(self._list, hook)(*arguments)
         if self._shares:
             after = self._weights() if before else []
             changed = any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))

@@ -27,6 +27,7 @@ from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
+from pipeline.worker.tensorflow.callbacks import Callbacks, check
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
@@ -37,7 +38,8 @@ from pipeline.worker.tensorflow.devices import (
     versions,
 )
 from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
-from pipeline.worker.tensorflow.loop import Call, Data, Loop, TrainingError, waited
+from pipeline.worker.tensorflow.loop import Call, Data, Loop, waited
+from pipeline.worker.tensorflow.notes import Notes
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
 from pipeline.worker.tensorflow.saving import check_same_data, is_good, replica_digests, save
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
@@ -105,6 +107,7 @@ class Work:
         self._plan, self._process, self._strategy, self._tell = plan, process, strategy, tell
         self._collective, self._asked_to_leave = collective, asked_to_leave
         self.data = OwnData(plan, process, tell)
+        self._notes = Notes(tell if process.rank == plan.leaders[0] else None)
         self._loop: Loop | None = None
         # Kept for the process's life, as a loop's iterators are.
         self._profile: Profile | None = None
@@ -152,23 +155,19 @@ class Work:
         if plan.strategy.static_batches:
             left_out(sum(train_counts), plan.workers, plan.training.global_batch)
         sample = batches.spec(train)
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(sample)
-        classes = plan.data.num_classes or integrity.num_classes(train, y)
-        if classes is None and targets.asks_for(plan.model.build, "model.build", "num_classes"):
-            raise TrainingError(
-                "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
-                "Try data.num_classes=10, or whatever it is."
-            )
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
+        classes = self.data.known_classes(self._strategy, self._collective, sample, self._notes)
+        shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
+        model, outputs = self._build_under_strategy(sample, shape, classes)
         reading = Reading(
-            plan.data.shuffle_window, plan.data.parallel_reads, plan.data.prefetch, classes, plan.data_servers
-        )
+            plan.data.shuffle_window, plan.data.parallel_reads, plan.data.prefetch,
+            self.data.check_labels(model, sample, classes), plan.data_servers,
+        )  # fmt: skip
         data = Data(train, self.data.layout(train_counts), plan.data.shuffle, plan.training.seed, reading)
         held_out = [
             Data(part, layout, False, plan.training.seed, reading)
             for part, layout in self.data.validation_parts(validation_counts)
         ]
-        shape = tf.nest.map_structure(lambda leaf: tuple(leaf.shape[1:]), x)
-        model, outputs = self._build_under_strategy(sample, shape, classes)
         self._loop = self._loop_over(model, outputs, data, held_out, resume)
         self._tell(
             events.Built(
@@ -184,6 +183,7 @@ class Work:
                 steps_per_epoch=data.layout.steps,
                 epochs=plan.training.epochs or -(-(plan.training.steps or 1) // data.layout.steps),
                 data_digest=digest_of(train),
+                notes=self._notes.texts or None,
             )
         )
 
@@ -238,6 +238,7 @@ class Work:
             targets.value(plan.training.metrics, "train.metrics"),
             plan.training.rate_scale,
             self._collective if under is self._strategy else None,
+            self._notes.add,
         )
 
     def _size(self) -> None:
@@ -271,9 +272,7 @@ class Work:
             targets.value(callback, f"train.callbacks[{index}]")
             for index, callback in enumerate(plan.training.callbacks)
         ]
-        wrong = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.Callback)]
-        if wrong:
-            raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(wrong[0]).__name__}.")
+        check(callbacks)
         if self._survival is not None and self._process.rank == 0:
             self._survival.checkpointer.check()
         self._training = Training(
@@ -282,6 +281,7 @@ class Work:
             plan.training.steps,
             callbacks,
             self._tell_of_training,
+            hooks=partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy())),
             survival=self._survival,
         )
 

@@ -60,8 +60,11 @@ def weighted(
     replicas it is the loss of the global batch.
     """
     _tracing.share, _tracing.values = share, []
-    total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
-    values = _tracing.values if len(_tracing.values) > 1 else []
+    try:
+        total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
+        values = _tracing.values if len(_tracing.values) > 1 else []
+    finally:
+        _tracing.values = None
     parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
     # The mean over an empty share is not a number, and none of the examples is in it.
     return tf.where(share > 0, tf.stack(parts), 0.0)
@@ -70,9 +73,9 @@ def weighted(
 class _Tracing(threading.local):
     """What the losses of the step being traced need to know; each replica is traced in a thread of its own."""
 
-    # Set before a loss is traced.
+    # Set before a loss is traced; `values` is None where no step is.
     share: tf.Tensor
-    values: list[tf.Tensor]
+    values: list[tf.Tensor] | None = None
 
 
 _tracing = _Tracing()
@@ -106,6 +109,9 @@ class _ExactLoss:
 
     def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         value = self.loss(y_true, y_pred, sample_weight)
+        if _tracing.values is None:
+            # No step of ours: a callback evaluates a copy of the model.
+            return value
         part = self._part(y_pred, sample_weight)
         if part is not None:
             value = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,13 +16,20 @@ from pipeline.data.manifest import SPLITS
 from pipeline.plan.batches import dealt, shared
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
+from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
-from pipeline.worker.input import batches, cache, integrity
+from pipeline.worker.input import batches, cache, integrity, taken
 from pipeline.worker.input.layout import Layout
-from pipeline.worker.input.part import Part
-from pipeline.worker.tensorflow import static
+from pipeline.worker.input.part import Batch, Part
+from pipeline.worker.input.passes import Place
+from pipeline.worker.tensorflow import alike, labels, static
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.errors import lost_a_peer
 from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.tensorflow.notes import Notes
+
+# SPLITS, as a message names them.
+PARTS = ("training", "validation")
 
 
 class OwnData:
@@ -32,6 +40,8 @@ class OwnData:
         # "train" and "validation", None for one that is not there: as they were made, and what this process reads.
         self.whole: dict[str, Part | None] = {}
         self.parts: dict[str, Part | None] = {}
+        # How many classes the labels of examples may name, once a model says so.
+        self.classes = plan.data.num_classes
         # Of the run.
         self._folder = Path()
 
@@ -40,9 +50,6 @@ class OwnData:
         plan, number, processes = self._plan, self._process.rank, len(self._plan.leaders)
         self._folder = Path(folder)
         self.whole = dict(zip(SPLITS, self.shard(number, processes), strict=True))
-        if plan.strategy.static_batches:
-            for name, part in zip(("training", "validation"), self.whole.values(), strict=True):
-                static.check_data(part, name)
         # Of what was made for this process alone, no other sees anything.
         share = (0, 1) if self.has_shards() else (plan.leaders.index(number), processes)
         broken = {name: integrity.broken(part, plan.data.num_classes, *share, plan.data.on_error == "skip")
@@ -137,23 +144,78 @@ class OwnData:
         """Raises what is broken in the data, if that is what an operation has failed for."""
         if not lost_a_peer(error):
             for part in self.parts.values():
-                found = integrity.broken(part, self._plan.data.num_classes, 0, 1, thorough=True)
-                integrity.refuse([*found, *integrity.first_broken(part, self._plan.data.num_classes)], [])
+                found = integrity.broken(part, self.classes, 0, 1, thorough=True)
+                # Without it, a label is found wrong by the model alone, which is made once examples are left out.
+                unsaid = self.classes if self._plan.data.num_classes is None else None
+                also = "" if unsaid is None else f"data.num_classes={unsaid} "
+                integrity.refuse([*found, *integrity.first_broken(part, self.classes)], [], also)
 
     def has_shards(self) -> bool:
         """Is the data made in shards, one for each process?"""
         return targets.asks_for(self._plan.data.build, "data.build", "shard")
 
+    def known_classes(
+        self, strategy: tf.distribute.Strategy, collective: Collective[Addend], sample: Batch, notes: Notes
+    ) -> int | None:
+        """The number of classes, as it was said or counted over all processes, which call this together.
+
+        `sample` is a batch of two examples. Notes where it was counted from labels with a gap. Refuses examples that
+        differ in shape between processes, and data that do not tell the number where the model's function asks for it.
+        """
+        plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
+        counted = plan.data.num_classes or integrity.num_classes(self.parts["train"], y)
+        classes = self._agreed(strategy, collective, sample, counted)
+        if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
+            return classes
+        if classes is None:
+            raise TrainingError(
+                "Expected the number of classes, which model.build asks for, received data "
+                f"{'without labels' if y is None else 'whose labels do not tell'}. "
+                "Try data.num_classes=10, or whatever it is."
+            )
+        if gap := self._gap_in_labels():
+            notes.add(gap)
+        return classes
+
+    def _agreed(
+        self, strategy: tf.distribute.Strategy, collective: Collective[Addend], sample: Batch, classes: int | None
+    ) -> int | None:
+        """The most classes that any process has counted, once all are found to have examples of one shape."""
+        plan, mine = self._plan, self._process.replicas
+        if len(plan.leaders) == 1:
+            return classes
+        validation = self.parts["validation"]
+        held_out = None if validation is None else batches.spec(validation)
+        whole = [batches.count(part) for part in self.parts.values() if isinstance(part, tuple)]
+        counts = None if self.has_shards() else whole
+        where = Place(mine[0], len(mine), plan.workers)
+        return alike.agreed(strategy, collective, where, sample, held_out, classes, counts)
+
+    def _gap_in_labels(self) -> str | None:
+        """What to say where classes were counted from labels, all of which are at hand, that are far from dense."""
+        train = self.parts["train"]
+        if self._plan.data.num_classes is not None or self.has_shards() or not isinstance(train, tuple):
+            return None
+        return labels.far_from_dense(np.asarray(train[1]))
+
+    def check_labels(self, model: keras.Model, sample: Batch, classes: int | None) -> int | None:
+        """Refuses labels that the model has no output for; returns how many classes those may name that are read."""
+        found = labels.outputs(model, sample)
+        for name, part in zip(PARTS, self.parts.values(), strict=True):
+            if isinstance(part, tuple) and len(part) > 1:
+                labels.check_values(found, part[1], name)
+        of_outputs = labels.classes(found, keras.utils.unpack_x_y_sample_weight(sample)[1])
+        self.classes = min((number for number in (classes, of_outputs) if number is not None), default=None)
+        return self.classes
+
     def shard(self, shard: int, shards: int) -> tuple[Part, Part | None]:
         """(training, validation) data, or a shard of them where the data can be had in shards."""
         with tf.device("CPU:0"):
-            made = targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards)
-        try:
-            train, validation = made
-        except (TypeError, ValueError) as error:
-            raise TrainingError(
-                f"Expected data.build to return (train, validation), received {type(made).__name__}."
-            ) from error
+            made = taken.both(targets.call(self._plan.data.build, "data.build", shard=shard, shards=shards))
+        if self._plan.strategy.static_batches:
+            for name, part in zip(PARTS, made, strict=True):
+                static.check_data(part, name)
+        train, validation = (taken.part(part, name) for name, part in zip(PARTS, made, strict=True))
         return train, validation
 
     def layout(self, counts: list[int]) -> Layout:

@@ -1,0 +1,265 @@
+"""Compares labels with the losses and outputs of a model, before either meets the other in a compiled step.
+
+Looked at are cross-entropies over classes, by whose labels most mistakes are made: TensorFlow says of them what went
+wrong in the middle of a graph, or nothing at all on a GPU.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar, cast
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data.errors import DataError
+from pipeline.data.nested import Nested
+from pipeline.private import compute_output_spec
+from pipeline.worker.input.part import Batch
+
+T = TypeVar("T")
+# Where something is in a structure of one level.
+Key: TypeAlias = str | int
+# A loss as it is named in `compile`.
+Loss: TypeAlias = keras.losses.Loss | Callable[..., tf.Tensor] | str
+
+SPARSE = (keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy)
+ONE_HOT = (
+    keras.losses.CategoricalCrossentropy, keras.losses.categorical_crossentropy,
+    keras.losses.CategoricalFocalCrossentropy, keras.losses.categorical_focal_crossentropy,
+)  # fmt: skip
+
+# Labels between which as many are never seen as this, and half as many as there are classes, are far from dense.
+GAP = 5
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model under a loss over classes: so many `classes`; `key` is where its labels are in y.
+
+    `key` is None where y is the labels. `ignored` is the label that the loss leaves out.
+    """
+
+    name: str
+    key: Key | None
+    sparse: bool
+    classes: int
+    rank: int
+    ignored: int | None = None
+
+    def labels(self, y: Nested[T]) -> T | None:
+        """Its labels in y, or None where they are not at hand."""
+        found = y if self.key is None else _at(y, self.key)
+        return None if tf.nest.is_nested(found) else cast("T | None", found)
+
+
+def check(model: keras.Model, batch: Batch) -> None:
+    """Refuses a compiled model whose losses cannot be those of such a batch, of which only shapes are looked at.
+
+    Variables of a model that is not built are made meanwhile, in the scope that this is called in. Raises `DataError`.
+    """
+    _, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    if y is None:
+        if model._compile_loss is not None and not _has_own(model):
+            raise DataError(
+                "Expected labels for the model's loss, received data of x alone. "
+                "Try (x, y), or a model that is compiled without a loss and has add_loss."
+            )
+        return
+    for output in outputs(model, batch):
+        labels = output.labels(y)
+        if labels is not None:
+            _check_shape(output, labels.shape)
+
+
+def outputs(model: keras.Model, batch: Batch) -> list[Output]:
+    """The outputs of a compiled model that are under a loss over classes, as far as that can be told."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    compiled = model._compile_loss
+    if compiled is None or y is None or _has_own(model):
+        return []
+    if not any(map(_kind, tf.nest.flatten(compiled._user_loss))):
+        return []
+    return list(_outputs(compiled._user_loss, y, _predicted(model, x), _names(model)))
+
+
+def classes(found: Sequence[Output], y: Batch) -> int | None:
+    """The number of classes that labels may name where y is class numbers for a single output, else None."""
+    if len(found) != 1 or found[0].key is not None or not found[0].sparse or found[0].ignored is not None:
+        return None
+    labels = found[0].labels(y)
+    return found[0].classes if labels is not None and labels.shape.rank in (1, 2) else None
+
+
+def check_values(found: Sequence[Output], y: Nested[np.ndarray], name: str) -> None:
+    """Refuses labels at hand that name no output; `name` is the part of the data. Raises `DataError`."""
+    for output in found:
+        labels = output.labels(y) if output.sparse else None
+        values = None if labels is None else np.asarray(labels)
+        if values is None or values.dtype.kind not in "iuf":
+            continue
+        wrong = (values < 0) | (values >= output.classes)
+        if output.ignored is not None:
+            wrong &= values != output.ignored
+        if wrong.any():
+            raise DataError(_said(output, values, wrong, name))
+
+
+def wrong_in_step(message: str) -> str | None:
+    """What TensorFlow's cross-entropy says of a wrong label, in our words; None where it says something else.
+
+    >>> wrong_in_step("Received a label value of -1 which is outside the valid range of [0, 10).").split(". ")[0]
+    'Expected labels from 0 to 9, one for each output, received -1 in a batch'
+    """
+    found = re.search(r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)", message)
+    if found is None:
+        return None
+    return (
+        f"Expected labels from 0 to {int(found[2]) - 1}, one for each output, received {found[1]} in a batch. Try a "
+        f"model of as many outputs as there are classes, or putting the labels right in dataset.map."
+    )
+
+
+def far_from_dense(labels: np.ndarray) -> str | None:
+    """What to say of class numbers with a gap among them that chance does not make; None where there is none.
+
+    Samples of many classes have gaps, but short ones: a run that is never seen is told of where it is half as long as
+    the number of classes that are.
+
+    >>> far_from_dense(np.array([0, 1, 2, 1, 0])), far_from_dense(np.array([1, 2, 4]))
+    (None, None)
+    >>> print(far_from_dense(np.array([0, 1, 2, 1, 99])))
+    The labels were counted as 100 classes, 96 of which have no training example: labels up to 2 (4 examples), then \
+from 99 on (1 example, the first is example 4). Try data.num_classes=3, which finds those as wrong labels, or \
+data.num_classes=100 data.on_error=skip if there are so many.
+    """
+    values = np.asarray(labels)
+    seen = np.unique(values)
+    # Of the labels before each that are never seen; 0 is the first that can be.
+    gaps = np.diff(seen, prepend=-1) - 1
+    place = int(np.argmax(gaps)) if len(seen) else 0
+    if not len(seen) or gaps[place] < max(GAP, len(seen) / 2):
+        return None
+    top, after = int(seen[-1]) + 1, values >= seen[place]
+    below = f"labels up to {seen[place - 1]} ({_examples(int((~after).sum()))}), then " if place else "labels "
+    fewer = f"data.num_classes={seen[place - 1] + 1}, which finds those as wrong labels" if place else (
+        "labels that begin with 0"
+    )  # fmt: skip
+    return (
+        f"The labels were counted as {top:,} classes, {top - len(seen):,} of which have no training example: {below}"
+        f"from {seen[place]} on ({_examples(int(after.sum()))}, the first is example {int(np.argmax(after))}). "
+        f"Try {fewer}, or data.num_classes={top} data.on_error=skip if there are so many."
+    )
+
+
+def _examples(count: int) -> str:
+    return f"{count:,} example{'' if count == 1 else 's'}"
+
+
+def _said(output: Output, values: np.ndarray, wrong: np.ndarray, name: str) -> str:
+    first = tuple(int(place) for place in np.argwhere(wrong)[0])
+    high = int(values.max())
+    fits = f"a model of {high + 1} outputs, or " if high >= output.classes else ""
+    low = "ignore_class=-1 in the loss if -1 stands for none, or " if values[first] == -1 else ""
+    return (
+        f"Expected labels from 0 to {output.classes - 1}, one for each output of {output.name}, received "
+        f"{values[first]:g} for example {first[0]} of the {name} data, {int(wrong.sum()):,} of {wrong.size:,} labels "
+        f"being others. Try {fits}{low}putting the labels right: numpy.unique(y, return_inverse=True)[1] numbers them."
+    )
+
+
+def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
+    """Refuses one-hot labels under a loss that takes class numbers, and the other way round."""
+    last = shape[-1] if len(shape) else None
+    numbers = len(shape) == output.rank - 1 or (len(shape) == output.rank and last == 1)
+    one_hot = len(shape) == output.rank and last == output.classes
+    if output.sparse and one_hot and not numbers:
+        raise DataError(
+            f"Expected class numbers as the labels of {output.name}, whose loss is sparse categorical cross-entropy, "
+            f"received labels of {output.classes} numbers each, as one-hot ones are. "
+            f"Try the loss categorical_crossentropy, or y.argmax(-1)."
+        )
+    if not output.sparse and numbers and output.classes > 1:
+        raise DataError(
+            f"Expected one-hot labels of {output.name}, whose loss is categorical cross-entropy over "
+            f"{output.classes} outputs, received a number each, as class numbers are. "
+            f"Try the loss sparse_categorical_crossentropy, or keras.utils.to_categorical(y, {output.classes})."
+        )
+
+
+def _outputs(
+    loss: Nested[Loss], y: Batch, predicted: Nested[keras.KerasTensor], names: Sequence[str] | None
+) -> Iterator[Output]:
+    if not tf.nest.is_nested(predicted):
+        (name,) = names if names is not None and len(names) == 1 else ("the model",)
+        flat = tf.nest.flatten(loss)
+        if len(flat) == 1:
+            # y may be nested where its only output is named.
+            key = next(iter(y)) if isinstance(y, Mapping) else 0 if tf.nest.is_nested(y) else None
+            yield from _output(name, key, flat[0], predicted)
+        return
+    keys = list(predicted) if isinstance(predicted, Mapping) else range(len(predicted))
+    for place, key in enumerate(keys):
+        name = names[place] if names is not None and len(names) == len(keys) else str(key)
+        its_loss = _at(loss, key, name, place) if tf.nest.is_nested(loss) else loss
+        its_key = next((known for known in (key, name, place) if _at(y, known) is not None), None)
+        if its_key is not None and not tf.nest.is_nested(its_loss) and not tf.nest.is_nested(predicted[key]):
+            yield from _output(name, its_key, its_loss, predicted[key])
+
+
+def _output(name: str, key: Key | None, loss: Loss, predicted: keras.KerasTensor) -> Iterator[Output]:
+    kind = _kind(loss)
+    last_axis = getattr(loss, "_fn_kwargs", {}).get("axis", -1) == -1
+    if kind is None or not last_axis or not predicted.shape or predicted.shape[-1] is None:
+        return
+    ignored = getattr(loss, "ignore_class", None)
+    yield Output(name, key, kind == "sparse", int(predicted.shape[-1]), len(predicted.shape), ignored)
+
+
+def _kind(loss: Loss) -> str | None:
+    """Whether a loss takes class numbers ("sparse") or a number for each class ("one-hot"); None for any other."""
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            return None
+    for kind, names in (("sparse", SPARSE), ("one-hot", ONE_HOT)):
+        classes = tuple(name for name in names if isinstance(name, type))
+        if isinstance(loss, classes) or any(loss is name for name in names):
+            return kind
+    return None
+
+
+def _predicted(model: keras.Model, x: Batch) -> Nested[keras.KerasTensor]:
+    """The outputs in shape and type."""
+    if isinstance(model, keras.Sequential) and model.built:
+        return model.outputs[0]
+    if hasattr(model, "output_names"):
+        return model.output
+    symbols = keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), x
+    )
+    return compute_output_spec(model, symbols, training=False)
+
+
+def _has_own(model: keras.Model) -> bool:
+    """Does the model's class decide what its loss is given?"""
+    names = ("compute_loss", "train_step", "test_step")
+    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+
+
+def _names(model: keras.Model) -> Sequence[str] | None:
+    if isinstance(model, keras.Sequential):
+        return [model.layers[-1].name]
+    return getattr(model, "output_names", None)
+
+
+def _at(structure: Nested[T], *keys: Key) -> Nested[T] | None:
+    """The part of a structure under the first of these keys that it has, or None."""
+    for key in keys:
+        if isinstance(structure, Mapping) and key in structure:
+            return structure[cast("str", key)]
+        if isinstance(structure, list | tuple) and isinstance(key, int) and key < len(structure):
+            return cast("Nested[T]", structure[key])
+    return None

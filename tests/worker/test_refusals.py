@@ -1,0 +1,305 @@
+"""Data, models and callbacks as people bring them by mistake: refused in one sentence, or made to work."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import odd
+import pytest
+import tensorflow as tf
+from conftest import QUICK, Ran
+
+import pipeline as package
+from pipeline import strategies
+from pipeline.worker.input.passes import FitError
+from pipeline.worker.tensorflow.labels import far_from_dense
+
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+MODEL = "model.build._target_=odd.classifier"
+SMALL = (*QUICK, "train.epochs=2", "train.replica_batch=8", "workers=2")
+
+# What is said of each kind of data, in a run and by `fit`; None: it trains what arrays train.
+SAID = {
+    "as it should be": None,
+    "lists": None,
+    "label -1": "Expected labels from 0 to 9, one for each output of kinds, received -1 for example 5 of the training "
+    "data, 1 of 64 labels being others. Try ignore_class=-1 in the loss if -1 stands for none, or putting",
+    "label 99": "received 99 for example 5 of the training data, 1 of 64 labels being others. "
+    "Try a model of 100 outputs, or putting the labels right",
+    "text": "Expected numbers as y of the training data, received text, such as 'class 0'. Try numpy.unique",
+    "text in objects": "Expected numbers as y of the training data, received text, such as 'class 0'. Try numpy",
+    "one-hot": "Expected class numbers as the labels of kinds, whose loss is sparse categorical cross-entropy, "
+    "received labels of 10 numbers each, as one-hot ones are. Try the loss categorical_crossentropy, or y.argmax(-1).",
+    "unequal": "Expected as many examples in each array of the training data, received 64 in x, 60 in y. Try",
+    "weights": "received 64 in x, 64 in y, 63 in sample_weight. Try",
+    "no y": "Expected labels for the model's loss, received data of x alone. Try (x, y)",
+    "rows": "received a list of 64 arrays, which stands for as many inputs. Try numpy.stack(x).",
+    "sparse": "Expected dense arrays, received csr_matrix as x of the training data. Try .toarray().",
+    "ragged": "Expected dense arrays, received RaggedTensor as x of the training data. Try .to_tensor().",
+    "uneven lists": "Expected rows of one length in x of the training data, received a list of others. Try keras.utils",
+    "objects": "Expected numbers as x of the training data, received an array of objects (float). Try .astype",
+    "rows in objects": "received an array of objects (ndarray). Try numpy.stack",
+    "dates": "Expected numbers as y of the training data, received datetime64[s]. Try",
+    "one number": "Expected an array as y of the training data, received 3. Try numpy.array",
+}  # fmt: skip
+# What a run alone is given so.
+OF_A_RUN = {
+    "four": "Expected training data as (x, y) or (x, y, sample_weight), received 4 of them. Try",
+    "none": "Expected training data with examples, received none.",
+    "generator": "Expected training data that can be read again in each epoch, received a generator, which ends once",
+    "batched": "received one of batches, x of [None, 6] and y of [None]. Try to leave out .batch, or dataset.unbatch",
+    "set of -1": "received 1 that cannot: example 5 of the data set has label -1. Try data.num_classes=10 data.on",
+    "set of text": "Expected numbers as y of the training data set, received text. Try keras.layers.StringLookup",
+    "set of ragged": "Expected a training data set of dense tensors, received a RaggedTensorSpec in it. Try .to_tensor",
+    "set of one-hot": "Expected class numbers as the labels of kinds",
+}
+
+
+def ended(ran: Ran) -> list[tuple[str | None, list[float]]]:
+    """(what was said at the end, the loss of each epoch) of each point, in their order."""
+    folders = sorted(ran.run_folders, key=lambda folder: int(folder.name.split("_")[0]))
+    found = []
+    for folder in folders:
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        losses = [event["loss"] for event in events if event["event"] == "epoch" and event["rank"] == 0]
+        found.append((events[-1]["error"], losses))
+    return found
+
+
+def of_kinds(kinds: Any) -> tuple[str, ...]:
+    return ("data.build._target_=odd.data", f"+data.build.kind={','.join(repr(kind) for kind in kinds)}")
+
+
+@pytest.mark.parametrize("said", [SAID, OF_A_RUN], ids=["arrays", "sets"])
+def test_a_run_says_of_data_that_cannot_be_trained_on_what_and_where_in_one_sentence(pipeline, said):
+    ran = pipeline("-m", *SMALL, "strategy=mirrored", MODEL, *of_kinds(said), timeout=400)
+    assert ran.code == 1
+    whole = None
+    for (kind, words), (error, losses) in zip(said.items(), ended(ran), strict=True):
+        if words is None:
+            whole = whole or losses
+            assert error is None, kind
+            assert losses == whole, kind
+        else:
+            assert not losses, kind
+            assert error is not None, kind
+            assert error.startswith("Expected "), (kind, error)
+            assert words in error, (kind, error)
+    assert "Traceback" not in ran.err
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return strategies.mirrored(("CPU:0", "CPU:1"))
+
+
+def fitted(strategy: tf.distribute.Strategy, part: Any, make: Any = odd.classifier, **named: Any) -> list[float]:
+    """The loss of each epoch."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = make()
+    data = dict(zip(("x", "y", "sample_weight"), part if isinstance(part, tuple) else (part,), strict=False))
+    losses: list[float] = package.fit(model, **data, verbose=0, **named).history["loss"]
+    return losses
+
+
+@pytest.mark.parametrize("kind", [kind for kind, words in SAID.items() if words is not None])
+def test_fit_says_the_same(kind: str, mirrored):
+    with pytest.raises(FitError) as refused:
+        fitted(mirrored, odd.KINDS[kind](*odd.numbers()), batch_size=16)
+    assert str(refused.value).startswith("Expected ")
+    assert SAID[kind] in str(refused.value)
+
+
+def test_lists_train_in_fit_what_arrays_train(mirrored):
+    (x, y), lists = odd.numbers(), odd.KINDS["lists"](*odd.numbers())
+    assert fitted(mirrored, lists, shuffle=False) == fitted(mirrored, (x, y), shuffle=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (lambda x, y: (x[:0], y[:0]), "Expected examples, received arrays of none. Try"),
+        (lambda x, y: odd.a_set((x, y)).take(5).batch(8, drop_remainder=True), "Expected batches, received a _Batch"),
+        (lambda x, y: odd.a_set((x, y)).filter(lambda a, b: b > 10).batch(8), "that ended before the first batch. Try"),
+        (lambda x, y: odd.a_set((x, odd.labelled(y, -1))).batch(8), "Expected labels from 0 to 9, one for each output, "
+         "received -1 in a batch. Try"),
+        (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])).batch(8), "Expected class numbers as the labels of kinds"),
+        (lambda x, y: odd.a_set((x, odd.ONE_HOT[y])), "received x of [6] and y of [10]. Try dataset.batch(32)."),
+        (lambda x, y: odd.a_set((x, [str(label) for label in y])).batch(8), "received text. Try keras.layers.String"),
+    ],
+    ids=["no arrays", "no batches", "nothing left", "label -1", "one-hot", "single", "text"],
+)  # fmt: skip
+def test_fit_says_what_is_wrong_with_a_data_set_or_that_there_is_nothing(part, words: str, mirrored):
+    with pytest.raises(FitError) as refused:
+        fitted(mirrored, part(*odd.numbers()))
+    assert words in str(refused.value)
+
+
+def test_labels_are_compared_with_the_loss_of_each_output(mirrored):
+    def two_headed() -> keras.Model:
+        inputs = keras.Input((6,))
+        heads = {name: keras.layers.Dense(10, activation="softmax", name=name)(inputs) for name in ("numbers", "ones")}
+        model = keras.Model(inputs, heads)
+        model.compile("sgd", {"numbers": "sparse_categorical_crossentropy", "ones": "categorical_crossentropy"})
+        return model
+
+    x, y = odd.numbers()
+    right = {"numbers": y, "ones": odd.ONE_HOT[y]}
+    assert len(fitted(mirrored, (x, right), two_headed)) == 1
+    with pytest.raises(
+        FitError, match=r"one-hot labels of ones, whose loss is .* Try the loss sparse_categorical_cros"
+    ):
+        fitted(mirrored, (x, right | {"ones": y}), two_headed)
+    with pytest.raises(FitError, match="one for each output of numbers, received 10 for example 5"):
+        fitted(mirrored, (x, right | {"numbers": odd.labelled(y, 10)}), two_headed)
+    with pytest.raises(FitError, match="Expected labels from 0 to 4, one for each output of kinds, received 5"):
+        fitted(mirrored, (x, y), lambda: odd.classifier(units=5))
+    with pytest.raises(FitError, match=r"Expected one-hot .* or keras.utils.to_categorical\(y, 10\)"):
+        fitted(mirrored, (x, y), lambda: odd.classifier(loss=keras.losses.CategoricalCrossentropy()))
+    with pytest.raises(FitError, match="received 12 for example 5 of the validation data"):
+        fitted(mirrored, (x, y), validation_data=(x, odd.labelled(y, 12)))
+
+
+def test_a_label_that_the_loss_leaves_out_and_a_model_without_labels_train(mirrored):
+    x, y = odd.numbers()
+    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    assert np.isfinite(fitted(mirrored, (x, odd.labelled(y, -1)), lambda: odd.classifier(loss=ignoring))).all()
+    assert np.isfinite(fitted(mirrored, (x,), odd.autoencoder)).all()
+
+
+def test_classes_counted_from_labels_far_from_dense_are_told_with_what_to_type(pipeline):
+    ran = pipeline(*SMALL, "strategy=mirrored", "model.build._target_=own.tiny", *of_kinds(["label 99"]))
+    assert ran.code == 0, ran.err
+    assert ran.events("built")[0]["num_classes"] == 100
+    (note,) = ran.result["notes"]
+    assert note == (
+        "The labels were counted as 100 classes, 89 of which have no training example: labels up to 9 (63 examples), "
+        "then from 99 on (1 example, the first is example 5). Try data.num_classes=10, which finds those as wrong "
+        "labels, or data.num_classes=100 data.on_error=skip if there are so many."
+    )
+    assert note in ran.err + ran.out
+
+
+def test_gaps_that_chance_makes_are_no_reason_to_warn():
+    draw = np.random.default_rng(0).integers
+    for classes, examples in ((2, 4), (10, 20), (100, 60), (1_000, 2_000), (50_000, 4_000)):
+        assert far_from_dense(draw(0, classes, examples)) is None
+    # Numbered from 1, and the rare ones of many classes.
+    assert far_from_dense(np.arange(1, 11)) is None
+    assert far_from_dense((np.random.default_rng(1).zipf(1.5, 5_000) - 1) % 2_000) is None
+    for labels in (np.append(np.arange(10), 16), np.arange(0, 100, 10), np.array([0, 255])):
+        assert "have no training example" in str(far_from_dense(labels))
+
+
+@pytest.mark.slow
+def test_what_differs_between_processes_is_refused_on_all_and_classes_are_those_of_all(pipeline, tmp_path):
+    two = ("strategy=multi_worker", *SMALL, "measure.steps=0")
+    ran = pipeline("-m", *two, "model.build._target_=own.tiny", "data.build._target_=odd.in_shards",
+                   "+data.build.kind=width,validation,classes,empty")  # fmt: skip
+    wide, held_out, classes, empty = ended(ran)
+    assert "Expected training examples of one shape in all processes, received x [6], y [] in the first and x [5]" in (
+        str(wide[0])
+    )
+    assert "Expected validation examples of one shape in all processes, received x [6], y [] in the first and none" in (
+        str(held_out[0])
+    )
+    assert classes[0] is empty[0] is None
+    other = pipeline(*two, MODEL, "data.build._target_=odd.another_length", f"+data.build.mark={tmp_path / 'mark'}")
+    assert "Expected as many examples in all processes, received 6" in other.err
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["mirrored", pytest.param("multi_worker", marks=pytest.mark.slow),
+     pytest.param("parameter_server", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_callbacks_are_answered_by_a_copy_on_the_first_process(pipeline, tmp_path, layout):
+    asked = ("evaluate", "predict", "count")
+    asking = [f"{{_target_: odd.Asking, path: {tmp_path / what}, what: {what}}}" for what in asked]
+    common = (*SMALL, f"strategy={layout}", MODEL, *of_kinds(["as it should be"]))
+    ran = pipeline(*common, f"train.callbacks=[{', '.join(asking)}]")
+    assert ran.code == 0, ran.err
+    (folder,) = ran.run_folders
+    evaluated, predicted, counted = (
+        [json.loads(line) for line in (tmp_path / what).read_text().splitlines()] for what in asked
+    )
+    # The weights after the last epoch are those that were saved.
+    saved = keras.saving.load_model(folder / "model.keras", compile=False)
+    saved.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    assert len(evaluated) == 2
+    assert evaluated[-1] == pytest.approx(saved.evaluate(*odd.numbers(), verbose=0), rel=1e-5)
+    assert predicted == [[pytest.approx(64.0)], [pytest.approx(64.0)]]
+    steps = 8 if layout == "parameter_server" else 4
+    assert counted == [[steps, pytest.approx(0.05)], [2 * steps, pytest.approx(0.05)]]
+    if layout != "parameter_server":
+        plain = pipeline(*common, "resume=never")
+        assert plain.code == 0, plain.err
+        trained = [finished(run) for run in ran.run_folders]
+        assert len(trained) == 2
+        assert trained[0] == trained[1]
+
+
+def finished(folder: Path) -> list[Any]:
+    """A hash of the trained weights of each replica of each process."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return sorted(event["weights"] for event in events if event["event"] == "finished")
+
+
+def test_fit_answers_callbacks_and_refuses_a_training_inside_another(mirrored, tmp_path):
+    class Lambda(keras.Model):
+        """Not functional, and copied by its arguments."""
+
+        def __init__(self, units: int = 10) -> None:
+            super().__init__()
+            self.kinds = keras.layers.Dense(units, activation="softmax")
+
+        def call(self, x: Any) -> Any:
+            return self.kinds(x)
+
+    def subclassed() -> keras.Model:
+        model = Lambda()
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=[keras.metrics.SparseCategoricalAccuracy()])
+        return model
+
+    for number, make in enumerate((odd.classifier, subclassed)):
+        notes = tmp_path / f"{number}.txt"
+        without = fitted(mirrored, odd.numbers(), make, epochs=2)
+        asked = fitted(mirrored, odd.numbers(), make, epochs=2, callbacks=[odd.Asking(notes)])
+        assert asked == without
+        losses = [json.loads(line)[0] for line in notes.read_text().splitlines()]
+        assert len(losses) == 2
+        # After an epoch the loss is below the mean over it.
+        assert all(after < during for after, during in zip(losses, asked, strict=True))
+    counted = tmp_path / "count.txt"
+    fitted(mirrored, odd.numbers(), epochs=2, callbacks=[odd.Asking(counted, "count")])
+    assert [json.loads(line)[0] for line in counted.read_text().splitlines()] == [2, 4]
+    with pytest.raises(RuntimeError, match=r"leave training to the run, received a call of model\.fit in one"):
+        fitted(mirrored, odd.numbers(), callbacks=[odd.Asking(counted, "fit")])
+
+
+def test_what_a_run_does_itself_or_not_at_all_is_said(pipeline, tmp_path):
+    data = of_kinds(["as it should be"])
+    backup = f"{{_target_: keras.callbacks.BackupAndRestore, backup_dir: {tmp_path / 'backup'}}}"
+    kept = pipeline(*SMALL, "strategy=mirrored", MODEL, *data, f"train.callbacks=[{backup}]")
+    assert kept.code == 1
+    assert "Expected no BackupAndRestore among train.callbacks" in kept.err
+    assert "Try checkpoint.every_epochs=1 in its place." in kept.err
+    eager = pipeline(*SMALL, "strategy=mirrored", MODEL, "+model.build.run_eagerly=true", *data)
+    assert eager.code == 1
+    assert "received run_eagerly=True from model.build. Try run_eagerly=False; to debug, model.fit" in eager.err
+    jit = pipeline(*SMALL, "strategy=mirrored", MODEL, "+model.build.jit_compile=true", *data)
+    assert jit.code == 0, jit.err
+    assert any("jit_compile=True, which is left out" in text for run in jit.results for text in run.get("notes", []))
+
+
+def test_accumulated_gradients_are_refused_of_asynchronous_workers(pipeline):
+    ran = pipeline(*SMALL, "strategy=parameter_server", "model.build._target_=odd.accumulating",
+                   *of_kinds(["as it should be"]))  # fmt: skip
+    assert ran.code == 1
+    assert "cannot accumulate them over asynchronous workers, received gradient_accumulation_steps=2. Try" in ran.err
