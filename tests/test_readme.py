@@ -27,6 +27,7 @@ def test_every_command_of_the_readme_is_one_that_can_be_planned(asked, command):
     assert ran.code == 0, ran.err
 
 
+@pytest.mark.slow
 def test_a_folder_of_images_is_trained_on_with_the_two_commands_of_the_readme(tmp_path):
     random = np.random.default_rng(0)
     for number, name in enumerate(("cat", "dog", "owl")):

@@ -244,6 +244,7 @@ def free_ports(count):
     return ports
 
 
+@pytest.mark.slow
 def test_only_maps_that_draw_on_their_examples_alone_are_taken_apart():
     numbers = tf.data.Dataset.range(10)
     variable = tf.Variable(1.0)

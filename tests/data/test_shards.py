@@ -184,6 +184,7 @@ def ran_on_broken(pipeline, tmp_path: Path, kinds: Sequence[str], *arguments: st
     return ran, list(zip(kinds, ran.run_folders, ran.results, strict=True))
 
 
+@pytest.mark.slow
 def test_what_is_broken_is_named_with_its_file_and_record_and_not_trained_on(pipeline, tmp_path):
     ran, found = ran_on_broken(pipeline, tmp_path, list(BROKEN), "strategy=one_device", "train.replica_batch=8")
     assert ran.code == 1

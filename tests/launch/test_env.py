@@ -97,6 +97,7 @@ def losses(result: dict) -> tuple:
     return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
 
 
+@pytest.mark.slow
 def test_a_hand_made_tf_config_in_two_terminals_trains_to_the_losses_of_one(pipeline, started):
     alone = pipeline(*TWO, "workers=2")
     tasks = started(chief=1, worker=1)
@@ -169,6 +170,7 @@ def test_a_scheduler_that_takes_the_machine_of_one_task_preempts_the_run(started
     assert "SIGTERM to worker 1" in ran.result["error"]
 
 
+@pytest.mark.slow
 def test_tasks_that_never_come_are_named_and_a_refused_command_ends_them_all(started):
     tasks = started(chief=1, worker=1)
     tasks.type("chief", 0, *TWO, "cluster.options.timeout=4")

@@ -46,6 +46,7 @@ def offered(tmp_path):
     return (f"--config-dir={tmp_path / 'conf'}", *SMALL), {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
 
 
+@pytest.mark.slow
 def test_a_cluster_and_a_view_of_another_package_train_to_the_losses_of_ours(pipeline, offered, tmp_path):
     arguments, environ = offered
     losses = []
@@ -105,6 +106,7 @@ def test_what_is_not_there_or_broken_is_refused_in_a_sentence(pipeline, offered,
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.slow
 def test_a_collective_of_another_package_trains_to_the_losses_of_tensorflows_own(pipeline, offered, tmp_path):
     arguments, environ = offered
     found = []

@@ -136,6 +136,7 @@ def wait_for_step(folder: Path, step: int, kind: str = "steps", commands: int = 
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_every_step_once(tmp_path):
     command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "tracking=sqlite", "train.epochs=8")
     command = tuple(each for each in command if each != "tracking=none")
@@ -161,6 +162,7 @@ def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_ever
     assert ran.result["resumed"] == 1
 
 
+@pytest.mark.slow
 def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_path):
     command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "train.epochs=8", "train.steps_per_call=2")
     process = start(tmp_path, *command)
@@ -182,6 +184,7 @@ def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_pat
     assert "told" not in ran.events("restored")[0]
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_started_again_from_the_last_checkpoint(pipeline):
     sane = unharmed(pipeline, *MIRRORED)
     ran = pipeline(

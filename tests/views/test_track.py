@@ -333,6 +333,7 @@ def test_importing_the_conductors_side_is_quick_and_leaves_mlflow_alone() -> Non
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.slow
 def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Path, tracker: Tracker) -> None:
     writer, expected = whole_run(home / "whole")
     uri = local(home).uri
@@ -461,6 +462,7 @@ def test_long_and_odd_values_reach_mlflow_cut_and_clean(home: Path) -> None:
     assert run.data.metrics == {"_": 1, "a" * 250: 2, "_/up": 3, "a/b": 4, "ünï": 5}
 
 
+@pytest.mark.slow
 def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) -> None:
     code = """
 import json, os, sys, time

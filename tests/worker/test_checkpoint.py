@@ -151,6 +151,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "after"),
     [
@@ -186,6 +187,7 @@ def test_a_training_that_left_goes_on_to_the_last_bit(tmp_path, case, after):
     assert rest.result == over.result
 
 
+@pytest.mark.slow
 def test_who_leaves_in_a_validation_goes_on_as_if_it_had_not_begun(tmp_path):
     whole, told = Told(), Told()
     ran(training(tmp_path / "none", whole))
@@ -360,6 +362,7 @@ def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_whic
     assert made.last().values["step"] == 5
 
 
+@pytest.mark.slow
 def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_path, monkeypatch):
     told, over = Told(), threading.Event()
     whole = Checkpointer._write_one
@@ -375,6 +378,7 @@ def test_what_training_adds_up_while_a_checkpoint_is_written_is_not_in_it(tmp_pa
     assert sums[0] == pytest.approx(sum(float(step.losses[0, 0] * step.sizes[0]) for step in steps[:2]))
 
 
+@pytest.mark.slow
 def test_a_loss_that_explodes_ends_training_by_its_step(tmp_path):
     told = Told()
     options: dict[str, Any] = {"optimizer": lambda: keras.optimizers.SGD(1e12), "epochs": 20}

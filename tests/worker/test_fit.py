@@ -282,6 +282,7 @@ def test_data_that_ends_before_its_steps_shortens_the_epoch_and_is_told(mirrored
     assert_same(ours, theirs, 1e-5)
 
 
+@pytest.mark.slow
 def test_fit_goes_on_where_it_was_left_and_leaves_the_model_to_keras(mirrored, tmp_path) -> None:
     make, arguments = CALLS["batch normalisation"][0], {"x": X, "y": Y, "batch_size": 16, "epochs": 2}
     model, _ = by_keras(make, arguments)

@@ -18,6 +18,7 @@ def masks(strategy: str, replicas: int) -> list[Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 def test_each_replica_draws_a_dropout_mask_of_its_own_and_the_first_that_of_one_device(strategy):
     drawn, alone = masks(strategy, 2), masks("one_device", 1)
