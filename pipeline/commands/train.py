@@ -7,6 +7,7 @@ SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
 import argparse
 import os
 import re
+import signal
 import statistics
 import sys
 import sysconfig
@@ -55,11 +56,22 @@ def main() -> int:
     try:
         given = options(sys.argv[1:])
         composer = Composer(given.config_name or "config", Config, given.config_dir, given.config_path)
-        if composer.show(given):
+        if _shown(composer, given):
             return 0
     except ConfigError as error:
         return _refuse(str(error))
     return command(composer, given)
+
+
+def _shown(composer: Composer, given: argparse.Namespace) -> bool:
+    """Was something printed that was asked for in place of a run? Where nobody reads it on, as by `head`, it ends."""
+    kept = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        shown = composer.show(given)
+        sys.stdout.flush()
+        return shown
+    finally:
+        signal.signal(signal.SIGPIPE, kept)
 
 
 def command(composer: Composer, given: argparse.Namespace) -> int:

@@ -1,8 +1,12 @@
 """One command with verbs: what the first word asks for, and what is said to a word that asks for nothing."""
 
 import json
+import shlex
+import subprocess
+import sys
 
 import pytest
+from conftest import environment
 
 from pipeline.commands import verbs
 
@@ -21,6 +25,13 @@ def test_a_verb_says_how_it_is_typed(asked, verb):
 
 def test_the_help_of_a_training_names_all_verbs(asked):
     assert f"\n{', '.join(verbs.VERBS)}\n" in asked("--help").out
+
+
+@pytest.mark.parametrize("asks", ["--help", "--cfg job", "--hydra-help"])
+def test_who_stops_reading_what_was_asked_for_hears_no_complaint(tmp_path, asks):
+    typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} | true"
+    told = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert told.stderr == ""
 
 
 @pytest.mark.parametrize(("before", "now"), MOVED.items())
