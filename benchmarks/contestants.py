@@ -112,7 +112,7 @@ class Rival:
             self._pipes.append(pipe)
         self.pids = [process.pid for process in self._processes if process.pid]
         try:
-            self._pace = max(answer.step_seconds for answer in self._answers())
+            self._pace = max(answer["step_seconds"] for answer in self._answers())
         except BaseException:
             self.stop()
             raise
