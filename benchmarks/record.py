@@ -90,11 +90,18 @@ def write(arguments: argparse.Namespace, rounds: int, rows: Json) -> None:
 
 
 def _commit() -> str | None:
-    """The commit that is checked out, marked where files differ from it; None outside a checkout."""
+    """The commit that is checked out, marked where what it measures differs from it; None outside a checkout.
+
+    What other benchmarks have measured meanwhile is none of that.
+    """
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=ROOT, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-        return said.stdout.strip()
+        commit = _git("rev-parse", "HEAD")
+        differs = _git("status", "--porcelain", "--untracked-files=no", "--", "pipeline", "conf", "benchmarks/*.py")
+        return f"{commit}-dirty" if differs else commit
     return None
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+    ).stdout.strip()

@@ -96,7 +96,8 @@ def predict(rows: Rows, part: str) -> list[str]:
         errors = [abs(point["ratio"] - 1) for point in points]
         held = [held for point in points for held in point["held"]]
         lines.append(f"| predicted, workers={workers} | {_near(errors)} | {sum(held)} of {len(held)} |")
-    return [*lines, f"| another run of the same point | {_near(rows['another_run'])} | |"]
+    again = rows["another_run"]  # none in a single round
+    return [*lines, *([f"| another run of the same point | {_near(again)} | |"] if again else [])]
 
 
 def _near(errors: Sequence[float]) -> str:

@@ -57,7 +57,8 @@ def main() -> int:
             for command in asked.before:
                 record.typed(folder, *command, *arguments.overrides)
             began = time.monotonic()
-            said = record.typed(folder, *asked.typed, *arguments.overrides).stdout
+            # Folders as from where the command was typed.
+            said = record.typed(folder, *asked.typed, *arguments.overrides).stdout.replace(f"{folder}/", "")
             seconds = time.monotonic() - began
         lines = shown(said.splitlines(), asked.begins, asked.ends)
         print("\n".join(lines), flush=True)
