@@ -19,7 +19,7 @@ from pipeline.record.results import Cost, Ending, Layout, Result, Speed
 from pipeline.run import model_size
 from pipeline.run.group import RunFailed
 from pipeline.run.laying_out import planned_on, with_addresses
-from pipeline.run.results import chosen
+from pipeline.run.results import chosen, layout_of
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.timing import time_steps
 from pipeline.run.views import Foreseen, Needs, PointResult
@@ -51,15 +51,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
     result = Result(
         Ending("PREDICTED"),
         chosen(config),
-        Layout(
-            workers=planned.workers,
-            hosts=planned.hardware.hosts,
-            replica_batch=planned.training.replica_batch,
-            global_batch=planned.training.global_batch,
-            scaling=planned.training.scaling,
-            precision=planned.training.precision,
-            oversubscribed=planned.hardware.oversubscribed,
-        ),
+        layout_of(planned, None),
         Speed(made.examples_per_second, made.low, made.high, interval_confidence=made.confidence),
         cost=Cost(
             seconds_to_finish=seconds,

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
 
 PROGRAM = """
@@ -35,6 +36,7 @@ print(len(walks))
 """
 
 
+@pytest.mark.slow
 def test_sums_over_replicas_have_sums_as_gradients_and_are_traced_without_a_walk_through_the_graph():
     said = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120

@@ -136,6 +136,7 @@ def test_a_server_listens_on_loopback_only() -> None:
         assert {host for host, _ in hosts} <= LOOPBACK
 
 
+@pytest.mark.slow
 def test_two_workers_sum_over_loopback_and_listen_nowhere_else() -> None:
     with reserved_ports(2) as ports, processes("workers", ports) as workers:
         assert [answer(worker) for worker in workers] == [[True, 3.0], [True, 3.0]]

@@ -35,6 +35,7 @@ ONE = ("strategy=one_device,parameter_server", "workers=1")
 OWN = (f"--config-dir={own.CONF}", "data=numbered", "model=tiny")
 
 
+@pytest.mark.slow
 def test_one_worker_trains_what_one_device_trains(pipeline):
     groups = sweep(pipeline, 4, *ONE, "model=normalised", "data=numbered", "model.build.optimizer=sgd,adam")
     for folders in groups.values():

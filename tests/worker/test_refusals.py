@@ -75,7 +75,7 @@ def of_kinds(kinds: Any) -> tuple[str, ...]:
     return ("data.build._target_=odd.data", f"+data.build.kind={','.join(repr(kind) for kind in kinds)}")
 
 
-@pytest.mark.parametrize("said", [SAID, OF_A_RUN], ids=["arrays", "sets"])
+@pytest.mark.parametrize("said", [pytest.param(SAID, marks=pytest.mark.slow), OF_A_RUN], ids=["arrays", "sets"])
 def test_a_run_says_of_data_that_cannot_be_trained_on_what_and_where_in_one_sentence(pipeline, said):
     ran = pipeline("-m", *SMALL, "strategy=mirrored", MODEL, *of_kinds(said), timeout=400)
     assert ran.code == 1

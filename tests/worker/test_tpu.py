@@ -228,6 +228,7 @@ def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipe
         pytest.param(
             ["model=recommender", "data=clicks", "data.build.train_examples=100", "data.build.validation_examples=40"],
             id="recommender",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -79,9 +79,8 @@ def test_callbacks_run_once_in_keras_order_and_every_worker_obeys(pipeline, tmp_
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
-    "layout", [("strategy=mirrored", "workers=2"), pytest.param(TWO, marks=pytest.mark.slow)], ids=["mirrored", "two"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [("strategy=mirrored", "workers=2"), TWO], ids=["mirrored", "two"])
 def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path, layout):
     notes = tmp_path / "notes.txt"
     ran = pipeline(
