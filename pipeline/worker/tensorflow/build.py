@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TypeAlias
 
 import keras
@@ -11,7 +10,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, step
+from pipeline.worker.tensorflow import labels, normalization, step
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow.collective import Addend, over
 
@@ -98,7 +97,7 @@ def ready(
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
-        _synchronize(made, collective)
+        normalization.synchronize(made, collective)
     return losses.make_exact(made, collective)
 
 
@@ -111,7 +110,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> I
             labels.check(made, batch)
             made._symbolic_build(data_batch=batch)
             kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
-            kept += [(layer, "synchronized", layer.synchronized) for layer in normalizations(made)]
+            kept += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(made)]
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
             outputs = ready(made, strategy, batch, over(strategy))
@@ -121,7 +120,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> I
         for owner, name, value in kept:
             # Past Keras's own setter, which would track the value a second time.
             vars(owner)[name] = value
-        for layer in normalizations(made):
+        for layer in normalization.layers(made):
             vars(layer).pop("_moments", None)
         step.sum_as_keras_does(made.optimizer)
 
@@ -183,62 +182,3 @@ def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
     inner = step.innermost(optimizer)
     if isinstance(inner._learning_rate, _Scaled):
         inner._learning_rate = inner._learning_rate.schedule
-
-
-def _synchronize(made: keras.Model, collective: Collective[Addend]) -> None:
-    """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
-    for layer in normalizations(made):
-        layer.synchronized = True
-        if type(layer)._moments is keras.layers.BatchNormalization._moments:
-            # Past Keras's own setter, which would track it.
-            vars(layer)["_moments"] = partial(_moments, layer, collective)
-
-
-def _moments(
-    layer: keras.layers.BatchNormalization,
-    collective: Collective[Addend],
-    inputs: tf.Tensor,
-    mask: tf.Tensor | None,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
-
-    Exchanged once. Keras exchanges sums, sums of squares and counts one after the other, which takes three times as
-    long where they are small, and those of a masked input not at all.
-    """
-    if tf.distribute.in_cross_replica_context():
-        return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
-    axes, padding = layer._reduction_axes, 0.0
-    if mask is None:
-        counts = tf.fill([inputs.shape[layer.axis]], tf.size(inputs) // inputs.shape[layer.axis])
-    else:
-        within = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
-        inputs, padding = tf.where(within, inputs, tf.zeros((), inputs.dtype)), keras.config.epsilon()
-        counts = tf.math.count_nonzero(within, axes)
-    here = tf.stack(
-        [tf.reduce_sum(inputs, axes), tf.reduce_sum(tf.square(inputs), axes), tf.cast(counts, inputs.dtype)]
-    )
-    sums, squares, counts = tf.unstack(*collective.sum([here]))
-    mean = tf.math.divide_no_nan(sums, counts + padding)
-    # The sum of (x - mean)^2, without a second exchange.
-    spread = squares - 2 * mean * sums + counts * tf.square(mean)
-    return mean, tf.maximum(tf.math.divide_no_nan(spread, counts + padding), 0.0)
-
-
-@contextlib.contextmanager
-def with_own_statistics(made: keras.Model) -> Iterator[None]:
-    """Inside, a step that is compiled normalizes with the statistics of each replica's own batch."""
-    kept = [(layer, layer.synchronized, vars(layer).pop("_moments", None)) for layer in normalizations(made)]
-    for layer, _, _ in kept:
-        layer.synchronized = False
-    try:
-        yield
-    finally:
-        for layer, synchronized, moments in kept:
-            layer.synchronized = synchronized
-            if moments is not None:
-                vars(layer)["_moments"] = moments
-
-
-def normalizations(made: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """The layers whose statistics are those of the global batch."""
-    return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]

@@ -25,7 +25,7 @@ from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
-from pipeline.worker.tensorflow import build, static, tables
+from pipeline.worker.tensorflow import build, normalization, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.callbacks import Callbacks, check
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
@@ -173,7 +173,7 @@ class Work:
             events.Built(
                 parameters=model.count_params(),
                 state_bytes=of_model.state_bytes(model),
-                normalizations=len(build.normalizations(model)),
+                normalizations=len(normalization.layers(model)),
                 input_shape=shape,
                 input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
                 num_classes=classes,

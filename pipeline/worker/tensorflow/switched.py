@@ -17,7 +17,7 @@ from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
 from pipeline.worker.input.part import Batch, Batches, Step
-from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow import normalization, step
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.loop import Call, Loop
 
@@ -62,7 +62,7 @@ class Switched:
                 if self._own_statistics is None:
                     self._own_statistics = self._loop.compiled_anew()
                 # The step is traced when it is called first.
-                with build.with_own_statistics(self._loop.model):
+                with normalization.with_own_statistics(self._loop.model):
                     examples, seconds = self._steps(command, self._there(), self._own_statistics)
         return Explaining(command.what, examples, seconds)
 
