@@ -13,7 +13,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common import variables as keras_variables
 
 # The mask that layers pass on beside a tensor, which a loss is to honour.
-from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 # Whether state is kept elsewhere for now, in which nothing is to be assigned.
 from keras.src.backend.common.stateless_scope import in_stateless_scope
@@ -41,6 +41,9 @@ from tensorflow.python.data.util import structure
 # Strategies whose devices, or whose place of variables, their public constructors do not let one choose.
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 from tensorflow.python.distribute import parameter_server_strategy, parameter_server_strategy_v2, ps_values
+
+# What changes variables of all replicas together, where a strategy has that done outside of them.
+from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
 
 # Whether an operation of an input is stateful.
 from tensorflow.python.framework import op_def_registry
@@ -70,12 +73,14 @@ __all__ = [
     "keras_loss",
     "keras_variables",
     "map_op",
+    "maybe_merge_call",
     "op_def_registry",
     "parameter_server_strategy",
     "parameter_server_strategy_v2",
     "prefetch_op",
     "ps_values",
     "pythonify_logs",
+    "set_keras_mask",
     "shuffle_op",
     "structure",
 ]
@@ -101,6 +106,7 @@ ATTRIBUTES = {
     "ps_values": ("AggregatingVariable",),
     "shuffle_op": ("_ShuffleDataset",),
     "structure": ("from_tensor_list", "to_tensor_list"),
+    "keras.optimizers.Optimizer": ("_backend_apply_gradients",),
     "keras.Model": ("_flatten_layers", "_symbolic_build", "_compute_loss", "_should_eval"),
     "keras.callbacks.EarlyStopping": ("_set_monitor_op",),
     "tf.data.Dataset": ("_as_serialized_graph", "_inputs"),

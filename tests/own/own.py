@@ -41,6 +41,7 @@ def normalised(input_shape, num_classes, optimizer="sgd", bias=False):
         "adam": lambda: keras.optimizers.Adam(1e-3),
         "clipped": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=0.1),
         "averaged": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9),
+        "overwritten": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7),
         "scheduled": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(1e-3, 5, 0.5)),
     }[optimizer]()
     model.compile(made, loss="sparse_categorical_crossentropy", metrics=["accuracy"])

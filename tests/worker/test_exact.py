@@ -104,7 +104,7 @@ def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_devic
         "workers=null",
         "model=normalised",
         "data=numbered",
-        "model.build.optimizer=clipped,averaged,scheduled",
+        "model.build.optimizer=clipped,overwritten,scheduled",
     )
     for folders in groups.values():
         assert_equal(folders)

@@ -46,7 +46,7 @@ def test_one_worker_trains_what_one_device_trains(pipeline):
 @pytest.mark.parametrize(
     ("points", "arguments"),
     [
-        (6, ("model=normalised", "data=numbered", "model.build.optimizer=clipped,averaged,scheduled")),
+        (6, ("model=normalised", "data=numbered", "model.build.optimizer=clipped,overwritten,scheduled")),
         (
             8,
             (

@@ -7,6 +7,7 @@ of the optimizer means what it means on one device.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import keras
@@ -18,6 +19,7 @@ from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinis
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
@@ -56,7 +58,8 @@ def training_steps(
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
     gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
     """
-    return _many(strategy, training_step(model, collective, gradient_bits, always_fed, static))
+    made = training_step(model, collective, gradient_bits, always_fed, static)
+    return _many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
 
 
 def training_step(
@@ -131,7 +134,8 @@ def scheduled_steps(
         def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
             values, sizes, stale, waits = arrays
             mine, waited = _waited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
-            with losses.without_keras_scaling(), _added_in_place():
+            overwriting = overwritten_without_branch(innermost(model.optimizer))
+            with losses.without_keras_scaling(), _added_in_place(), overwriting:
                 loss, state, age = strategy.run(replica_step, args=(mine, state))
             size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
             age = tf.cast(age, tf.int64)
@@ -245,7 +249,13 @@ def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
         vars(one).pop("_all_reduce_sum_gradients", None)
 
 
-def _many(strategy: tf.distribute.Strategy, replica_step: ReplicaStep) -> Steps:
+def _many(
+    strategy: tf.distribute.Strategy,
+    replica_step: ReplicaStep,
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Steps:
+    """A compiled loop over steps, which are traced `around` what that keeps in place."""
+
     def steps(iterator: Batches, count: tf.Tensor) -> tuple[tf.Tensor, ...]:
         def one(
             index: tf.Tensor, values: tf.TensorArray, sizes: tf.TensorArray, waits: tf.TensorArray
@@ -256,7 +266,7 @@ def _many(strategy: tf.distribute.Strategy, replica_step: ReplicaStep) -> Steps:
             mine = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
-            with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync):
+            with losses.without_keras_scaling(), _drawn_apart(strategy.num_replicas_in_sync), around():
                 summed = strategy.run(replica_step, args=(examples, mine))
             first = strategy.experimental_local_results(summed)[0]
             return index + 1, values.write(index, first), sizes.write(index, examples), waits.write(index, waited)

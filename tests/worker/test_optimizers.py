@@ -1,0 +1,71 @@
+"""Each of Keras's optimizers trains on two devices what it trains on one, with what all of them can be asked for."""
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import pipeline
+from pipeline import strategies
+
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+RANDOM = np.random.default_rng(11)
+X = RANDOM.normal(size=(61, 6)).astype("float32")
+Y = RANDOM.integers(0, 3, 61)
+KINDS = (
+    "SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Ftrl", "Lion", "Lamb",
+    "Muon",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return strategies.mirrored(("CPU:0", "CPU:1"))
+
+
+def trained(
+    strategy: tf.distribute.Strategy, optimizer: Callable[[], keras.optimizers.Optimizer], policy: str = "float32"
+) -> tuple[list[float], list[np.ndarray]]:
+    """(losses, weights) after three epochs of four steps, of which the last has fewer examples."""
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input((6,)),
+            keras.layers.Dense(8, "relu", kernel_constraint="max_norm", dtype=policy),
+            keras.layers.Dense(3, "softmax", dtype="float32"),
+        ])  # fmt: skip
+        model.compile(optimizer(), "sparse_categorical_crossentropy")
+    history = pipeline.fit(model, X, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
+    return history.history["loss"], [np.array(weight) for weight in model.get_weights()]
+
+
+def assert_same(mirrored: tf.distribute.Strategy, *given: object) -> None:
+    ours, reference = trained(mirrored, *given), trained(tf.distribute.get_strategy(), *given)
+    np.testing.assert_allclose(ours[0], reference[0], atol=1e-6, rtol=0)
+    for weight, one in zip(ours[1], reference[1], strict=True):
+        np.testing.assert_allclose(weight, one, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains_the_same_with_clipping_decay_and_averages_that_overwrite_weights(mirrored, kind):
+    made = getattr(keras.optimizers, kind)
+    assert_same(
+        mirrored,
+        lambda: made(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=5, clipnorm=0.5, weight_decay=0.01),
+    )
+
+
+@pytest.mark.parametrize("frequency", [None, 1, 7])
+def test_averages_overwrite_weights_when_they_would_on_one_device_also_where_the_loss_is_scaled(mirrored, frequency):
+    def averaged() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=frequency)
+
+    assert_same(mirrored, averaged)
+    assert_same(mirrored, lambda: keras.optimizers.LossScaleOptimizer(averaged()))
+    assert averaged().get_config()["ema_overwrite_frequency"] == frequency
