@@ -111,4 +111,6 @@ ATTRIBUTES = {
     "keras.callbacks.EarlyStopping": ("_set_monitor_op",),
     "tf.data.Dataset": ("_as_serialized_graph", "_inputs"),
     "tf.Graph": ("_get_function",),
+    "tf.distribute.MirroredStrategy": ("_collective_key_base",),
+    "tf.distribute.MultiWorkerMirroredStrategy": ("_collective_key_base",),
 }

@@ -43,3 +43,98 @@ def test_sums_over_replicas_have_sums_as_gradients_and_are_traced_without_a_walk
     )
     # 3^2 + 4^2; each replica's total has the gradient 1, whose sum is 2.
     assert said.stdout.splitlines() == ["[25.0, 25.0]", "[12.0, 16.0]", "0"]
+
+
+# What a person does in a notebook: strategies made one after the other in a process, whatever became of the one before.
+CELLS = """
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+import pipeline
+from pipeline import strategies
+from pipeline.worker.input.passes import FitError
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+random = np.random.default_rng(0)
+words, numbers = random.integers(0, 5000, (200, 5)), random.random((200, 5), "float32")
+kinds = random.integers(0, 3, 200)
+# Sequences as long as the longest of their batch, so that the rows of a step are as many as its words.
+lengths = random.integers(1, 9, 200)
+sentences = tf.data.Dataset.from_generator(
+    lambda: (([7 + length] * length, kind) for length, kind in zip(lengths, kinds)),
+    output_signature=(tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)),
+).padded_batch(48, ([None], []))
+sentences = sentences.apply(tf.data.experimental.assert_cardinality(5))
+
+
+def embeddings():
+    inputs = keras.Input((None,), dtype="int32")
+    # The first table is sent in pieces of several sizes.
+    tables = [keras.layers.Embedding(5000, width) for width in (300, 4, 4)]
+    x = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling1D()(table(inputs)) for table in tables])
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+def normalised():
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.BatchNormalization()(inputs)))
+
+
+def fitted(strategy, make, x, y=None):
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = make()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.1), loss)
+    size = None if y is None else 48
+    history = pipeline.fit(model, x, y, batch_size=size, epochs=3, shuffle=False, verbose=0)
+    return [np.array(history.history["loss"]), *model.get_weights()]
+
+
+def compared(name, make, *data):
+    several = fitted(made(name), make, *data)
+    alone = fitted(tf.distribute.get_strategy(), make, *data)
+    for ours, one in zip(several, alone, strict=True):
+        np.testing.assert_allclose(ours, one, rtol=0, atol=1e-5)
+
+
+def made(name):
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    return strategies.multi_worker(("CPU:0", "CPU:1"))
+
+
+def failing(name):
+    labels = tf.data.Dataset.from_tensor_slices((numbers, kinds + 7)).batch(48)
+    try:
+        fitted(made(name), normalised, labels)
+    except FitError as error:
+        return str(error)
+
+
+for name in ("mirrored", "multi_worker"):
+    compared(name, embeddings, words, kinds)
+    compared(name, normalised, numbers, kinds)
+    compared(name, embeddings, sentences)
+    print(failing(name))
+# What a peer that is lost, or an operation that fails while others wait for it, does to this process.
+context.context().abort_collective_ops(13, "something failed")
+compared("mirrored", normalised, numbers[:90], kinds[:90])
+print(failing("multi_worker"))
+"""
+
+
+@pytest.mark.slow
+def test_strategies_of_one_process_train_one_after_another_also_after_an_error():
+    said = subprocess.run(
+        [sys.executable, "-c", CELLS], cwd=ROOT, capture_output=True, text=True, check=True, timeout=240
+    )
+    first, second, spoilt = said.stdout.splitlines()
+    assert first == second
+    assert first.startswith("Expected labels from 0 to 2")
+    assert spoilt.endswith("something failed. Try starting the process anew; in a notebook, restarting the kernel.")

@@ -26,7 +26,7 @@ from pipeline.private import array_slicing
 from pipeline.record.events import Event
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitData, FitError, Passes, Place
-from pipeline.worker.keras_fit import agree, refused
+from pipeline.worker.keras_fit import again, agree, refused
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
 from pipeline.worker.tensorflow import build, step
@@ -77,28 +77,29 @@ def fit(
     due = _due(model, validation_freq)
     (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
 
-    seed = _agreed_seed(strategy, where)
-    train = passes.passes(
-        where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
-        class_weight=class_weight,
-    )  # fmt: skip
-    held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
-    per_call = _steps_per_call(model, hooks, train)
-    _check_same(strategy, where, {
-        "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch, "batch_size": batch_size,
-        "validation_steps": validation_steps, "number of callbacks": len(hooks), "shuffle": shuffle is True,
-        "number of validations": sum(map(due, range(initial_epoch, epochs))), "steps per call": per_call,
-        **_counts(train, held_out),
-    })  # fmt: skip
-    refused.check_alike(strategy, where, train, held_out)
-    with refused.in_words(), build.lent(model, strategy, train.spec) as outputs:
-        refused.check_labels(model, train, held_out)
-        _check_made_under(strategy, model.metrics_variables)
-        loop = _loop(loop_class, model, strategy, train, outputs, where)
-        runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
-        with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
-            training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
-            return _train(training, loop, per_call)
+    with again.adding(strategy):
+        seed = _agreed_seed(strategy, where)
+        train = passes.passes(
+            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
+            class_weight=class_weight,
+        )  # fmt: skip
+        held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
+        per_call = _steps_per_call(model, hooks, train)
+        _check_same(strategy, where, {
+            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
+            "batch_size": batch_size, "validation_steps": validation_steps, "number of callbacks": len(hooks),
+            "shuffle": shuffle is True, "number of validations": sum(map(due, range(initial_epoch, epochs))),
+            "steps per call": per_call, **_counts(train, held_out),
+        })  # fmt: skip
+        refused.check_alike(strategy, where, train, held_out)
+        with refused.in_words(), build.lent(model, strategy, train.spec) as outputs:
+            refused.check_labels(model, train, held_out)
+            _check_made_under(strategy, model.metrics_variables)
+            loop = _loop(loop_class, model, strategy, train, outputs, where)
+            runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
+            with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
+                training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
+                return _train(training, loop, per_call)
 
 
 def _split(

@@ -11,6 +11,7 @@ import tensorflow as tf
 from pipeline.plan.plan import Plan, Process
 from pipeline.private import custom_gradients
 from pipeline.worker.collective import Alone, Collective
+from pipeline.worker.tensorflow import rows
 
 # What replicas add: gradients, of which those of embeddings may be rows alone, losses, counts, statistics.
 Addend: TypeAlias = tf.Tensor | tf.IndexedSlices
@@ -61,8 +62,7 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
     replicas, and for each operation in a list: with a normalization in every layer, most of the time of tracing.
     """
     if any(isinstance(array, tf.IndexedSlices) for array in arrays):
-        sums: list[Addend] = context.all_reduce(tf.distribute.ReduceOp.SUM, arrays)
-        return sums
+        return _with_rows(context, arrays)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def total(*here: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
@@ -72,6 +72,19 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
     with _of_no_variables():
         added: list[Addend] = total(*arrays)
         return added
+
+
+def _with_rows(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[Addend]:
+    """The sums over replicas of arrays of one type, of which some are rows alone."""
+    sums = dict[int, Addend]()
+    for are_rows in (False, True):
+        places = [place for place, array in enumerate(arrays) if isinstance(array, tf.IndexedSlices) is are_rows]
+        if not places:
+            continue
+        alike = [arrays[place] for place in places]
+        summed = rows.added(context, alike) if are_rows else context.all_reduce(tf.distribute.ReduceOp.SUM, alike)
+        sums |= zip(places, summed, strict=True)
+    return [sums[place] for place in range(len(arrays))]
 
 
 class _Thread(threading.local):
