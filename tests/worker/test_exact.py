@@ -81,6 +81,24 @@ def test_momentum_or_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
 
 
 @pytest.mark.slow
+def test_a_last_batch_that_leaves_replicas_without_examples(pipeline):
+    (folders,) = sweep(
+        pipeline,
+        4,
+        "strategy=one_device,mirrored,central_storage,multi_worker",
+        "workers=null",
+        "model=resnet20",
+        "model.build.blocks_per_stage=1",
+        "model.build.base_filters=4",
+        "train.learning_rate=1e-4",
+        "data=numbered",
+        "data.build.examples=65",
+        "data.build.validation=33",
+    ).values()
+    assert_equal(folders)
+
+
+@pytest.mark.slow
 def test_central_storage_and_no_strategy_at_all_train_the_same(pipeline):
     groups = sweep(
         pipeline,

@@ -66,6 +66,14 @@ def of_series() -> keras.Model:
     return model
 
 
+def convolved() -> keras.Model:
+    layers = keras.layers
+    made = [layers.Reshape((3, 2, 1)), layers.Conv2D(4, 2), layers.BatchNormalization(), layers.Flatten()]
+    model = keras.Sequential([keras.Input((6,)), *made, layers.Dense(3, activation="softmax")])
+    model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
 def two_headed() -> keras.Model:
     inputs = {name: keras.Input((3,), name=name) for name in ("left", "right")}
     joined = keras.layers.Concatenate()(list(inputs.values()))
@@ -196,6 +204,10 @@ CALLS: dict[str, tuple[Callable[[], keras.Model], Callable[[], dict[str, Any]]]]
     "batch normalisation of what a mask leaves": (
         of_series,
         lambda: {"x": SERIES, "y": Y, "batch_size": 16, "epochs": 3, "validation_data": (SERIES, Y)},
+    ),
+    "convolutions, a last batch of one example": (
+        convolved,
+        lambda: {"x": X, "y": Y, "batch_size": 15, "epochs": 2, "validation_data": (X, Y)},
     ),
     "subclassed, its own loss": (subclassed, lambda: {"x": X, "y": Y, "batch_size": 16, "epochs": 2}),
 }

@@ -35,7 +35,7 @@ class KerasLoop(Loop):
         alone: bool,
     ) -> None:
         super().__init__(model, strategy, train, None, outputs, chief=chief, alone=alone)  # type: ignore[arg-type]
-        self._validate = self._validation_function(padded=False)
+        self._validate = self._validation_function(None)
         self._made_for = _parts(model, strategy, train)
         self._passes: Passes = train
         self._validated: Passes | None = None

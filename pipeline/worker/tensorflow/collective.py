@@ -69,7 +69,7 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, list(here))
         return summed, lambda *gradients: _added(context, list(gradients))
 
-    with _of_no_variables():
+    with of_no_variables():
         added: list[Addend] = total(*arrays)
         return added
 
@@ -97,7 +97,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def _of_no_variables() -> Iterator[None]:
+def of_no_variables() -> Iterator[None]:
     """Inside, in this thread, what has a gradient of its own depends on no variables, and none are looked for."""
     kept = _thread.of_no_variables
     if not isinstance(custom_gradients._get_dependent_variables, _Search):

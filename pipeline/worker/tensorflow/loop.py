@@ -152,7 +152,7 @@ class Loop:
         self._train = self._compile()
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
-        self._held_out = [(data, self._validation_function(data.layout.last == "padded")) for data in held_out]
+        self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
         self._results = tf.function(model.get_metrics_result, autograph=False)
         self._sums = tf.function(self._sums_of_metrics, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
@@ -253,8 +253,10 @@ class Loop:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
 
-    def _validation_function(self, padded: bool) -> steps.Validate:
-        return steps.validation_steps(self.model, self.strategy, self.collective, padded)
+    def _validation_function(self, layout: Layout | None) -> steps.Validate:
+        alone = self.strategy.num_replicas_in_sync == 1
+        fed, padded = (alone, False) if layout is None else (layout.always_fed, layout.last == "padded")
+        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))

@@ -1,14 +1,15 @@
 """Batch normalization over the global batch: its statistics are those that one device would have."""
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import keras
 import tensorflow as tf
 
 from pipeline.worker.collective import Collective
-from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.collective import Addend, of_no_variables
 
 
 def synchronize(made: keras.Model, collective: Collective[Addend]) -> None:
@@ -28,26 +29,82 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """(mean, variance) of each channel over the global batch: [channels] each, of what no `mask` leaves out.
 
-    Exchanged once. Keras exchanges sums, sums of squares and counts one after the other, which takes three times as
-    long where they are small, and those of a masked input not at all.
+    Exchanged once, forward and back. Keras exchanges sums, sums of squares and counts one after the other, which takes
+    three times as long where they are small, and those of a masked input not at all.
     """
     if tf.distribute.in_cross_replica_context():
         return type(layer)._moments(layer, inputs, mask)  # type: ignore[no-any-return]
-    axes, padding = layer._reduction_axes, 0.0
-    if mask is None:
-        counts = tf.fill([inputs.shape[layer.axis]], tf.size(inputs) // inputs.shape[layer.axis])
-    else:
-        within = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
-        inputs, padding = tf.where(within, inputs, tf.zeros((), inputs.dtype)), keras.config.epsilon()
-        counts = tf.math.count_nonzero(within, axes)
-    here = tf.stack(
-        [tf.reduce_sum(inputs, axes), tf.reduce_sum(tf.square(inputs), axes), tf.cast(counts, inputs.dtype)]
+    axes, there = layer._reduction_axes, _thread.there
+    (channels,) = layer.moving_mean.shape
+    shape = [1 if axis in axes else channels for axis in range(1 + len(axes))]
+    within = None if mask is None else tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+
+    def along(vector: tf.Tensor) -> tf.Tensor:
+        return vector if shape[-1] == channels else tf.reshape(vector, shape)
+
+    def only(values: tf.Tensor) -> tf.Tensor:
+        return values if within is None else tf.where(within, values, tf.zeros((), values.dtype))
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def moments(values: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+        counts = (
+            tf.fill([channels], tf.size(values) // channels) if within is None else tf.math.count_nonzero(within, axes)
+        )
+        near = tf.math.divide_no_nan(tf.reduce_sum(only(values), axes), tf.cast(counts, values.dtype))
+        away = only(values - along(near))
+        total, mean, variance = _combined(
+            collective, there, counts, near, tf.reduce_sum(away, axes), tf.reduce_sum(tf.square(away), axes)
+        )
+        # The mean as it is in these values' type may be a digit off; how far it is from `near` is not.
+        further = tf.cast(mean - tf.cast(near, mean.dtype), values.dtype)
+
+        def back(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+            here = _summed(collective, there, of_mean, of_variance)
+            of_mean, of_variance = (tf.math.divide_no_nan(summed, tf.cast(total, values.dtype)) for summed in here)
+            slope = 2 * of_variance
+            return only((values - along(near)) * along(slope) + along(of_mean - slope * further))
+
+        return (tf.cast(mean, values.dtype), tf.cast(variance, values.dtype)), back
+
+    with of_no_variables():
+        mean, variance = moments(inputs)
+    return mean, variance
+
+
+def _combined(
+    collective: Collective[Addend],
+    there: tf.Tensor | None,
+    counts: tf.Tensor,
+    near: tf.Tensor,
+    away: tf.Tensor,
+    squares: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """(counts, means, variances) over all replicas, of `counts` values here, and their sums and sums of squares about
+    `near`: [channels] each.
+
+    Sums about a value near the mean lose no digits (Chan, Golub and LeVeque, 1983), and these few numbers, turned
+    into sums about 0 to be added, have none to lose in twice the width. A TPU adds nothing of that width: it is asked
+    for the mean first, which takes it little.
+    """
+    narrow = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    kind = tf.float32 if narrow else tf.float64
+    counts, near, away, squares = (tf.cast(values, kind) for values in (counts, near, away, squares))
+    about = tf.zeros((), kind)
+    if narrow:
+        about = tf.math.divide_no_nan(*_summed(collective, there, counts * near + away, counts))
+    near -= about
+    sums, squares, counts = _summed(
+        collective, there, counts * near + away, squares + near * (2 * away + counts * near), counts
     )
-    sums, squares, counts = tf.unstack(*collective.sum([here]))
-    mean = tf.math.divide_no_nan(sums, counts + padding)
-    # The sum of (x - mean)^2, without a second exchange.
-    spread = squares - 2 * mean * sums + counts * tf.square(mean)
-    return mean, tf.maximum(tf.math.divide_no_nan(spread, counts + padding), 0.0)
+    mean = tf.math.divide_no_nan(sums, counts)
+    return counts, about + mean, tf.maximum(tf.math.divide_no_nan(squares, counts) - tf.square(mean), 0.0)
+
+
+def _summed(collective: Collective[Addend], there: tf.Tensor | None, *values: tf.Tensor) -> list[tf.Tensor]:
+    """Sums over replicas, of those whose examples are `there`: where some may have none."""
+    here = tf.stack(values)
+    (summed,) = collective.sum([here if there is None else tf.where(there, here, tf.zeros((), here.dtype))])
+    return tf.unstack(summed)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -68,3 +125,22 @@ def with_own_statistics(made: keras.Model) -> Iterator[None]:
 def layers(made: keras.Model) -> list[keras.layers.BatchNormalization]:
     """The layers whose statistics are those of the global batch."""
     return [layer for layer in made._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+@contextlib.contextmanager
+def counting_if(there: tf.Tensor | None) -> Iterator[None]:
+    """Inside, in this thread, what is normalized counts only where this replica's examples are `there`."""
+    kept, _thread.there = _thread.there, there
+    try:
+        yield
+    finally:
+        _thread.there = kept
+
+
+class _Thread(threading.local):
+    """What is known in this thread; each replica is traced in one of its own."""
+
+    there: tf.Tensor | None = None
+
+
+_thread = _Thread()

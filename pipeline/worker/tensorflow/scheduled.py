@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.worker.input.layout import BEGINNING, Position
+from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batch, Batches, Part
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loop import Call, Counts, Data, Facts, Loop, Results
@@ -260,7 +260,7 @@ class AsyncLoop(Loop):
         """Begins the metrics anew, as for an epoch."""
         self.async_steps.reset_metrics()
 
-    def _validation_function(self, padded: bool) -> steps.Validate:
+    def _validation_function(self, layout: Layout | None) -> steps.Validate:
         return steps.validation_alone(self.model)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:

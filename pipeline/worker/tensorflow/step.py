@@ -19,6 +19,7 @@ from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinis
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import normalization
 from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
 
@@ -55,8 +56,9 @@ def training_steps(
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
-    travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves a pass over the
-    gradients. `static` promises batches of one shape, and keeps the step's own operations at shapes that are known.
+    travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
+    a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
+    known.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static)
     return _many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
@@ -71,9 +73,10 @@ def training_step(
     variables = model.trainable_variables
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         share = _share(batch, examples)
-        with tf.GradientTape() as tape:
+        there = None if always_fed else share > 0
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
+        with normalization.counting_if(there), tf.GradientTape() as tape:
             y_pred = call(x, training=True)
             values = losses.weighted(model, x, y, y_pred, weights, share, training=True)
             scaled = model.optimizer.scale_loss(values[0])
@@ -82,11 +85,11 @@ def training_step(
             # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
             gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         # Nothing from a replica without examples may reach the sum: what it divides by is 0.
-        if not always_fed:
-            gradients = [_where(share > 0, gradient) for gradient in gradients]
+        if there is not None:
+            gradients = [_where(there, gradient) for gradient in gradients]
         summed, values = _sum(collective, gradients, values, gradient_bits)
         model.optimizer.apply(summed, variables)
-        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        _update_metrics(model, there, x, y, y_pred, weights)
         return values
 
     return replica_step
@@ -212,21 +215,25 @@ def _added_in_place() -> Iterator[None]:
 
 
 def validation_steps(
-    model: keras.Model, strategy: tf.distribute.Strategy, collective: Collective[Addend], padded: bool = False
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    always_fed: bool = False,
+    padded: bool = False,
 ) -> Steps:
     """A compiled function that evaluates `model` for a number of steps and updates its metrics.
 
-    With `padded`, each replica has one example, and those of the last replicas may only pad the global batch.
+    `always_fed` promises that no replica is ever without examples. With `padded`, each replica has one example, and
+    those of the last replicas may only pad the global batch.
     """
     call = caller(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        y_pred = call(x, training=False)
         share = _share_of_one(examples) if padded else _share(batch, examples)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
+        y_pred = call(x, training=False)
         values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
-        with _undone_unless(share > 0, model.metrics_variables if padded else []):
-            model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        _update_metrics(model, None if always_fed and not padded else share > 0, x, y, y_pred, weights)
         return collective.sum([values])[0]
 
     return _many(strategy, replica_step)
@@ -369,13 +376,30 @@ def _share_of_one(examples: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
 
 
-@contextlib.contextmanager
-def _undone_unless(condition: tf.Tensor, variables: list[keras.Variable]) -> Iterator[None]:
-    """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
-    kept = [tf.convert_to_tensor(variable.value) for variable in variables]
-    yield
-    for variable, before in zip(variables, kept, strict=True):
-        variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
+def _never_empty(batch: Batch) -> Batch:
+    """A replica's batch, or one example of zeros where it has none; that is to count for nothing.
+
+    Layers need not be right without examples: convolutions on CPUs give such a batch another shape than a full one.
+    """
+
+    def fed(leaf: tf.Tensor) -> tf.Tensor:
+        missing = tf.maximum(1 - tf.shape(leaf)[0], 0)
+        return tf.concat([leaf, tf.zeros([missing, *tf.unstack(tf.shape(leaf)[1:])], leaf.dtype)], 0)
+
+    return tf.nest.map_structure(fed, batch)
+
+
+def _update_metrics(
+    model: keras.Model, there: tf.Tensor | None, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None
+) -> None:
+    """Updates the model's metrics by a batch, where its examples are `there`, without a branch."""
+    if there is None:
+        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+        return
+    before = [tf.convert_to_tensor(variable.value) for variable in model.metrics_variables]
+    after = metrics_state(model, before, x, y, y_pred, weights)
+    for variable, kept, updated in zip(model.metrics_variables, before, after, strict=True):
+        variable.assign(tf.where(there, updated, kept))
 
 
 def caller(model: keras.Model) -> Forward:
