@@ -210,6 +210,7 @@ class TrainConfig:
     precision: Precision | None = None
     steps_per_call: int | None = None
     gradient_bits: int = 32
+    gather: bool = False
     save: bool = True
     on_divergence: Divergence = Divergence.stop
     divergence_factor: float = 1e4

@@ -145,6 +145,11 @@ def _check_training(config: Config) -> None:
         raise PlanError(
             f"Expected train.gradient_bits to be 16 or 32, received {train.gradient_bits}. Try train.gradient_bits=32."
         )
+    if train.gather and config.strategy.asynchronous:
+        raise PlanError(
+            "Expected train.gather=false under asynchronous workers, each of whose batches is a whole one, received "
+            "train.gather=true. Try train.gather=false, or strategy=multi_worker."
+        )
     if train.epochs and train.steps:
         raise PlanError(
             f"Expected train.epochs or train.steps, received both ({train.epochs} and {train.steps}). "

@@ -149,6 +149,8 @@ class TrainingPart:
     save: bool = part_of(IDENTITY)
     on_divergence: str = part_of(IDENTITY)
     divergence_factor: float = part_of(IDENTITY)
+    # Are losses computed on the whole global batch, on every replica?
+    gather: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, default=False)
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
     rate_scale: float = part_of(default=1.0)
 

@@ -130,6 +130,7 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         save=train.save,
         on_divergence=train.on_divergence.value,
         divergence_factor=train.divergence_factor,
+        gather=train.gather,
     )
 
 

@@ -109,6 +109,7 @@ def _training(plan: Plan) -> str:
         named("learning rate", plan.training.learning_rate),
         plan.training.precision,
         f"gradients of {plan.training.gradient_bits} bits",
+        "losses of the global batch" if plan.training.gather else "",
         f"seed {plan.training.seed}",
         "deterministic" if plan.training.deterministic else "",
     )

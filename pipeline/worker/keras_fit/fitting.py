@@ -15,6 +15,7 @@ With several processes each calls `fit` with the same arguments; callbacks run i
 
 import functools
 import random
+import warnings
 from collections.abc import Callable, Sequence
 
 import keras
@@ -60,15 +61,22 @@ def fit(
     validation_freq: int | Sequence[int] = 1,
     *,
     strategy: tf.distribute.Strategy | None = None,
+    gather: bool = False,
 ) -> keras.callbacks.History:
     """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy.
 
     Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
+    With `gather` every replica computes losses on the whole global batch, as losses over pairs of examples need.
     Raises `FitError` for what cannot be honoured.
     """
     _check_model(model)
     strategy = _strategy(model, strategy)
     loop_class = _loop_class(strategy)
+    if gather and loop_class is AsyncKerasLoop:
+        raise FitError(
+            "Expected gather=False under asynchronous workers, each of whose batches is a whole one, received "
+            "gather=True. Try gather=False."
+        )
     where = passes.place(strategy)
     _check_compiled(model, where)
     hooks = _callbacks(callbacks, where)
@@ -92,10 +100,11 @@ def fit(
             "steps per call": per_call, **_counts(train, held_out),
         })  # fmt: skip
         refused.check_alike(strategy, where, train, held_out)
-        with refused.in_words(), build.lent(model, strategy, train.spec) as outputs:
+        note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
+        with refused.in_words(), build.lent(model, strategy, train.spec, note, gather) as outputs:
             refused.check_labels(model, train, held_out)
             _check_made_under(strategy, model.metrics_variables)
-            loop = _loop(loop_class, model, strategy, train, outputs, where)
+            loop = _loop(loop_class, model, strategy, train, outputs, where, gather)
             runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
             with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
                 training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
@@ -148,12 +157,15 @@ def _loop(
     train: Passes,
     outputs: list[str],
     where: Place,
+    gather: bool,
 ) -> KerasLoop:
     """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
     loop = vars(model).get(KEPT_AS)
-    if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train):
+    if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
         # Past Keras's own setter, which looks for weights in everything.
-        loop = vars(model)[KEPT_AS] = loop_class(model, strategy, train, outputs, where.chief, where.processes == 1)
+        loop = vars(model)[KEPT_AS] = loop_class(
+            model, strategy, train, outputs, where.chief, where.processes == 1, gather
+        )
     return loop
 
 

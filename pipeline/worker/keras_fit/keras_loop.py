@@ -33,10 +33,11 @@ class KerasLoop(Loop):
         outputs: Sequence[str],
         chief: bool,
         alone: bool,
+        gather: bool = False,
     ) -> None:
-        super().__init__(model, strategy, train, None, outputs, chief=chief, alone=alone)  # type: ignore[arg-type]
+        super().__init__(model, strategy, train, None, outputs, 32, chief, alone, gather=gather)  # type: ignore[arg-type]
         self._validate = self._validation_function(None)
-        self._made_for = _parts(model, strategy, train)
+        self._made_for = _parts(model, strategy, train, gather)
         self._passes: Passes = train
         self._validated: Passes | None = None
         self._steps: int | None = None
@@ -45,9 +46,9 @@ class KerasLoop(Loop):
         self._seen, self._fed = 0, False
         self.hooks: KerasHooks | None = None
 
-    def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> bool:
+    def serves(self, model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> bool:
         """Are the compiled functions those of this model as it is compiled now? Tracing them takes longest."""
-        now = _parts(model, strategy, train)
+        now = _parts(model, strategy, train, gather)
         return len(now) == len(self._made_for) and all(map(operator.is_, now, self._made_for))
 
     @contextlib.contextmanager
@@ -193,10 +194,10 @@ def _single(passing: Batches) -> Batches:
     return iter(tf.data.experimental.from_variant(variant, passing.element_spec))  # type: ignore[attr-defined,no-any-return]
 
 
-def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes) -> list[object]:
+def _parts(model: keras.Model, strategy: tf.distribute.Strategy, train: Passes, gather: bool) -> list[object]:
     """What the compiled functions were traced from."""
     compiled = [model.optimizer, model._compile_loss, model._compile_metrics]
-    return [strategy, *compiled, train.always_fed, *model.trainable_variables]
+    return [strategy, *compiled, train.always_fed, gather, *model.trainable_variables]
 
 
 class KerasHooks(Callbacks):

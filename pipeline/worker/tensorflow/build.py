@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, normalization, step
+from pipeline.worker.tensorflow import labels, normalization, scaling, step
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow.collective import Addend, over
 
@@ -35,6 +35,7 @@ def model(
     rate_scale: float = 1.0,
     collective: Collective[Addend] | None = None,
     note: Callable[[str], object] = str,
+    gather: bool = False,
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
@@ -56,7 +57,7 @@ def model(
             _scale(made.optimizer, rate_scale)
         _check_optimizer(made.optimizer, strategy)
         labels.check(made, batch)
-        return made, ready(made, strategy, batch, collective or over(strategy))
+        return made, ready(made, strategy, batch, collective or over(strategy), note, gather)
 
 
 def check_step(made: keras.Model) -> None:
@@ -90,19 +91,37 @@ def _check_compiled(made: keras.Model) -> None:
 
 
 def ready(
-    made: keras.Model, strategy: tf.distribute.Strategy, batch: Nested[tf.Tensor], collective: Collective[Addend]
+    made: keras.Model,
+    strategy: tf.distribute.Strategy,
+    batch: Nested[tf.Tensor],
+    collective: Collective[Addend],
+    note: Callable[[str], object] = str,
+    gather: bool = False,
 ) -> list[str]:
-    """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output."""
+    """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output.
+
+    What cannot be made so goes to `note`; with `gather` losses are computed on the whole global batch.
+    """
     made._symbolic_build(data_batch=batch)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
         normalization.synchronize(made, collective)
-    return losses.make_exact(made, collective)
+    outputs = losses.make_exact(made, collective)
+    if strategy.num_replicas_in_sync > 1:
+        for text in scaling.find(made, batch, gather):
+            note(text)
+    return outputs
 
 
 @contextlib.contextmanager
-def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> Iterator[list[str]]:
+def lent(
+    made: keras.Model,
+    strategy: tf.distribute.Strategy,
+    batch: Batch,
+    note: Callable[[str], object] = str,
+    gather: bool = False,
+) -> Iterator[list[str]]:
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     kept: list[tuple[object, str, object]] = []
     try:
@@ -113,7 +132,7 @@ def lent(made: keras.Model, strategy: tf.distribute.Strategy, batch: Batch) -> I
             kept += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(made)]
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
-            outputs = ready(made, strategy, batch, over(strategy))
+            outputs = ready(made, strategy, batch, over(strategy), note, gather)
         step.all_reduce_once(made.optimizer)
         yield outputs
     finally:

@@ -221,7 +221,10 @@ class Work:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
-        return Loop(model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective)
+        return Loop(
+            model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective,
+            plan.training.gather,
+        )  # fmt: skip
 
     def _model(
         self, under: tf.distribute.Strategy, sample: Batch, shape: Shape, classes: int | None
@@ -239,6 +242,7 @@ class Work:
             plan.training.rate_scale,
             self._collective if under is self._strategy else None,
             self._notes.add,
+            plan.training.gather,
         )
 
     def _size(self) -> None:

@@ -81,7 +81,7 @@ def outputs(model: keras.Model, batch: Batch) -> list[Output]:
         return []
     if not any(map(_kind, tf.nest.flatten(compiled._user_loss))):
         return []
-    return list(_outputs(compiled._user_loss, y, _predicted(model, x), _names(model)))
+    return list(_outputs(compiled._user_loss, y, predicted(model, x), _names(model)))
 
 
 def classes(found: Sequence[Output], y: Batch) -> int | None:
@@ -231,7 +231,7 @@ def _kind(loss: Loss) -> str | None:
     return None
 
 
-def _predicted(model: keras.Model, x: Batch) -> Nested[keras.KerasTensor]:
+def predicted(model: keras.Model, x: Batch) -> Nested[keras.KerasTensor]:
     """The outputs in shape and type."""
     if isinstance(model, keras.Sequential) and model.built:
         return model.outputs[0]

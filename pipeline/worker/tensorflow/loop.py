@@ -134,20 +134,31 @@ class Loop:
         rest: Data | None = None,
         position: Position = BEGINNING,
         collective: Collective[Addend] | None = None,
+        gather: bool = False,
     ) -> None:
         """`outputs` names the losses per output; `alone` says that this is the only process, `chief` the first.
 
         `rest` is what is validated after `validation`, in batches of another size. Training begins at `position`.
-        Replicas add up by the `collective`, or TensorFlow's own.
+        Replicas add up by the `collective`, or TensorFlow's own. With `gather` losses are computed on the whole
+        global batch.
         """
         self.model, self.strategy, self.collective = model, strategy, collective or over(strategy)
         self.train_data, self.validation_data = train, validation
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
         self._position, self._gradient_bits = position, gradient_bits
+        # A single replica has the global batch.
+        self._gather = gather and self.collective.replicas > 1
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
         self._compile = partial(
-            steps.training_steps, model, strategy, self.collective, gradient_bits, fed, layout.last != "short"
+            steps.training_steps,
+            model,
+            strategy,
+            self.collective,
+            gradient_bits,
+            fed,
+            layout.last != "short",
+            self._gather,
         )
         self._train = self._compile()
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
@@ -256,7 +267,7 @@ class Loop:
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
         alone = self.strategy.num_replicas_in_sync == 1
         fed, padded = (alone, False) if layout is None else (layout.always_fed, layout.last == "padded")
-        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded)
+        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self._gather)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))

@@ -3,12 +3,13 @@
 Keras takes the mean over a replica's own examples and then over replicas, which weighs an example of a short batch
 more than another. Here a replica's loss is weighted by its share of the global batch's examples, which is exact for
 every mean over examples and for penalties on weights alike, the shares adding up to one. Losses that are no such mean
-(sums, means by sample weight, masked means) are brought to that rule one by one.
+(sums, means by sample weight, masked means) are brought to that rule one by one; `scaling.py` finds out which they are.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import keras
 import tensorflow as tf
@@ -16,17 +17,32 @@ import tensorflow as tf
 from pipeline.private import get_keras_mask, keras_loss
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow import separable
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.separable import Rule
+from pipeline.worker.tensorflow.whole import Whole
 
 
 @contextlib.contextmanager
 def without_keras_scaling() -> Iterator[None]:
     """Inside, Keras does not divide a loss by the number of replicas: its share of the examples is used instead."""
-    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    kept = {name: getattr(keras_loss, name) for name in names}
+
+    def reduced(values: tf.Tensor, sample_weight: tf.Tensor | None = None, **how: object) -> tf.Tensor:
+        _tracing.reduced = _Reduced(len(values.shape), how.get("mask"))
+        if len(values.shape) or sample_weight is None or _tracing.weighed is None:
+            return reduce(values, sample_weight, **how)
+        return values * _tracing.weighed(reduce(tf.ones((), values.dtype), sample_weight, **how))
+
+    reduce = keras_loss.reduce_weighted_values
+    instead = {
+        "scale_loss_for_distribution": lambda value: value,
+        "unscale_loss_for_distribution": lambda value: value,
+        "reduce_weighted_values": reduced,
+    }
+    kept = {name: getattr(keras_loss, name) for name in instead}
     try:
-        for name in names:
-            setattr(keras_loss, name, lambda value: value)
+        for name, function in instead.items():
+            setattr(keras_loss, name, function)
         yield
     finally:
         for name, function in kept.items():
@@ -39,12 +55,12 @@ def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
     There are none for a model with a single loss, as in Keras.
     """
     for layer in model._flatten_layers():
-        layer._losses = _LossesOfThread()
+        layer._losses = LossesOfThread(Rules())
     compiled = model._compile_loss
     if compiled is None or not compiled._flat_losses:
         return []
     compiled._flat_losses = [
-        entry if isinstance(entry.loss, _ExactLoss) else entry._replace(loss=_ExactLoss(entry.loss, collective))
+        entry if isinstance(entry.loss, ExactLoss) else entry._replace(loss=ExactLoss(entry.loss, collective))
         for entry in compiled._flat_losses
     ]
     many = len(compiled._flat_losses) > 1
@@ -52,79 +68,187 @@ def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
 
 
 def weighted(
-    model: keras.Model, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None, share: tf.Tensor, training: bool
+    model: keras.Model,
+    x: Batch,
+    y: Batch,
+    y_pred: Batch,
+    weights: Batch | None,
+    share: tf.Tensor,
+    training: bool,
+    whole: Whole | None = None,
 ) -> tf.Tensor:
     """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
 
     Returns a float32 vector, [the total, then the loss of each output where there are several]. Summed over
-    replicas it is the loss of the global batch.
+    replicas it is the loss of the global batch. With `whole` every replica computes it on the whole global batch.
     """
-    _tracing.share, _tracing.values = share, []
-    try:
+    is_sum = whole is None and rules_of(model).whole is Rule.SUM
+    if whole is not None:
+        x = whole.of(x) if separable.is_own(model, "compute_loss") else x
+        y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
+    with traced(share, training, as_is=is_sum, on_whole=whole is not None) as values:
         total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
-        values = _tracing.values if len(_tracing.values) > 1 else []
-    finally:
-        _tracing.values = None
     parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
+    if is_sum or (whole is None and len(total.shape)):
+        parts[0] = tf.reduce_sum(tf.cast(total, tf.float32))
     # The mean over an empty share is not a number, and none of the examples is in it.
     return tf.where(share > 0, tf.stack(parts), 0.0)
+
+
+def rules_of(layer: keras.layers.Layer) -> "Rules":
+    """What is known of the losses of a layer that is made exact."""
+    return layer._losses.rules  # type: ignore[no-any-return]
+
+
+@dataclass
+class Rules:
+    """How what a layer adds by `add_loss` scales, in training (True) and in validation (False), in the order in which
+    it is added; and how the loss does of a model that computes it by itself.
+    """
+
+    added: dict[bool, tuple[Rule, ...]] = field(default_factory=dict)
+    whole: Rule | None = None
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """What Keras has reduced to a loss: how many dimensions it had, and its mask."""
+
+    rank: int
+    mask: tf.Tensor | None
 
 
 class _Tracing(threading.local):
     """What the losses of the step being traced need to know; each replica is traced in a thread of its own."""
 
-    # Set before a loss is traced; `values` is None where no step is.
+    # Set before a loss is traced; `values`, those of each output, is None where no step is.
     share: tf.Tensor
     values: list[tf.Tensor] | None = None
+    training = True
+    # Are losses left as they are, because they are summed or because they are the global batch's?
+    as_is = on_whole = False
+    # Is it tried, without other replicas?
+    alone = False
+    # Of the loss that is computed: what Keras has reduced, and what a single number is multiplied by for the weights of
+    # the global batch's examples, from that for this replica's.
+    reduced: _Reduced | None = None
+    weighed: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
 _tracing = _Tracing()
 
 
-class _LossesOfThread(threading.local):
-    """What a layer's `add_loss` collects, for each replica apart.
+@contextlib.contextmanager
+def traced(
+    share: tf.Tensor, training: bool, as_is: bool = False, on_whole: bool = False, alone: bool = False
+) -> Iterator[list[tf.Tensor]]:
+    """Inside, losses are brought to the rule for a replica with that share; gives those of each of several outputs."""
+    values: list[tf.Tensor] = []
+    _tracing.share, _tracing.values, _tracing.training = share, values, training
+    _tracing.as_is, _tracing.on_whole, _tracing.alone = as_is, on_whole, alone
+    try:
+        yield values
+    finally:
+        _tracing.values = None
+        if len(values) < 2:
+            values.clear()
+
+
+class LossesOfThread(threading.local):
+    """What a layer's `add_loss` collects, for each replica apart; a sum over examples is brought to the rule.
 
     Replicas are traced in turns, changing at every sum over replicas. Keras keeps one list a layer, in which one
     replica would find what another added, or nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         self._losses: list[tf.Tensor] = []
 
     def extend(self, losses: list[tf.Tensor]) -> None:
+        """Adds losses."""
         self._losses.extend(losses)
 
     def clear(self) -> None:
+        """Forgets all losses, as at the start of a call."""
         self._losses.clear()
 
     def __getitem__(self, index: slice) -> list[tf.Tensor]:
-        return self._losses[index]
+        if _tracing.values is None or _tracing.as_is:
+            return self._losses[index]
+        return added(self._losses, self.rules, _tracing.share, _tracing.training)[index]
 
 
-class _ExactLoss:
+def added(losses: list[tf.Tensor], rules: Rules, share: tf.Tensor, training: bool) -> list[tf.Tensor]:
+    """What a layer has added to the loss, so that it times the replica's share adds up to the global value."""
+    known = rules.added.get(training, ())
+    return [
+        tf.math.divide_no_nan(loss, tf.cast(share, loss.dtype))
+        if place < len(known) and known[place] is Rule.SUM
+        else loss
+        for place, loss in enumerate(losses)
+    ]
+
+
+class ExactLoss:
     """A Keras loss brought to the rule that its value times the replica's share adds up to the global value."""
 
     def __init__(self, loss: keras.losses.Loss, collective: Collective[Addend]) -> None:
         self.loss, self.name, self._collective = loss, loss.name, collective
+        # How it scales; None: as its reduction says. While it is tried, what was found.
+        self.rule: Rule | None = None
+        self.found: list[Rule | None] | None = None
 
     def __call__(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
-        value = self.loss(y_true, y_pred, sample_weight)
+        """The loss as a step needs it."""
+        if self.found is not None:
+            self.found.append(self._tried(y_true, y_pred, sample_weight))
+            return tf.zeros(())
         if _tracing.values is None:
             # No step of ours: a callback evaluates a copy of the model.
-            return value
-        part = self._part(y_pred, sample_weight)
+            return self.loss(y_true, y_pred, sample_weight)
+        apart = self._collective.replicas > 1 and not (_tracing.as_is or _tracing.on_whole or _tracing.alone)
+        _tracing.reduced, _tracing.weighed = None, self._weighed if apart else None
+        value = self.loss(y_true, y_pred, sample_weight)
+        _tracing.weighed = None
+        part = None if _tracing.on_whole else self._part(y_pred, sample_weight)
+        scaled = value
         if part is not None:
-            value = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
-        _tracing.values.append(value)
-        return value
+            scaled = value * tf.cast(tf.math.divide_no_nan(part, _tracing.share), value.dtype)
+        _tracing.values.append(scaled)
+        # One for each example is summed in the end, and the step's other losses with it, once for each.
+        return value if _tracing.as_is or len(value.shape) else scaled
+
+    def _tried(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> Rule | None:
+        def on(part: slice, weights: tf.Tensor | None = sample_weight) -> tf.Tensor:
+            return self.loss(*(separable.rows(values, part) for values in (y_true, y_pred, weights)))
+
+        _tracing.reduced = None
+        found = separable.rule_of(on, sample_weight)
+        if sample_weight is not None and _tracing.reduced is not None and _tracing.reduced.rank == 0:
+            # One number for the batch is multiplied by what the weights come to, which is summed apart.
+            return separable.rule_of(lambda part: on(part, None), None)
+        return found
+
+    def _weighed(self, here: tf.Tensor) -> tf.Tensor:
+        """What the weights of all replicas' examples come to, from what those `here` do: a sum or a mean."""
+        is_sum = self.loss.reduction in ("sum", "none", None)
+        part = tf.reduce_sum(here) * (1.0 if is_sum else tf.cast(_tracing.share, here.dtype))
+        (total,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), here.dtype))])
+        return total
 
     def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
         """What this replica's value counts for in the global one; None where that is its share of the examples."""
         reduction = getattr(self.loss, "reduction", "sum_over_batch_size")
-        if reduction in ("sum", "none", None):
+        rule = self.rule or (Rule.SUM if reduction in ("sum", "none", None) else Rule.MEAN)
+        if rule is Rule.SUM:
             return tf.constant(1.0)
-        mask = get_keras_mask(y_pred)
-        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        reduced = _tracing.reduced
+        # One number for the batch is a mean over its examples, whatever is masked among them.
+        one = reduced is not None and reduced.rank == 0
+        mask = None if one or _tracing.alone else reduced.mask if reduced else get_keras_mask(y_pred)
+        by_weight = rule is Rule.WEIGHTED or (reduction == "mean_with_sample_weight" and not one)
+        if by_weight and sample_weight is not None:
             here = tf.cast(sample_weight, tf.float32)
             here = tf.reduce_sum(here if mask is None else here * tf.cast(mask, tf.float32))
         elif mask is not None:

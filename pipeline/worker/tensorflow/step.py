@@ -22,6 +22,7 @@ from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow import normalization
 from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.whole import Whole
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -52,20 +53,26 @@ def training_steps(
     gradient_bits: int,
     always_fed: bool = False,
     static: bool = False,
+    gather: bool = False,
 ) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
     a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
-    known.
+    known. With `gather` losses are computed on the whole global batch.
     """
-    made = training_step(model, collective, gradient_bits, always_fed, static)
+    made = training_step(model, collective, gradient_bits, always_fed, static, gather)
     return _many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
 
 
 def training_step(
-    model: keras.Model, collective: Collective[Addend], gradient_bits: int, always_fed: bool, static: bool
+    model: keras.Model,
+    collective: Collective[Addend],
+    gradient_bits: int,
+    always_fed: bool,
+    static: bool,
+    gather: bool = False,
 ) -> ReplicaStep:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
@@ -76,9 +83,10 @@ def training_step(
         share = _share(batch, examples)
         there = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
+        whole = Whole(collective, _size(batch), share, static) if gather else None
         with normalization.counting_if(there), tf.GradientTape() as tape:
             y_pred = call(x, training=True)
-            values = losses.weighted(model, x, y, y_pred, weights, share, training=True)
+            values = losses.weighted(model, x, y, y_pred, weights, share, training=True, whole=whole)
             scaled = model.optimizer.scale_loss(values[0])
         gradients = tape.gradient(scaled, variables)
         if static:
@@ -220,11 +228,12 @@ def validation_steps(
     collective: Collective[Addend],
     always_fed: bool = False,
     padded: bool = False,
+    gather: bool = False,
 ) -> Steps:
     """A compiled function that evaluates `model` for a number of steps and updates its metrics.
 
     `always_fed` promises that no replica is ever without examples. With `padded`, each replica has one example, and
-    those of the last replicas may only pad the global batch.
+    those of the last replicas may only pad the global batch. With `gather` losses are computed on the whole of it.
     """
     call = caller(model)
 
@@ -232,7 +241,8 @@ def validation_steps(
         share = _share_of_one(examples) if padded else _share(batch, examples)
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
         y_pred = call(x, training=False)
-        values = losses.weighted(model, x, y, y_pred, weights, share, training=False)
+        whole = Whole(collective, tf.where(share > 0, _size(batch), 0), share) if gather else None
+        values = losses.weighted(model, x, y, y_pred, weights, share, training=False, whole=whole)
         _update_metrics(model, None if always_fed and not padded else share > 0, x, y, y_pred, weights)
         return collective.sum([values])[0]
 
@@ -365,9 +375,13 @@ def _where(condition: tf.Tensor, gradient: Addend | None) -> Addend | None:
     return tf.where(condition, gradient, tf.zeros((), gradient.dtype))
 
 
+def _size(batch: Batch) -> tf.Tensor:
+    """Examples of this replica, int32."""
+    return tf.shape(tf.nest.flatten(batch)[0])[0]
+
+
 def _share(batch: Batch, examples: tf.Tensor) -> tf.Tensor:
-    here = tf.shape(tf.nest.flatten(batch)[0])[0]
-    return tf.cast(here, tf.float32) / examples
+    return tf.cast(_size(batch), tf.float32) / examples
 
 
 def _share_of_one(examples: tf.Tensor) -> tf.Tensor:

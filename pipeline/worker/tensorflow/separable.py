@@ -1,0 +1,172 @@
+"""Finds out how a loss scales with the batch, and whether a metric's state is a sum: by trying it, before training.
+
+What it is tried on is made of the shapes and types of a batch, and the same in all processes. A batch and two unequal
+parts of it tell a mean over examples from a sum over them, and either from what depends on the batch as a whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import FunctionType
+from typing import TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.worker.input.part import Batch
+
+# Examples of the batch that is tried, and of its first part: even numbers, since some losses take examples in pairs.
+EXAMPLES, FIRST = 6, 2
+WHOLE, PARTS = slice(0, EXAMPLES), (slice(0, FIRST), slice(FIRST, EXAMPLES))
+# In place of a size that is open.
+OPEN_SIZE = 8
+SEEDS = (1, 2)
+# How far apart two values may be that are the same in exact arithmetic, as a part of the larger.
+TOLERANCE, NARROW_TOLERANCE = 1e-4, 3e-2
+# What is not exact, because the model draws random numbers, is what it is so many times nearer to.
+NEARER = 3.0
+
+
+class Rule(Enum):
+    """How the value of a batch is made of those of its parts."""
+
+    MEAN = "mean over examples"
+    SUM = "sum over examples"
+    WEIGHTED = "mean by sample weight"
+    NEITHER = "of the batch as a whole"
+
+
+@dataclass(frozen=True)
+class Values:
+    """A loss of a batch, of its parts, and of the first part twice over. `weights` are the parts' sums of weights."""
+
+    whole: float
+    parts: tuple[float, float]
+    doubled: float | None = None
+    weights: tuple[float, float] | None = None
+    tolerance: float = TOLERANCE
+
+    @property
+    def tell(self) -> bool:
+        """Do they tell anything? What is zero everywhere, or is no number, does not."""
+        values = np.array([self.whole, *self.parts])
+        return bool(np.isfinite(values).all() and np.any(values != 0))
+
+    def rule(self) -> Rule:
+        """The rule that they follow.
+
+        >>> Values(whole=5.0, parts=(3.0, 6.0)).rule(), Values(whole=9.0, parts=(3.0, 6.0)).rule()
+        (<Rule.MEAN: 'mean over examples'>, <Rule.SUM: 'sum over examples'>)
+        >>> Values(whole=6.0, parts=(3.0, 6.0)).rule()
+        <Rule.NEITHER: 'of the batch as a whole'>
+        """
+        first, second = self.parts
+        shares = (FIRST / EXAMPLES, 1 - FIRST / EXAMPLES)
+        if self._is(shares[0] * first + shares[1] * second):
+            return Rule.MEAN
+        if self._is(first + second):
+            return Rule.SUM
+        if self.weights is not None and self._is(float(np.dot(self.weights, self.parts)) / sum(self.weights)):
+            return Rule.WEIGHTED
+        return Rule.NEITHER
+
+    def nearest(self) -> Rule:
+        """The mean or the sum, whichever the same examples twice over are clearly nearer to; else neither."""
+        if self.doubled is None:
+            return Rule.NEITHER
+        to_mean, to_sum = abs(self.doubled - self.parts[0]), abs(self.doubled - 2 * self.parts[0])
+        if NEARER * to_mean <= to_sum:
+            return Rule.MEAN
+        return Rule.SUM if NEARER * to_sum <= to_mean else Rule.NEITHER
+
+    def _is(self, value: float) -> bool:
+        return abs(self.whole - value) <= self.tolerance * max(abs(self.whole), *map(abs, self.parts))
+
+
+# What has a value on some of the examples, and the sum of their weights where they have any.
+Tried: TypeAlias = Callable[[slice], tf.Tensor]
+
+
+def rule_of(tried: Tried, weights: tf.Tensor | None) -> Rule | None:
+    """The rule that a function of some examples follows; None where what it gives does not tell."""
+    try:
+        whole, *parts = (tried(rows) for rows in (WHOLE, *PARTS))
+    except Exception:  # whatever a loss of a person's own raises on made-up labels
+        return None
+    values = Values(
+        total(whole),
+        (total(parts[0]), total(parts[1])),
+        weights=None if weights is None else (total(weights[PARTS[0]]), total(weights[PARTS[1]])),
+        tolerance=tolerance(whole.dtype),
+    )
+    return values.rule() if values.tell else None
+
+
+def agreed(rules: Sequence[Rule | None]) -> Rule | None:
+    """The rule that all tries follow that tell one."""
+    found = {rule for rule in rules if rule is not None}
+    return found.pop() if len(found) == 1 else Rule.NEITHER if found else None
+
+
+def total(value: tf.Tensor) -> float:
+    """The sum of a value that may be one for each example."""
+    return float(tf.reduce_sum(tf.cast(value, tf.float64)))
+
+
+def tolerance(dtype: tf.DType) -> float:
+    """How far apart equal values of a type may be."""
+    return NARROW_TOLERANCE if dtype in (tf.float16, tf.bfloat16) else TOLERANCE
+
+
+def made_up(batch: Batch, seed: int) -> Batch:
+    """Examples of a batch's shapes and types: floats of 0.1 to 0.9, whole numbers of 0 and 1, one text."""
+    random = np.random.default_rng(seed)
+
+    def leaf(like: tf.Tensor) -> tf.Tensor:
+        shape = [EXAMPLES, *(OPEN_SIZE if size is None else int(size) for size in like.shape[1:])]
+        dtype = tf.as_dtype(like.dtype)
+        if dtype == tf.string:
+            return tf.fill(shape, "a")
+        if dtype.is_floating:
+            return tf.cast(random.uniform(0.1, 0.9, shape), dtype)
+        return tf.cast(random.integers(0, 2, shape), dtype)
+
+    return keras.tree.map_structure(lambda like: None if like is None else leaf(like), batch)
+
+
+def rows(values: Nested[tf.Tensor], part: slice) -> Nested[tf.Tensor]:
+    """Some of the examples."""
+    return keras.tree.map_structure(lambda value: None if value is None else value[part], values)
+
+
+def twice(values: Nested[tf.Tensor], part: slice) -> Nested[tf.Tensor]:
+    """Some of the examples, two times over."""
+    return keras.tree.map_structure(lambda value: None if value is None else tf.concat([value[part]] * 2, 0), values)
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Has the model's class such a method of its own?"""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def mentions(kind: type, name: str) -> bool:
+    """Does a class that is not Keras's, or a function that it calls, call something of such a name?"""
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("keras", "builtins")]
+    functions = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
+    return any(name in _names(function, depth=2) for function in functions if isinstance(function, FunctionType))
+
+
+def _names(function: FunctionType, depth: int) -> Iterator[str]:
+    """The names in a function's code, in functions inside it, and in those of its module that it calls."""
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        yield from code.co_names
+        codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
+        if depth > 0:
+            called = (function.__globals__.get(name) for name in code.co_names)
+            for other in called:
+                if isinstance(other, FunctionType):
+                    yield from _names(other, depth - 1)

@@ -1,0 +1,101 @@
+"""The whole global batch on every replica, put together of what each of them has, for what depends on all of it."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.private import get_keras_mask, set_keras_mask
+from pipeline.worker.collective import Collective
+from pipeline.worker.tensorflow.collective import Addend
+
+
+class Whole:
+    """The global batch of a step, as one of its replicas finds it out. What is not asked for costs nothing."""
+
+    def __init__(self, collective: Collective[Addend], here: tf.Tensor, share: tf.Tensor, static: bool = False) -> None:
+        """This replica has `here` examples, int32, a `share` of the global batch's; `static` if all have as many."""
+        self.share, self._collective, self._here, self._static = share, collective, here, static
+        self._sizes: tf.Tensor | None = None
+        # By the identity of what it was made of, which is kept so that it stays one.
+        self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+    @property
+    def first(self) -> tf.Tensor:
+        """Is this the first replica?"""
+        return tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+
+    def of(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
+        """Values of this replica's examples [here, ...] as those of all replicas' [global batch, ...], masks too.
+
+        Their gradient is the part of the sum of the replicas' gradients that is of this replica's examples.
+        """
+        return keras.tree.map_structure(lambda value: None if value is None else self._of(value), values)
+
+    def summed(self, value: tf.Tensor) -> tf.Tensor:
+        """A mean over this replica's examples as that over all replicas'."""
+        part = tf.where(self.share > 0, value * tf.cast(self.share, value.dtype), tf.zeros((), value.dtype))
+        return self._collective.sum([part])[0]
+
+    def _of(self, value: tf.Tensor) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        if id(value) not in self._known:
+            mask = get_keras_mask(value)
+            made = self._gathered(value)
+            if mask is not None:
+                set_keras_mask(made, self._gathered(mask))
+            self._known[id(value)] = (value, made)
+        return self._known[id(value)][1]
+
+    def _gathered(self, value: tf.Tensor) -> tf.Tensor:
+        if not value.dtype.is_floating:
+            # Exact up to 2^53, and a type that everything adds.
+            return tf.cast(self._placed(tf.cast(value, tf.float64)), value.dtype)
+        return self._placed(value)
+
+    def _placed(self, value: tf.Tensor) -> tf.Tensor:
+        """Each replica adds its examples to zeros in the place of the others'."""
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        replicas = self._collective.replicas
+        if self._static:
+            mark = tf.one_hot(number, replicas, dtype=value.dtype)
+            apart = tf.tensordot(mark, value, axes=0)
+            (all_of_it,) = self._collective.sum([apart])
+            return tf.reshape(all_of_it, [replicas * value.shape[0], *value.shape[1:]])
+        if self._sizes is None:
+            marked = tf.one_hot(number, replicas, dtype=tf.float32) * tf.cast(self._here, tf.float32)
+            self._sizes = tf.cast(self._collective.sum([marked])[0], tf.int32)
+        before = tf.reduce_sum(tf.where(tf.range(replicas) < number, self._sizes, 0))
+        after = tf.reduce_sum(self._sizes) - before - self._here
+        edges = tf.concat([[[before, after]], tf.zeros([len(value.shape) - 1, 2], tf.int32)], 0)
+        # What only pads a static batch comes after its examples.
+        (all_of_it,) = self._collective.sum([tf.pad(value[: self._here], edges)])
+        all_of_it.set_shape([None, *value.shape[1:]])
+        return all_of_it
+
+
+class _Thread(threading.local):
+    """Each replica is traced in a thread of its own."""
+
+    whole: Whole | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def of_step(whole: Whole) -> Iterator[Whole]:
+    """Inside, this replica makes a step on its part of such a global batch."""
+    kept, _thread.whole = _thread.whole, whole
+    try:
+        yield whole
+    finally:
+        _thread.whole = kept
+
+
+def current() -> Whole | None:
+    """The global batch of the step that is traced now; None where none is."""
+    return _thread.whole
