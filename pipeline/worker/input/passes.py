@@ -84,8 +84,9 @@ class Passes(abc.ABC):
     endless: bool = False
     examples: int | None = None
     always_fed: bool
-    # Batches may differ in size; see `Layout`.
+    # Batches may differ in size, and be of any; see `Layout`.
     last = "short"
+    global_batch: int | None = None
     # A batch in shape and type, for building a model.
     spec: Nested[keras.KerasTensor]
     # Where they are arrays: of all examples.

@@ -108,7 +108,7 @@ def fit(
             runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
             with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
                 training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
-                return _train(training, loop, per_call)
+                return _train(training, loop, 1 if loop.step_by_step else per_call)
 
 
 def _split(

@@ -20,6 +20,7 @@ from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
+from pipeline.worker.tensorflow.metrics import on_whole
 
 
 class KerasLoop(Loop):
@@ -79,6 +80,11 @@ class KerasLoop(Loop):
     def ready(self, train: Passes) -> contextlib.AbstractContextManager[None]:
         """What is there while it trains on `train`, and let go of before the passes end."""
         return contextlib.nullcontext()
+
+    @property
+    def step_by_step(self) -> bool:
+        """Do processes exchange whole global batches of any size, for which each call must make a single step?"""
+        return not self.alone and (self._gather or bool(on_whole(self.model)))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -147,7 +153,7 @@ class KerasLoop(Loop):
         until = min(wanted, data.steps or wanted)
         if until < wanted:
             _warn_of_end(wanted, until, "validation_steps")
-        most = 1 if data.one_by_one else steps_per_call
+        most = 1 if data.one_by_one or self.step_by_step else steps_per_call
         hooks.call("on_test_begin")
         self.reset_metrics()
         totals, iterator, done = self.totals(), data.begin(), 0

@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, normalization, scaling, step
+from pipeline.worker.tensorflow import labels, metrics, normalization, scaling, step
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow.collective import Addend, over
 
@@ -111,7 +111,19 @@ def ready(
     if strategy.num_replicas_in_sync > 1:
         for text in scaling.find(made, batch, gather):
             note(text)
+        metrics.count_on_whole(made, batch)
+    elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        _check_metrics(made, batch)
     return outputs
+
+
+def _check_metrics(made: keras.Model, batch: Batch) -> None:
+    for metric in metrics.not_added(made, batch, over_examples=False):
+        raise ModelError(
+            f"Expected metrics that count and add up, since the states of asynchronous workers are added, received "
+            f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches. "
+            f"Try leaving it out, or strategy=mirrored or multi_worker."
+        )
 
 
 @contextlib.contextmanager
@@ -141,6 +153,7 @@ def lent(
             vars(owner)[name] = value
         for layer in normalization.layers(made):
             vars(layer).pop("_moments", None)
+        metrics.given_back(made)
         step.sum_as_keras_does(made.optimizer)
 
 

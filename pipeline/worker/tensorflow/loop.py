@@ -18,6 +18,7 @@ from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batches, Part
 from pipeline.worker.input.reading import Reading
+from pipeline.worker.tensorflow import metrics
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 
@@ -159,6 +160,7 @@ class Loop:
             fed,
             layout.last != "short",
             self._gather,
+            layout.global_batch,
         )
         self._train = self._compile()
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
@@ -252,22 +254,22 @@ class Loop:
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
         for variable, value in zip(self.model.metrics_variables, state, strict=True):
-            copies = getattr(variable.value, "values", (variable.value,))
-            for place, copy in enumerate(copies):
-                copy.assign(value if self.chief and not place else np.zeros_like(value))
+            metrics.put(variable, value, self.chief)
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
-        self.model.reset_metrics()
+        metrics.reset(self.model, self.chief)
 
     def totals(self) -> Totals:
         """What adds up the losses of this model."""
         return Totals(("loss", *self.outputs))
 
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
-        alone = self.strategy.num_replicas_in_sync == 1
-        fed, padded = (alone, False) if layout is None else (layout.always_fed, layout.last == "padded")
-        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self._gather)
+        one = self.strategy.num_replicas_in_sync == 1
+        fed, padded, most = (one, False, None)
+        if layout is not None:
+            fed, padded, most = layout.always_fed, layout.last == "padded", layout.global_batch
+        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self._gather, most)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))

@@ -19,10 +19,10 @@ from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinis
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow import normalization
+from pipeline.worker.tensorflow import metrics, normalization
 from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.whole import Whole
+from pipeline.worker.tensorflow.whole import Whole, of_step
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -54,15 +54,16 @@ def training_steps(
     always_fed: bool = False,
     static: bool = False,
     gather: bool = False,
+    most: int | None = None,
 ) -> Steps:
     """A compiled function that trains `model` for a number of steps and updates its metrics.
 
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
     a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
-    known. With `gather` losses are computed on the whole global batch.
+    known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
-    made = training_step(model, collective, gradient_bits, always_fed, static, gather)
+    made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
     return _many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
 
 
@@ -73,31 +74,35 @@ def training_step(
     always_fed: bool,
     static: bool,
     gather: bool = False,
+    most: int | None = None,
 ) -> ReplicaStep:
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
     call = caller(model)
-    variables = model.trainable_variables
+    variables, apart = model.trainable_variables, _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = _share(batch, examples)
         there = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
-        whole = Whole(collective, _size(batch), share, static) if gather else None
-        with normalization.counting_if(there), tf.GradientTape() as tape:
-            y_pred = call(x, training=True)
-            values = losses.weighted(model, x, y, y_pred, weights, share, training=True, whole=whole)
-            scaled = model.optimizer.scale_loss(values[0])
-        gradients = tape.gradient(scaled, variables)
-        if static:
-            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
-            gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
-        # Nothing from a replica without examples may reach the sum: what it divides by is 0.
-        if there is not None:
-            gradients = [_where(there, gradient) for gradient in gradients]
-        summed, values = _sum(collective, gradients, values, gradient_bits)
-        model.optimizer.apply(summed, variables)
-        _update_metrics(model, there, x, y, y_pred, weights)
+        whole = Whole(collective, _size(batch), share, _rows(batch), static, most)
+        with of_step(whole), _undone_unless(there, apart):
+            with normalization.counting_if(there), tf.GradientTape() as tape:
+                y_pred = call(x, training=True)
+                values = losses.weighted(
+                    model, x, y, y_pred, weights, share, training=True, whole=whole if gather else None
+                )
+                scaled = model.optimizer.scale_loss(values[0])
+            gradients = tape.gradient(scaled, variables)
+            if static:
+                # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in a batch.
+                gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+            # Nothing from a replica without examples may reach the sum: what it divides by is 0.
+            if there is not None:
+                gradients = [_where(there, gradient) for gradient in gradients]
+            summed, values = _sum(collective, gradients, values, gradient_bits)
+            model.optimizer.apply(summed, variables)
+            model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
 
     return replica_step
@@ -229,21 +234,29 @@ def validation_steps(
     always_fed: bool = False,
     padded: bool = False,
     gather: bool = False,
+    most: int | None = None,
 ) -> Steps:
     """A compiled function that evaluates `model` for a number of steps and updates its metrics.
 
     `always_fed` promises that no replica is ever without examples. With `padded`, each replica has one example, and
-    those of the last replicas may only pad the global batch. With `gather` losses are computed on the whole of it.
+    those of the last replicas may only pad the global batch. With `gather` losses are computed on the whole of it, of
+    `most` examples; see `Whole`.
     """
     call = caller(model)
+    apart = _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = _share_of_one(examples) if padded else _share(batch, examples)
+        there = None if always_fed and not padded else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
-        y_pred = call(x, training=False)
-        whole = Whole(collective, tf.where(share > 0, _size(batch), 0), share) if gather else None
-        values = losses.weighted(model, x, y, y_pred, weights, share, training=False, whole=whole)
-        _update_metrics(model, None if always_fed and not padded else share > 0, x, y, y_pred, weights)
+        here = tf.where(share > 0, _size(batch), 0) if padded else _size(batch)
+        whole = Whole(collective, here, share, _rows(batch), most=most)
+        with of_step(whole), _undone_unless(there, apart):
+            y_pred = call(x, training=False)
+            values = losses.weighted(
+                model, x, y, y_pred, weights, share, training=False, whole=whole if gather else None
+            )
+            model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return collective.sum([values])[0]
 
     return _many(strategy, replica_step)
@@ -380,6 +393,12 @@ def _size(batch: Batch) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(batch)[0])[0]
 
 
+def _rows(batch: Batch) -> int | None:
+    """The same where every batch has as many, padding too."""
+    rows: int | None = tf.nest.flatten(batch)[0].shape[0]
+    return rows
+
+
 def _share(batch: Batch, examples: tf.Tensor) -> tf.Tensor:
     return tf.cast(_size(batch), tf.float32) / examples
 
@@ -403,17 +422,20 @@ def _never_empty(batch: Batch) -> Batch:
     return tf.nest.map_structure(fed, batch)
 
 
-def _update_metrics(
-    model: keras.Model, there: tf.Tensor | None, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None
-) -> None:
-    """Updates the model's metrics by a batch, where its examples are `there`, without a branch."""
-    if there is None:
-        model.compute_metrics(x, y, y_pred, sample_weight=weights)
-        return
-    before = [tf.convert_to_tensor(variable.value) for variable in model.metrics_variables]
-    after = metrics_state(model, before, x, y, y_pred, weights)
-    for variable, kept, updated in zip(model.metrics_variables, before, after, strict=True):
-        variable.assign(tf.where(there, updated, kept))
+def _counted_apart(model: keras.Model) -> list[keras.Variable]:
+    """The variables of metrics that each replica updates by its own examples."""
+    together = {id(variable) for metric in metrics.on_whole(model) for variable in metric.variables}
+    return [variable for variable in model.metrics_variables if id(variable) not in together]
+
+
+@contextlib.contextmanager
+def _undone_unless(condition: tf.Tensor | None, variables: list[keras.Variable]) -> Iterator[None]:
+    """Inside, what becomes of this replica's `variables` holds only where the condition does, without a branch."""
+    kept = [] if condition is None else [tf.convert_to_tensor(variable.value) for variable in variables]
+    yield
+    if condition is not None:
+        for variable, before in zip(variables, kept, strict=True):
+            variable.assign(tf.where(condition, tf.convert_to_tensor(variable.value), before))
 
 
 def caller(model: keras.Model) -> Forward:

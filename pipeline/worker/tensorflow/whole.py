@@ -16,9 +16,22 @@ from pipeline.worker.tensorflow.collective import Addend
 class Whole:
     """The global batch of a step, as one of its replicas finds it out. What is not asked for costs nothing."""
 
-    def __init__(self, collective: Collective[Addend], here: tf.Tensor, share: tf.Tensor, static: bool = False) -> None:
-        """This replica has `here` examples, int32, a `share` of the global batch's; `static` if all have as many."""
-        self.share, self._collective, self._here, self._static = share, collective, here, static
+    def __init__(
+        self,
+        collective: Collective[Addend],
+        here: tf.Tensor,
+        share: tf.Tensor,
+        rows: int | None = None,
+        static: bool = False,
+        most: int | None = None,
+    ) -> None:
+        """This replica has `here` examples, int32, a `share` of the global batch's, in `rows` where that is known.
+
+        `static` says that all replicas always have as many. A global batch has `most` examples; None leaves it open,
+        which processes can exchange in calls of a single step alone: TensorFlow keeps the shape throughout a call.
+        """
+        self._most = most
+        self.share, self._collective, self._here, self._rows, self._static = share, collective, here, rows, static
         self._sizes: tf.Tensor | None = None
         # By the identity of what it was made of, which is kept so that it stays one.
         self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
@@ -34,6 +47,10 @@ class Whole:
         Their gradient is the part of the sum of the replicas' gradients that is of this replica's examples.
         """
         return keras.tree.map_structure(lambda value: None if value is None else self._of(value), values)
+
+    def has(self, value: tf.Tensor) -> bool:
+        """Is this a value for each of this replica's examples, as far as its shape says?"""
+        return len(value.shape) > 0 and value.shape[0] == self._rows
 
     def summed(self, value: tf.Tensor) -> tf.Tensor:
         """A mean over this replica's examples as that over all replicas'."""
@@ -69,12 +86,14 @@ class Whole:
             marked = tf.one_hot(number, replicas, dtype=tf.float32) * tf.cast(self._here, tf.float32)
             self._sizes = tf.cast(self._collective.sum([marked])[0], tf.int32)
         before = tf.reduce_sum(tf.where(tf.range(replicas) < number, self._sizes, 0))
-        after = tf.reduce_sum(self._sizes) - before - self._here
+        examples = tf.reduce_sum(self._sizes)
+        after = (examples if self._most is None else self._most) - before - self._here
         edges = tf.concat([[[before, after]], tf.zeros([len(value.shape) - 1, 2], tf.int32)], 0)
         # What only pads a static batch comes after its examples.
         (all_of_it,) = self._collective.sum([tf.pad(value[: self._here], edges)])
-        all_of_it.set_shape([None, *value.shape[1:]])
-        return all_of_it
+        whole = all_of_it[:examples]
+        whole.set_shape([None, *value.shape[1:]])
+        return whole
 
 
 class _Thread(threading.local):

@@ -1,0 +1,89 @@
+"""Models whose losses and metrics are of a batch as a whole."""
+
+import os
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def grouped(examples=93):
+    """(x, y) twice: float32 [examples, 6], and int32 [examples] of three classes."""
+    random = np.random.default_rng(4)
+    y = random.integers(0, 3, examples).astype("int32")
+    x = (random.normal(size=(examples, 6)) + y[:, None]).astype("float32")
+    return (x, y), (x[:61], y[:61])
+
+
+@keras.saving.register_keras_serializable("tests of wholes")
+class Largest(keras.metrics.Metric):
+    """The largest output so far."""
+
+    def __init__(self, start=-np.inf, aggregation="sum", name="largest", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.start = start
+        self.top = self.add_variable((), keras.initializers.Constant(start), aggregation=aggregation, name="top")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.top.assign(ops.maximum(self.top, ops.max(ops.abs(y_pred))))
+
+    def result(self):
+        return self.top.value
+
+    def reset_state(self):
+        self.top.assign(self.start)
+
+
+@keras.saving.register_keras_serializable("tests of wholes")
+class Fading(keras.metrics.Metric):
+    """A moving average over batches of the mean output."""
+
+    def __init__(self, name="fading", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.average = self.add_variable((), "zeros", name="average")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.average.assign(0.9 * self.average + 0.1 * ops.mean(ops.abs(y_pred)))
+
+    def result(self):
+        return self.average.value
+
+
+@keras.saving.register_keras_serializable("tests of wholes")
+def deviation(y_true, y_pred):
+    """One number for the batch."""
+    return ops.std(y_pred)
+
+
+@keras.saving.register_keras_serializable("tests of wholes")
+def contrastive(y_true, y_pred):
+    """How much nearer examples of one class are than all examples (Khosla et al., 2020)."""
+    unit = y_pred / ops.sqrt(ops.sum(y_pred * y_pred, -1, keepdims=True) + 1e-6)
+    alike = ops.cast(ops.equal(y_true[:, None], y_true[None, :]), "float32")
+    near = ops.log_softmax(ops.matmul(unit, ops.transpose(unit)) / 0.5, -1)
+    return -ops.sum(alike * near) / ops.sum(alike)
+
+
+def embedder(loss="contrastive", metrics=True):
+    """A model that puts examples of a class near each other."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)])
+    chosen = contrastive if loss == "contrastive" else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    counted = [Largest(), Largest(aggregation="mean", name="mean_of_largest"), Fading(), deviation]
+    model.compile(keras.optimizers.SGD(0.05), chosen, metrics=counted if metrics else [])
+    return model
+
+
+class Dies(keras.callbacks.Callback):
+    """Kills its process once, in the middle of the second epoch."""
+
+    def __init__(self, mark):
+        super().__init__()
+        self._mark, self._batches = Path(mark), 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
+        if self._batches == 11 and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
