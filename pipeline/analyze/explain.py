@@ -196,7 +196,7 @@ def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, 
         "communication": ("Communication", f"{fewer_bits}{larger}, or fewer workers"),
         "batch statistics": (
             "Exchanging what BatchNormalization normalizes by",
-            f"{larger}, GroupNormalization in its place, or fewer workers",
+            f"train.batch_statistics=replica, {larger}, GroupNormalization in its place, or fewer workers",
         ),
         "contention": ("Contention between workers of one machine", "fewer workers on it, or the same on more hosts"),
         "stragglers": (f"Waiting for {straggler}", "to see what else runs on its cores, or to do without it"),

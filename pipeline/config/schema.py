@@ -211,6 +211,7 @@ class TrainConfig:
     steps_per_call: int | None = None
     gradient_bits: int = 32
     gather: bool = False
+    batch_statistics: str = "global"
     save: bool = True
     on_divergence: Divergence = Divergence.stop
     divergence_factor: float = 1e4

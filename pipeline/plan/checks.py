@@ -5,7 +5,7 @@ import math
 import re
 
 from pipeline.config.json import Json
-from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Store, holds_password
+from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Exchange, Store, holds_password
 from pipeline.plan.errors import PlanError
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
@@ -42,6 +42,7 @@ def check_ranges(config: Config) -> None:
     _check_amounts(config)
     _check_names(config)
     _check_collective(config)
+    _check_batch_statistics(config)
     _check_training(config)
     _check_survival(config)
     check_path(config.data)
@@ -117,6 +118,25 @@ def _check_collective(config: Config) -> None:
         raise PlanError(
             f"Expected collective={Config.collective}, since the workers of {config.strategy.name} step by themselves "
             f"and add nothing up, received {config.collective}. Try strategy=multi_worker."
+        )
+
+
+def _check_batch_statistics(config: Config) -> None:
+    whose, strategy = config.train.batch_statistics, config.strategy
+    if whose not in ("global", "host", "replica"):
+        raise PlanError(
+            f"Expected train.batch_statistics to be global, host or replica, received {whose}. "
+            f"Try train.batch_statistics=global."
+        )
+    if strategy.asynchronous and whose != "global":
+        raise PlanError(
+            f"Expected train.batch_statistics=global, since the workers of {strategy.name} step by themselves and each "
+            f"normalizes by its own batch, received {whose}. Try strategy=multi_worker."
+        )
+    if strategy.exchange is Exchange.central and whose == "replica":
+        raise PlanError(
+            f"Expected train.batch_statistics=global, since the replicas of {strategy.name} share their moving "
+            f"statistics, received {whose}. Try strategy=mirrored."
         )
 
 

@@ -48,6 +48,7 @@ class Exchanged:
 
     `between` of the `total` are from one host to another, of which the busiest host sends or receives `busiest`.
     In an asynchronous training a step is that of one worker; `busiest`, and what servers send, is for a step of all.
+    Beside them `small` exchanges of a few numbers are waited for one after the other, for batch normalization.
     """
 
     how: str
@@ -55,6 +56,7 @@ class Exchanged:
     between: int
     busiest: int
     traffic: tuple[Traffic, ...]
+    small: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ class _Sums:
             if not variable.is_table
         )
         self.rows = sum(_row_gradient(plan, variable) for variable in trained if variable.is_table)
+        # One in the forward pass, one in the backward pass.
+        self.small = 2 * size.normalizations if plan.training.batch_statistics == "global" else 0
         self.read = sum(_read(plan, variable) for variable in size.variables)
         self.sent = self.dense + self.rows
 
@@ -193,12 +197,16 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
             Traffic("the first device", (count - 1) * back, (count - 1) * there),
             Traffic("each other device", there, back),
         )
-        return Exchanged("gradients added on one device, sums copied back", (count - 1) * (there + back), 0, 0, traffic)
+        return Exchanged(
+            "gradients added on one device, sums copied back", (count - 1) * (there + back), 0, 0, traffic, sums.small
+        )
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
     sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
     between = hosts * sent if hosts > 1 else 0
     how = f"gradients all-reduced in a ring of {count}"
-    return Exchanged(how, count * sent, between, sent if between else 0, (Traffic("each device", sent, sent),))
+    return Exchanged(
+        how, count * sent, between, sent if between else 0, (Traffic("each device", sent, sent),), sums.small
+    )
 
 
 def _central(plan: Plan, sums: _Sums) -> Exchanged:
@@ -212,7 +220,7 @@ def _central(plan: Plan, sums: _Sums) -> Exchanged:
         Traffic("the first device", count * back, sums.variables + (count - 1) * there),
         Traffic("each other device", there, sums.variables + back),
     )
-    return Exchanged("variables read from the host, gradients added and given back", total, 0, 0, traffic)
+    return Exchanged("variables read from the host, gradients added and given back", total, 0, 0, traffic, sums.small)
 
 
 @dataclass(frozen=True)

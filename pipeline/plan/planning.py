@@ -126,6 +126,7 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         deterministic=train.deterministic,
         precision=precision_of(config),
         gradient_bits=train.gradient_bits,
+        batch_statistics=train.batch_statistics,
         steps_per_call=train.steps_per_call,
         save=train.save,
         on_divergence=train.on_divergence.value,

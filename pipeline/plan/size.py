@@ -66,6 +66,7 @@ class Size:
     reads: those of a fixed size, and those that grow with the batch, of which the largest has
     `largest_bytes_per_example`. They are None where that is not known, for the reason in `unknown`. `example_bytes` are
     those of one example in arrays that every process holds whole, and None for data that is read as it trains.
+    `normalizations` are the layers that normalize by the batch.
     """
 
     variables: tuple[Variable, ...]
@@ -75,6 +76,7 @@ class Size:
     largest_bytes_per_example: int | None
     example_bytes: int | None
     unknown: str | None = None
+    normalizations: int = 0
 
     @property
     def parameters(self) -> int:

@@ -95,6 +95,14 @@ def participants(plan: Plan, who: str) -> int:
     return plan.workers if who in ("each device", "each worker") else plan.workers - 1 if "other" in who else 1
 
 
+@pytest.mark.parametrize(("whose", "exchanges"), [("global", "38 small ones a step"), ("replica", "")])
+def test_exchanges_that_normalize_are_counted(whose, exchanges):
+    plan = planned("strategy=multi_worker", "workers=2", "model=resnet20", f"train.batch_statistics={whose}")
+    text = "\n".join(estimate_lines(plan, estimate(plan, shipped(plan))))
+    assert exchanges in text
+    assert ("small ones" in text) == bool(exchanges)
+
+
 def test_of_an_embedding_only_the_rows_of_a_batch_travel():
     common = ("model=recommender", "data=clicks")
     _, made = needs(*common, "strategy=parameter_server", "workers=2")

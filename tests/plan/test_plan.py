@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from shipped_sizes import planned
 
 from pipeline.config.schema import (
     Baseline,
@@ -409,6 +410,7 @@ OUT_OF_RANGE = [
     ("tracking.drain_timeout", math.inf, None),
     ("train.seed", 2**31, 0),
     ("train.gradient_bits", 8, 32),
+    ("train.batch_statistics", "worker", "global"),
     ("data.input_shape", [8, 0], None),
     ("train.optimizer", "adamm", None),
     ("train.optimizer", {"momentum": 0.9}, None),
@@ -441,6 +443,16 @@ def typed(text: str) -> Any:
         except ValueError:
             continue
     return None if text == "null" else text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "whose", "instead"),
+    [("parameter_server", "host", "multi_worker"), ("central_storage", "replica", "mirrored")],
+)
+def test_batch_statistics_that_a_strategy_cannot_have_are_refused(strategy, whose, instead):
+    with pytest.raises(PlanError, match=rf"received {whose}\. Try strategy={instead}\."):
+        planned(f"strategy={strategy}", "workers=2", f"train.batch_statistics={whose}")
+    planned(f"strategy={instead}", "workers=2", f"train.batch_statistics={whose}")
 
 
 @pytest.mark.parametrize("key", ["data.validation_examples", "data.train_examples"])

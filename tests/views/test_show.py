@@ -94,6 +94,7 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
         "deterministic": False,
         "precision": "float32",
         "gradient_bits": 32,
+        "batch_statistics": "global",
         "save": True,
         "repeats": 2,
         "baseline": "fresh",

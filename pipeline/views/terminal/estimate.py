@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pipeline.plan.estimate import Estimate, Exchanged, Memory, Traffic
 from pipeline.plan.plan import Plan
 from pipeline.run.views import PointResult
-from pipeline.views.terminal.words import amount, clean, columns, listed
+from pipeline.views.terminal.words import amount, clean, columns, listed, plural
 
 HEADER = ("memory", "parameters", "gradients", "optimizer", "activations", "total")
 SWEEP_HEADER = ("", "strategy", "workers", "memory/device", "exchanged/step", "exchanged/example", "status")
@@ -128,6 +128,11 @@ def _exchange(plan: Plan, exchanged: Exchanged | None) -> list[tuple[str, str]]:
         )
     else:
         lines.append(("", "all of it within one host"))
+    if exchanged.small:
+        layers = plural(exchanged.small // 2, "batch normalization")
+        lines.append(
+            ("", f"{exchanged.small} small ones a step, waited for one after the other, for the statistics of {layers}")
+        )
     return lines
 
 

@@ -110,6 +110,11 @@ def _training(plan: Plan) -> str:
         plan.training.precision,
         f"gradients of {plan.training.gradient_bits} bits",
         "losses of the global batch" if plan.training.gather else "",
+        {
+            "global": "",
+            "host": "batch normalization by the batches of each process",
+            "replica": "batch normalization by each replica's own batch",
+        }[plan.training.batch_statistics],
         f"seed {plan.training.seed}",
         "deterministic" if plan.training.deterministic else "",
     )

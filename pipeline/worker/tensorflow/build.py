@@ -12,7 +12,7 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow import labels, metrics, normalization, scaling, step
 from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 
 # What `compile` takes.
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
@@ -36,13 +36,15 @@ def model(
     collective: Collective[Addend] | None = None,
     note: Callable[[str], object] = str,
     gather: bool = False,
+    batch_statistics: str = "global",
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
     not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
-    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own. What the model was compiled
-    with and means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels unlike its loss.
+    multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own, and normalize by the
+    `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. Raises
+    `ModelError`, or `DataError` for labels unlike its loss.
     """
     with strategy.scope():
         made = make()
@@ -57,7 +59,8 @@ def model(
             _scale(made.optimizer, rate_scale)
         _check_optimizer(made.optimizer, strategy)
         labels.check(made, batch)
-        return made, ready(made, strategy, batch, collective or over(strategy), note, gather)
+        joined = collective or over(strategy)
+        return made, ready(made, strategy, batch, joined, note, gather, batch_statistics)
 
 
 def check_step(made: keras.Model) -> None:
@@ -97,6 +100,7 @@ def ready(
     collective: Collective[Addend],
     note: Callable[[str], object] = str,
     gather: bool = False,
+    batch_statistics: str = "global",
 ) -> list[str]:
     """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output.
 
@@ -106,7 +110,9 @@ def ready(
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
-        normalization.synchronize(made, collective)
+        here = {"global": collective, "host": of_process(strategy), "replica": ALONE}[batch_statistics]
+        everywhere = here.replicas == strategy.num_replicas_in_sync
+        normalization.synchronize(made, collective if everywhere else here, everywhere)
     outputs = losses.make_exact(made, collective)
     if strategy.num_replicas_in_sync > 1:
         for text in scaling.find(made, batch, gather):

@@ -41,6 +41,32 @@ class TensorFlowCollective:
         return 2 * (self.replicas - 1) * size // self.replicas
 
 
+@dataclass(frozen=True)
+class OfProcess:
+    """What the replicas of this process add, whatever others do."""
+
+    replicas: int
+
+    def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
+        """The sums; nothing flows back through them."""
+
+        def added(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
+            return [tf.add_n(strategy.experimental_local_results(values)) for values in of_replicas]
+
+        sums: list[Addend] = tf.distribute.get_replica_context().merge_call(added, args=tuple(arrays))
+        return sums
+
+    def sent_bytes(self, size: int) -> int:
+        """All but the first replica send what they add to the first, which sends them the sum."""
+        return 2 * (self.replicas - 1) * size // self.replicas
+
+
+def of_process(strategy: tf.distribute.Strategy) -> Collective[Addend]:
+    """That of the replicas in this process."""
+    replicas = len(strategy.extended.worker_devices)
+    return OfProcess(replicas) if replicas > 1 else ALONE
+
+
 def over(strategy: tf.distribute.Strategy) -> Collective[Addend]:
     """TensorFlow's own collective of a strategy's replicas; equal ones for the same number of them."""
     replicas = strategy.num_replicas_in_sync

@@ -173,7 +173,7 @@ class Work:
             events.Built(
                 parameters=model.count_params(),
                 state_bytes=of_model.state_bytes(model),
-                normalizations=len(normalization.layers(model)),
+                normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
                 input_shape=shape,
                 input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
                 num_classes=classes,
@@ -243,6 +243,7 @@ class Work:
             self._collective if under is self._strategy else None,
             self._notes.add,
             plan.training.gather,
+            plan.training.batch_statistics,
         )
 
     def _size(self) -> None:

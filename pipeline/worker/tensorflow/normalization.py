@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import keras
@@ -12,11 +12,11 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend, of_no_variables
 
 
-def synchronize(made: keras.Model, collective: Collective[Addend]) -> None:
-    """Statistics over the global batch, as on one device: otherwise each replica's moving averages drift apart."""
+def synchronize(made: keras.Model, collective: Collective[Addend], everywhere: bool = True) -> None:
+    """Statistics over the replicas that add up by the collective: over the global batch where that is `everywhere`."""
     for layer in layers(made):
-        layer.synchronized = True
-        if type(layer)._moments is keras.layers.BatchNormalization._moments:
+        layer.synchronized = everywhere
+        if collective.replicas > 1 and type(layer)._moments is keras.layers.BatchNormalization._moments:
             # Past Keras's own setter, which would track it.
             vars(layer)["_moments"] = partial(_moments, layer, collective)
 
@@ -105,6 +105,25 @@ def _summed(collective: Collective[Addend], there: tf.Tensor | None, *values: tf
     here = tf.stack(values)
     (summed,) = collective.sum([here if there is None else tf.where(there, here, tf.zeros((), here.dtype))])
     return tf.unstack(summed)  # type: ignore[no-any-return]
+
+
+def apart(made: keras.Model) -> list[keras.Variable]:
+    """The moving statistics that replicas change each by another batch: those of layers that are not synchronized."""
+    return [
+        variable
+        for layer in layers(made)
+        if not layer.synchronized
+        for variable in layer.non_trainable_variables
+        if variable.dtype.startswith("float")
+    ]
+
+
+def changes(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor], share: tf.Tensor) -> list[tf.Tensor]:
+    """What this replica, with its share of the examples, adds to the mean of what all replicas made of `variables`."""
+    return [
+        tf.where(share > 0, (tf.convert_to_tensor(variable.value) - value) * tf.cast(share, value.dtype), 0)
+        for variable, value in zip(variables, before, strict=True)
+    ]
 
 
 @contextlib.contextmanager

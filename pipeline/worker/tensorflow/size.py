@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from pipeline.plan.size import ONLY_TABLES, Size, Variable
 from pipeline.worker.input.part import Part
+from pipeline.worker.tensorflow import normalization
 from pipeline.worker.tensorflow.step import innermost
 
 # Operations whose result is what came in, in the same memory.
@@ -48,11 +49,13 @@ def of(model: keras.Model, graph: tf.Graph, replicas: int, part: Part) -> Size:
         leaves = tf.nest.flatten(part)
         per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
     apart = sum(map(_bytes, model.optimizer.variables)) - sum(slots.values())
+    normalizations = len(normalization.layers(model))
     try:
         fixed, growing, largest = kept(graph)
     except _Unknown as unknown:
-        return Size(variables, apart, None, None, None, per_example, str(unknown))
-    return Size(variables, apart, fixed // replicas, growing // replicas, largest, per_example)
+        return Size(variables, apart, None, None, None, per_example, str(unknown), normalizations)
+    kept_bytes = (fixed // replicas, growing // replicas, largest)
+    return Size(variables, apart, *kept_bytes, per_example, normalizations=normalizations)
 
 
 def kept(graph: tf.Graph) -> tuple[int, int, int]:

@@ -80,9 +80,11 @@ def training_step(
     all_reduce_once(model.optimizer)
     call = caller(model)
     variables, apart = model.trainable_variables, _counted_apart(model)
+    moving = normalization.apart(model) if collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = _share(batch, examples)
+        before = [tf.convert_to_tensor(variable.value) for variable in moving]
         there = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
         whole = Whole(collective, _size(batch), share, _rows(batch), static, most)
@@ -100,8 +102,11 @@ def training_step(
             # Nothing from a replica without examples may reach the sum: what it divides by is 0.
             if there is not None:
                 gradients = [_where(there, gradient) for gradient in gradients]
-            summed, values = _sum(collective, gradients, values, gradient_bits)
+            changes = normalization.changes(moving, before, share)
+            summed, (values, *changes) = _sum(collective, gradients, [values, *changes], gradient_bits)
             model.optimizer.apply(summed, variables)
+            for variable, value, change in zip(moving, before, changes, strict=True):
+                variable.assign(value + change)
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
 
@@ -352,14 +357,14 @@ def _waited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tu
 
 
 def _sum(
-    collective: Collective[Addend], gradients: Sequence[Addend | None], values: tf.Tensor, gradient_bits: int
-) -> tuple[list[Addend | None], tf.Tensor]:
-    """Gradients and loss values summed over replicas."""
+    collective: Collective[Addend], gradients: Sequence[Addend | None], others: Sequence[tf.Tensor], gradient_bits: int
+) -> tuple[list[Addend | None], list[tf.Tensor]]:
+    """Gradients, and the other arrays as wide as they are, summed over replicas."""
     present = [gradient for gradient in gradients if gradient is not None]
     narrow = gradient_bits == 16 and collective.replicas > 1
-    *sums, values = collective.sum([*map(_narrow, present), values] if narrow else [*present, values])
-    summed = (_widen(total, gradient.dtype) for total, gradient in zip(sums, present, strict=True))
-    return [None if gradient is None else next(summed) for gradient in gradients], values
+    sums = collective.sum([*(map(_narrow, present) if narrow else present), *others])
+    summed = (_widen(total, gradient.dtype) for total, gradient in zip(sums, present, strict=False))
+    return [None if gradient is None else next(summed) for gradient in gradients], sums[len(present) :]
 
 
 def _narrow(gradient: Addend) -> Addend:
