@@ -204,6 +204,7 @@ class TrainConfig:
     learning_rate: float | None = None
     loss: Json = None
     metrics: list[Json] | None = None
+    class_weight: Json = None
     callbacks: list[Json] = field(default_factory=list)
     seed: int = 0
     deterministic: bool = False

@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+from collections.abc import Mapping
 
 from pipeline.config.json import Json
 from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Exchange, Store, holds_password
@@ -26,8 +27,8 @@ DATABASE = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?://")
 MOST_WORKERS = 65_536
 
 
-# The same for what is counted in examples or steps, and for seconds.
-MOST, MOST_SECONDS = 10**15, 10**9
+# The same for what is counted in examples or steps, for seconds, and for classes.
+MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
 
 
 OPTIMIZERS = (
@@ -180,10 +181,29 @@ def _check_training(config: Config) -> None:
         raise PlanError(
             f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
         )
+    class_weights(train.class_weight)
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
         _check_named("train.metrics", metric, "[accuracy]")
+
+
+def class_weights(given: Json) -> dict[str, float] | None:
+    """What examples of each class count, by its number, which is a text in JSON. Raises `PlanError`."""
+    if given is None:
+        return None
+    pairs = list(given.items()) if isinstance(given, Mapping) else [(given, None)]
+    numbers = isinstance(given, Mapping) and all(
+        type(label) is int and 0 <= label < MOST_CLASSES
+        and type(weight) in (int, float) and 0 <= float(str(weight)) < math.inf
+        for label, weight in pairs
+    )  # fmt: skip
+    if not numbers or not any(weight for _, weight in pairs):
+        raise PlanError(
+            f"Expected train.class_weight to give numbers of classes weights from 0 on, one of them above 0, received "
+            f"{given}. Try train.class_weight='{{0: 1.0, 1: 5.0}}', or null."
+        )
+    return {str(label): float(str(weight)) for label, weight in pairs}
 
 
 def _check_cluster_and_tracking(config: Config) -> None:

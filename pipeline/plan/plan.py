@@ -155,6 +155,8 @@ class TrainingPart:
     batch_statistics: str = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER, default="global")
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.
     rate_scale: float = part_of(default=1.0)
+    # By the class's number, which is a text in JSON.
+    class_weight: dict[str, float] | None = part_of(IDENTITY, TRAINING, default=None)
 
 
 @dataclass(frozen=True)

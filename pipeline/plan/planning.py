@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config
 from pipeline.plan.batches import shared, split_batch
-from pipeline.plan.checks import check_ports, check_ranges, stays_here
+from pipeline.plan.checks import check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine
@@ -132,6 +132,7 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         on_divergence=train.on_divergence.value,
         divergence_factor=train.divergence_factor,
         gather=train.gather,
+        class_weight=class_weights(train.class_weight),
     )
 
 

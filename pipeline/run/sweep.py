@@ -179,4 +179,6 @@ def make_another(folder: Path) -> Path:
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    # Once through JSON, after which keys of different types are texts that can be sorted.
+    plain = json.loads(json.dumps(value, default=str))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]

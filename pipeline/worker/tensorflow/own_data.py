@@ -18,7 +18,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
-from pipeline.worker.input import batches, cache, integrity, taken
+from pipeline.worker.input import batches, cache, class_weights, integrity, taken
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.input.passes import Place
@@ -103,6 +103,8 @@ class OwnData:
         if plan.data.cache == "memory":
             return cache.in_memory(part)
         build = json.dumps(plan.data.build, sort_keys=True, default=str)
+        if name == "train" and plan.training.class_weight is not None:
+            build += json.dumps(plan.training.class_weight, sort_keys=True)
         if isinstance(part, Examples) and part.digest is not None:
             # Other runs on the same data can use it.
             files = [dataclasses.astuple(segment) for segment in part.raw] if part.in_files else part.count
@@ -216,6 +218,8 @@ class OwnData:
             for name, part in zip(PARTS, made, strict=True):
                 static.check_data(part, name)
         train, validation = (taken.part(part, name) for name, part in zip(PARTS, made, strict=True))
+        if (given := self._plan.training.class_weight) is not None:
+            train = class_weights.weighed(train, {int(label): weight for label, weight in given.items()})
         return train, validation
 
     def layout(self, counts: list[int]) -> Layout:

@@ -1,0 +1,103 @@
+"""Examples are weighed by their class as Keras's `fit` weighs them, whatever kind of data they are in."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import QUICK, Ran
+
+from pipeline.data.errors import DataError
+from pipeline.data.examples import Examples, Leaf
+from pipeline.worker.input.class_weights import weighed
+
+WEIGHTS = {0: 0.5, 2: 4.0}
+X = np.arange(12, dtype="float32").reshape(6, 2)
+Y = np.array([0, 1, 2, 2, 7, 0], "int32")
+LABELS = {
+    "numbers": Y,
+    "a column": Y[:, None],
+    "floats": Y.astype("float32"),
+    "one-hot": np.eye(8, dtype="float32")[Y],
+}
+
+
+def by_keras(y: np.ndarray) -> np.ndarray:
+    """The weights that Keras gives a model for such labels."""
+    seen = []
+
+    class Seeing(keras.Model):
+        def call(self, x):
+            return x[:, :1]
+
+        def train_step(self, data):
+            seen.append(data[2])
+            return {"loss": tf.zeros(())}
+
+    model = Seeing()
+    model.compile(run_eagerly=True)
+    model.fit(X, y, batch_size=6, shuffle=False, class_weight=WEIGHTS, verbose=0)
+    return np.asarray(seen[0])
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_arrays_data_sets_and_made_examples_get_the_weights_that_keras_gives(kind):
+    y = LABELS[kind]
+    expected = by_keras(y)
+    assert expected.tolist() == [0.5, 1.0, 4.0, 4.0, 1.0, 0.5]
+    _, _, arrays = weighed((X, y), WEIGHTS)
+    assert arrays.tolist() == expected.tolist()
+    assert weighed((X, y, np.full(6, 2.0)), WEIGHTS)[2].tolist() == (2 * expected).tolist()
+    in_set = [float(weight) for *_, weight in weighed(tf.data.Dataset.from_tensor_slices((X, y)), WEIGHTS)]
+    assert in_set == expected.tolist()
+    spec = (Leaf((2,), "float32"), Leaf(y.shape[1:], str(y.dtype)))
+    ready = weighed(Examples((X, y), spec), WEIGHTS)
+    assert ready.raw[2].tolist() == expected.tolist()
+    decoded = weighed(Examples((X, y), spec, decode=lambda example: example), WEIGHTS)
+    assert [float(decoded.decode((X[place], y[place]))[2]) for place in range(6)] == expected.tolist()
+    parsed = weighed(Examples((X, y), spec, parse=lambda batch: batch), WEIGHTS)
+    assert parsed.parse((X, y))[2].numpy().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ((X,), "received data of x alone"),
+        ((X, {"a": Y, "b": Y}), "labels of 2 outputs"),
+        ((X, X[:, :, None]), r"\[2, 1\]"),
+    ],
+)
+def test_data_without_one_label_an_example_are_refused(part, words):
+    with pytest.raises(DataError, match=words):
+        weighed(part, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "given", ["{0: -1}", "{0: x}", "{0: 1, a: 2}", "{}", "[1,2]", "{0: inf}", "{1.5: 2}", "{0: 0}"]
+)
+def test_a_wrong_value_is_refused_in_words(pipeline, given):
+    ran: Ran = pipeline(*QUICK, "mode=plan", f"train.class_weight={given}")
+    assert ran.code != 0
+    assert "Expected train.class_weight to give numbers of classes weights" in ran.err
+    assert "Try train.class_weight='{0: 1.0, 1: 5.0}', or null." in ran.err
+
+
+@pytest.mark.slow
+def test_every_strategy_trains_the_same_with_them(pipeline):
+    ran: Ran = pipeline(
+        "-m", *QUICK, "strategy=one_device,mirrored,multi_worker,parameter_server", "workers=null", "hardware=2cpu",
+        "data.build._target_=own.numbered", "model.build._target_=own.normalised", "+model.build.bias=true",
+        "train.epochs=2", "train.global_batch=30", "train.class_weight={0: 3.0, 4: 0.5}",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    losses = {}
+    for folder in ran.run_folders:
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        losses[folder.name.split("_", 1)[1]] = [event["loss"] for event in events if event["event"] == "epoch"]
+    one = losses["one_device"]
+    assert one[0] != one[1]
+    assert losses["mirrored"] == pytest.approx(one, rel=1e-5)
+    assert losses["multi_worker"][: len(one)] == pytest.approx(one, rel=1e-5)
+    # Two workers that race end near it.
+    assert losses["parameter_server"] == pytest.approx(one, rel=0.3)
