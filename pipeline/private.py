@@ -31,6 +31,9 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 # Logs as callbacks get them.
 from keras.src.utils.python_utils import pythonify_logs
 
+# Whether AutoGraph converts what is called, which a compiled function says for its own Python.
+from tensorflow.python.autograph.core import ag_ctx
+
 # Which data set a stage of an input is, to know what it costs and what it keeps.
 from tensorflow.python.data.experimental.ops import cardinality
 from tensorflow.python.data.ops import cache_op, dataset_ops, map_op, prefetch_op, shuffle_op
@@ -45,6 +48,9 @@ from tensorflow.python.distribute import parameter_server_strategy, parameter_se
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
 
+# A compiled function's Python as it is converted before it is compiled, for one that becomes a part of another.
+from tensorflow.python.eager.polymorphic_function import autograph_util
+
 # Whether an operation of an input is stateful.
 from tensorflow.python.framework import op_def_registry
 
@@ -58,7 +64,9 @@ __all__ = [
     "ATTRIBUTES",
     "ArrayDataAdapter",
     "SeedGenerator",
+    "ag_ctx",
     "array_slicing",
+    "autograph_util",
     "cache_op",
     "cardinality",
     "collective",
@@ -87,7 +95,9 @@ __all__ = [
 
 # What is used of these, and of public classes, under names that are not promised either.
 ATTRIBUTES = {
+    "ag_ctx": ("ControlStatusCtx", "Status"),
     "array_slicing": ("TensorflowSparseWrapper", "can_slice_array", "convert_to_sliceable", "train_validation_split"),
+    "autograph_util": ("py_func_from_autograph",),
     "cache_op": ("CacheDataset",),
     "cardinality": ("_AssertCardinalityDataset",),
     "collective": ("CollectiveAllReduceExtended",),

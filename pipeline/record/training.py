@@ -83,6 +83,10 @@ class Epoch(Told):
     seconds: float | None = None
 
 
+# A trained model, or the weights of one that cannot be saved whole, in the run's folder.
+MODEL, WEIGHTS = "model.keras", "model.weights.h5"
+
+
 @dataclass(frozen=True)
 class Saved(Told):
     """Chief: the path of the trained model, relative to the run's folder."""

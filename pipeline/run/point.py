@@ -24,6 +24,7 @@ from pipeline.record.events import PASSING, Ended, Epoch, Event, Restored, Resum
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.predictions import Scored
 from pipeline.record.results import Cost, Ending, Environment, Result, Survival, Training
+from pipeline.record.training import MODEL, WEIGHTS
 from pipeline.run import model_size, resume, views
 from pipeline.run.conduct import conduct
 from pipeline.run.group import Preempted, RunFailed
@@ -249,7 +250,7 @@ class Point:
                 state_bytes=measured.built.state_bytes,
                 seconds_startup=measured.seconds_startup,
                 seconds_training=measured.seconds_training,
-                saved="model.keras" if (self._folder / "model.keras").exists() else None,
+                saved=next((name for name in (MODEL, WEIGHTS) if (self._folder / name).exists()), None),
             ),
             staleness_of(planned, finished),
             self._survived(),

@@ -30,7 +30,7 @@ from pipeline.worker.input.passes import FitData, FitError, Passes, Place
 from pipeline.worker.keras_fit import again, agree, refused
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
-from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow import build, own_step, step
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.training import Training
@@ -210,9 +210,18 @@ def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
 def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise FitError(f"Expected a keras.Model, received {type(model).__name__}.")
-    build.check_step(model)
+    _check_step(model)
     if not model.compiled or model.optimizer is None:
         raise FitError("Expected a compiled model, received one that is not. Try model.compile(optimizer, loss) first.")
+
+
+def _check_step(model: keras.Model) -> None:
+    for name in ("train_step", "test_step"):
+        if own_step.is_own(model, name):
+            raise FitError(
+                f"Expected a model without a {name} of its own, received {type(model).__name__}, which has one. "
+                f"Try python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured."
+            )
 
 
 def _check_compiled(model: keras.Model, where: Place) -> None:

@@ -10,18 +10,15 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, metrics, normalization, scaling, step
+from pipeline.worker.tensorflow import labels, metrics, normalization, own_build, own_step, scaling, step
 from pipeline.worker.tensorflow import loss as losses
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
+from pipeline.worker.tensorflow.model_error import ModelError
 
 # What `compile` takes.
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
 LossChoice: TypeAlias = Nested[keras.losses.Loss | str] | None
 MetricsChoice: TypeAlias = Nested[keras.metrics.Metric | str] | None
-
-
-class ModelError(ValueError):
-    """A model that cannot be trained here: the message says what was expected and received."""
 
 
 def model(
@@ -37,40 +34,64 @@ def model(
     note: Callable[[str], object] = str,
     gather: bool = False,
     batch_statistics: str = "global",
+    arrays: bool = True,
 ) -> tuple[keras.Model, list[str]]:
     """(the model that `make` returns, ready to train under `strategy`; the names of its losses per output).
 
     `batch` is an example batch that shapes are taken from. What is None is the model's own, or for a model that is
     not compiled Adam, sparse categorical cross-entropy and accuracy. The learning rate, also one of a schedule, is
     multiplied by `rate_scale`. Replicas add up by the `collective`, or TensorFlow's own, and normalize by the
-    `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. Raises
-    `ModelError`, or `DataError` for labels unlike its loss.
+    `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. `arrays`: the
+    data are arrays, and no data set. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
     with strategy.scope():
         made = make()
         if not isinstance(made, keras.Model):
             raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
-        check_step(made)
+        if own_step.has_own(made):
+            _check_own(made, strategy, optimizer, learning_rate, loss, metrics)
         _check_compiled(made)
         for text in _unheeded(made):
             note(text)
         _compile(made, optimizer, learning_rate, loss, metrics)
-        if rate_scale != 1.0:
-            _scale(made.optimizer, rate_scale)
-        _check_optimizer(made.optimizer, strategy)
         labels.check(made, batch)
         joined = collective or over(strategy)
-        return made, ready(made, strategy, batch, joined, note, gather, batch_statistics)
+        outputs = ready(made, strategy, batch, joined, note, gather, batch_statistics, arrays)
+        if optimizer is not None or learning_rate is not None:
+            _check_applied(made)
+        for applied in own_step.optimizers(made):
+            if rate_scale != 1.0:
+                _scale(applied, rate_scale)
+            _check_optimizer(applied, strategy)
+        return made, outputs
 
 
-def check_step(made: keras.Model) -> None:
-    """Refuses a model whose steps are its own, since they would not be made."""
-    for name in ("train_step", "test_step"):
-        if getattr(type(made), name) is not getattr(keras.Model, name):
-            raise ModelError(
-                f"Expected a model without a {name} of its own, received {type(made).__name__}, which has one. "
-                f"Put the loss into compute_loss or add_loss, which are honoured."
-            )
+def _check_own(made: keras.Model, strategy: tf.distribute.Strategy, *chosen: object) -> None:
+    """Refuses a model with steps of its own where they cannot be made, or `chosen` what such a model decides."""
+    name = "train_step" if own_step.is_own(made, "train_step") else "test_step"
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise ModelError(
+            f"Expected a model without a {name} of its own, since asynchronous workers make Keras's step between the "
+            f"updates of others, received {type(made).__name__}, which has one. "
+            f"Try strategy=mirrored or strategy=multi_worker."
+        )
+    if not own_step.is_own(made, "compile"):
+        return
+    keys = zip(("optimizer", "learning_rate", "loss", "metrics"), chosen, strict=True)
+    asked = [f"train.{key}" for key, value in keys if value is not None]
+    if asked or not made.compiled:
+        raise ModelError(
+            f"Expected {type(made).__name__}, whose compile is its own, to be compiled in model.build, received "
+            f"{' and '.join(asked) or 'one that is not compiled'}. Try arguments of model.build for what compile takes."
+        )
+
+
+def _check_applied(made: keras.Model) -> None:
+    if made.optimizer not in own_step.optimizers(made):
+        raise ModelError(
+            f"Expected train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled "
+            f"with, received {type(made).__name__}, which applies others. Try arguments of model.build."
+        )
 
 
 def _unheeded(made: keras.Model) -> list[str]:
@@ -101,18 +122,25 @@ def ready(
     note: Callable[[str], object] = str,
     gather: bool = False,
     batch_statistics: str = "global",
+    arrays: bool = True,
 ) -> list[str]:
     """Builds a compiled model, in the strategy's scope, and makes it exact; returns its losses' names per output.
 
     What cannot be made so goes to `note`; with `gather` losses are computed on the whole global batch.
     """
-    made._symbolic_build(data_batch=batch)
+    own = own_step.has_own(made)
+    if own:
+        own_build.build(made, batch, arrays)
+    else:
+        made._symbolic_build(data_batch=batch)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
         here = {"global": collective, "host": of_process(strategy), "replica": ALONE}[batch_statistics]
         everywhere = here.replicas == strategy.num_replicas_in_sync
         normalization.synchronize(made, collective if everywhere else here, everywhere)
+    if own:
+        return _ready_own(made, strategy, batch, note, gather)
     outputs = losses.make_exact(made, collective)
     if strategy.num_replicas_in_sync > 1:
         for text in scaling.find(made, batch, gather):
@@ -121,6 +149,22 @@ def ready(
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
         _check_metrics(made, batch)
     return outputs
+
+
+def _ready_own(
+    made: keras.Model,
+    strategy: tf.distribute.Strategy,
+    batch: Batch,
+    note: Callable[[str], object],
+    gather: bool,
+) -> list[str]:
+    """The same for a model with steps of its own, whose losses are weighed where they are."""
+    losses.apart(made)
+    if gather:
+        note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
+    if strategy.num_replicas_in_sync > 1 and own_step.can_be_called(made):
+        metrics.count_on_whole(made, batch)
+    return []
 
 
 def _check_metrics(made: keras.Model, batch: Batch) -> None:
@@ -166,13 +210,16 @@ def lent(
 def _compile(
     made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
 ) -> None:
+    if own_step.is_own(made, "compile") and own_step.has_own(made):
+        return
     if made.compiled:
         # What compile is not given, it keeps.
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
     else:
         chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
-        loss = "sparse_categorical_crossentropy" if loss is None else loss
-        metrics = ["accuracy"] if metrics is None else metrics
+        if not own_step.has_own(made):
+            loss = "sparse_categorical_crossentropy" if loss is None else loss
+            metrics = ["accuracy"] if metrics is None else metrics
     if learning_rate is not None:
         chosen = _with_learning_rate(chosen, learning_rate)
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)

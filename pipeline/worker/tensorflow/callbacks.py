@@ -13,6 +13,7 @@ import tensorflow as tf
 from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.alone import Alone
 from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.tensorflow.own_step import optimizers
 from pipeline.worker.tensorflow.step import innermost
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -87,15 +88,15 @@ class Callbacks:
             self._obey(changed)
 
     def _obey(self, changed: bool) -> None:
-        optimizer = innermost(self.model.optimizer)
-        rate = optimizer._learning_rate
-        fixed = isinstance(rate, keras.Variable)
-        mine = [float(self.model.stop_training), float(changed), float(_value(rate)) if fixed else 0.0]
+        rates = [innermost(optimizer)._learning_rate for optimizer in optimizers(self.model)]
+        fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
+        mine = [float(self.model.stop_training), float(changed), *(float(_value(rate)) for rate in fixed)]
         (decided,) = self._send([tf.constant(mine, tf.float64)])
-        stop, changed_there, learning_rate = decided.numpy()
+        stop, changed_there, *learning_rates = decided.numpy()
         self.model.stop_training = bool(stop)
-        if fixed and np.float32(learning_rate) != np.float32(_value(rate)):
-            rate.assign(learning_rate)
+        for rate, learning_rate in zip(fixed, learning_rates, strict=True):
+            if np.float32(learning_rate) != np.float32(_value(rate)):
+                rate.assign(learning_rate)
         if changed_there:
             self._send_values(self.model.weights)
 

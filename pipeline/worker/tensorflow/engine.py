@@ -25,7 +25,7 @@ from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
-from pipeline.worker.tensorflow import build, normalization, static, tables
+from pipeline.worker.tensorflow import build, normalization, own_loop, own_step, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.callbacks import Callbacks, check
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
@@ -41,6 +41,7 @@ from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
 from pipeline.worker.tensorflow.loop import Call, Data, Loop, waited
 from pipeline.worker.tensorflow.notes import Notes
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
+from pipeline.worker.tensorflow.own_loop import OwnLoop
 from pipeline.worker.tensorflow.saving import check_same_data, is_good, replica_digests, save
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
@@ -221,7 +222,13 @@ class Work:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
         chief, alone = self._process.rank == 0, len(plan.leaders) == 1
-        return Loop(
+        loop = Loop
+        if (own := own_step.of(model)) is not None:
+            loop = OwnLoop
+            if first is not None and own.test is None:
+                first, rest = None, None
+                self._notes.add(own_loop.not_validated(model, own, plan.checkpoint.best))
+        return loop(
             model, strategy, data, first, outputs, bits, chief, alone, rest, position, self._collective,
             plan.training.gather,
         )  # fmt: skip
@@ -244,6 +251,7 @@ class Work:
             self._notes.add,
             plan.training.gather,
             plan.training.batch_statistics,
+            isinstance(self.data.parts["train"], tuple),
         )
 
     def _size(self) -> None:
@@ -326,11 +334,11 @@ class Work:
             pass
         self._put_back.close()
         if loop.chief and self._plan.training.save:
-            build.unscaled(loop.model.optimizer)
+            for optimizer in own_step.optimizers(loop.model):
+                build.unscaled(optimizer)
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)
-            save(model, Path(folder) / "model.keras")
-            self._tell(events.Saved("model.keras"))
+            self._tell(events.Saved(save(model, Path(folder), self._tell)))
         self._tell(events.Finished(replica_digests(loop.model), **(training.result if loop.chief else {})))
 
     def _explain(self, command: commands.Explain) -> None:

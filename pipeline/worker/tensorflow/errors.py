@@ -5,8 +5,8 @@ import re
 import tensorflow as tf
 
 from pipeline.config import targets
-from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.training import Diverged
 
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
@@ -20,7 +20,7 @@ def explain(error: BaseException) -> str:
     lines = [re.sub(r"^\(\d+\) [A-Z_]+: *", "", line.strip()) for line in text.splitlines() if line.strip()]
     # What TensorFlow writes above the reason: where in the graph, and that there is a reason.
     first = next((line for line in lines if not _ABOVE_THE_REASON.match(line)), next(iter(lines), ""))
-    own = isinstance(error, TrainingError | build.ModelError | targets.TargetError) or first.startswith("Expected ")
+    own = isinstance(error, TrainingError | ModelError | targets.TargetError) or first.startswith("Expected ")
     if "Could not start gRPC server" in first:
         return "Expected a free port, received one that another program listens on. Try cluster.base_port=null."
     return first if own else f"{type(error).__name__}: {first}"

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypedDict
@@ -18,7 +18,7 @@ from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batches, Part
 from pipeline.worker.input.reading import Reading
-from pipeline.worker.tensorflow import metrics
+from pipeline.worker.tensorflow import metrics, own_step
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 
@@ -152,7 +152,7 @@ class Loop:
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
         self._compile = partial(
-            steps.training_steps,
+            own_step.training_steps,
             model,
             strategy,
             self.collective,
@@ -166,7 +166,7 @@ class Loop:
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
-        self._results = tf.function(model.get_metrics_result, autograph=False)
+        self._results = tf.function(self._results_now, autograph=False)
         self._sums = tf.function(self._sums_of_metrics, autograph=False)
         # Kept for the process's life: tf.data's tuner holds up the end of an iterator for up to a minute.
         self._training: Batches | None = None
@@ -253,7 +253,7 @@ class Loop:
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
-        for variable, value in zip(self.model.metrics_variables, state, strict=True):
+        for variable, value in zip(self._metrics_variables(), state, strict=True):
             metrics.put(variable, value, self.chief)
 
     def reset_metrics(self) -> None:
@@ -277,17 +277,17 @@ class Loop:
 
     def metrics(self) -> dict[str, float]:
         """The metrics over all replicas, without the losses that Keras tracks among them."""
-        flat: dict[str, float] = {}
-        for name, result in self._metric_results().items():
-            values = np.asarray(result)
-            if name in ("loss", *self.outputs):
-                continue
-            many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
-            flat |= many if values.ndim else {name: float(values)}
-        return flat
+        lost = ("loss", *self.outputs)
+        return flat({name: result for name, result in self._metric_results().items() if name not in lost})
+
+    def _results_now(self) -> Results:
+        return self.model.get_metrics_result()  # type: ignore[no-any-return]
+
+    def _metrics_variables(self) -> list[keras.Variable]:
+        return self.model.metrics_variables  # type: ignore[no-any-return]
 
     def _sums_of_metrics(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable.value) for variable in self.model.metrics_variables]
+        return [tf.convert_to_tensor(variable.value) for variable in self._metrics_variables()]
 
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]
@@ -295,9 +295,24 @@ class Loop:
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
-        variables = [*self.model.variables, *self.model.optimizer.variables]
+        of_optimizers = [one for optimizer in own_step.optimizers(self.model) for one in optimizer.variables]
+        variables = [*self.model.variables, *of_optimizers]
         kept = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
         yield
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
         self.reset_metrics()
+
+
+def flat(results: Mapping[str, tf.Tensor]) -> dict[str, float]:
+    """Results of metrics as numbers; those of several have as many names.
+
+    >>> flat({"accuracy": np.float32(0.5), "recall": np.array([0.0, 1.0])})
+    {'accuracy': 0.5, 'recall_0': 0.0, 'recall_1': 1.0}
+    """
+    found: dict[str, float] = {}
+    for name, result in results.items():
+        values = np.asarray(result)
+        many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
+        found |= many if values.ndim else {name: float(values)}
+    return found

@@ -54,8 +54,7 @@ def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
 
     There are none for a model with a single loss, as in Keras.
     """
-    for layer in model._flatten_layers():
-        layer._losses = LossesOfThread(Rules())
+    apart(model)
     compiled = model._compile_loss
     if compiled is None or not compiled._flat_losses:
         return []
@@ -65,6 +64,12 @@ def make_exact(model: keras.Model, collective: Collective[Addend]) -> list[str]:
     ]
     many = len(compiled._flat_losses) > 1
     return [f"{entry.name}_loss" for entry in compiled._flat_losses] if many else []
+
+
+def apart(model: keras.Model) -> None:
+    """Has each replica collect what is added to the loss by itself; see `LossesOfThread`."""
+    for layer in model._flatten_layers():
+        layer._losses = LossesOfThread(Rules())
 
 
 def weighted(

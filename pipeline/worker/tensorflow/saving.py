@@ -10,6 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.plan.plan import Plan
+from pipeline.record.events import Warned
+from pipeline.record.training import MODEL, WEIGHTS
+from pipeline.worker.engine import Tell
 from pipeline.worker.tensorflow.loop import TrainingError
 
 
@@ -26,18 +29,41 @@ def _copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     return tuple(getattr(variable, "values", (variable,)))
 
 
-def save(model: keras.Model, path: Path) -> None:
-    """Writes the model whole or not at all. It loads on one device as it does here."""
-    partial = path.with_name(f".{path.name}").with_suffix(".partial.keras")
+def save(model: keras.Model, folder: Path, tell: Tell) -> str:
+    """Writes the model whole or not at all, and returns the name of its file. It loads on one device as it does here.
+
+    Of a model whose class does not say how it is made, the weights alone.
+    """
     try:
-        model.save(partial)
-        partial.rename(path)
+        try:
+            return _written(model.save, folder, MODEL)
+        except OSError:
+            raise
+        except Exception as error:  # whatever a class of a person's own raises
+            name = _written(model.save_weights, folder, WEIGHTS)
+            tell(
+                Warned(
+                    f"The trained model was saved as its weights, {name}, since Keras cannot save it whole: "
+                    f"{' '.join(str(error).split())[:200]}. Try get_config and from_config in "
+                    f"{type(model).__name__}; the weights load into a model that is made and built as this one was."
+                )
+            )
+            return name
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise TrainingError(
-            f"Expected to be able to write the trained model to {path}, received: {error.strerror or error}. Try more "
-            f"space: the same command then goes on from the last checkpoint."
+            f"Expected to be able to write the trained model to {folder}, received: {error.strerror or error}. Try "
+            f"more space: the same command then goes on from the last checkpoint."
         ) from error
+
+
+def _written(write: Callable[[Path], object], folder: Path, name: str) -> str:
+    partial = folder / f".partial.{name}"
+    try:
+        write(partial)
+        partial.rename(folder / name)
+    finally:
+        partial.unlink(missing_ok=True)
+    return name
 
 
 def is_good(plan: Plan) -> Callable[[Mapping[str, Any]], bool]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from pipeline.plan.size import ONLY_TABLES, Size, Variable
 from pipeline.worker.input.part import Part
 from pipeline.worker.tensorflow import normalization
+from pipeline.worker.tensorflow.own_step import optimizers
 from pipeline.worker.tensorflow.step import innermost
 
 # Operations whose result is what came in, in the same memory.
@@ -48,7 +49,7 @@ def of(model: keras.Model, graph: tf.Graph, replicas: int, part: Part) -> Size:
     if not isinstance(part, tf.data.Dataset):
         leaves = tf.nest.flatten(part)
         per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
-    apart = sum(map(_bytes, model.optimizer.variables)) - sum(slots.values())
+    apart = sum(_bytes(one) for optimizer in optimizers(model) for one in optimizer.variables) - sum(slots.values())
     normalizations = len(normalization.layers(model))
     try:
         fixed, growing, largest = kept(graph)
@@ -110,25 +111,27 @@ def _source(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _slot_bytes(model: keras.Model) -> dict[int, int]:
-    """Bytes that the optimizer keeps beside each trainable variable, by its id.
+    """Bytes that optimizers keep beside each trainable variable, by its id.
 
     Keras's optimizers hold slots in lists as long as that of the variables they train.
     """
-    optimizer = innermost(model.optimizer)
-    trained = optimizer._trainable_variables
-    found = dict.fromkeys(map(id, trained), 0)
-    for name, slots in vars(optimizer).items():
-        if name in ("_trainable_variables", "_variables") or not isinstance(slots, list) or len(slots) != len(trained):
-            continue
-        for variable, slot in zip(trained, slots, strict=True):
-            found[id(variable)] += _bytes(slot) if isinstance(slot, keras.Variable) else 0
+    found = dict[int, int]()
+    for optimizer in map(innermost, optimizers(model)):
+        trained = optimizer._trainable_variables
+        found |= dict.fromkeys([id(variable) for variable in trained if id(variable) not in found], 0)
+        for name, slots in vars(optimizer).items():
+            own = name in ("_trainable_variables", "_variables")
+            if own or not isinstance(slots, list) or len(slots) != len(trained):
+                continue
+            for variable, slot in zip(trained, slots, strict=True):
+                found[id(variable)] += _bytes(slot) if isinstance(slot, keras.Variable) else 0
     return found
 
 
 def state_bytes(model: keras.Model) -> int:
     """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, slots."""
-    optimizer = model.optimizer.variables
-    return sum(map(_bytes, (*model.variables, *model.trainable_variables, *optimizer)))
+    slots = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+    return sum(map(_bytes, (*model.variables, *model.trainable_variables, *slots)))
 
 
 def _bytes(variable: keras.Variable) -> int:

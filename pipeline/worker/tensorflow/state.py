@@ -15,6 +15,7 @@ from pipeline.worker.keras_fit.agree import from_first
 from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.tensorflow.own_step import optimizers
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.tensorflow.tables import joined
 
@@ -142,7 +143,7 @@ def _parts(model: keras.Model) -> dict[str, Sequence[keras.Variable]]:
     return {
         "trained": model.trainable_variables,
         "other": [variable for variable in model.variables if id(variable) not in own],
-        "optimizer": model.optimizer.variables,
+        "optimizer": [variable for optimizer in optimizers(model) for variable in optimizer.variables],
     }
 
 

@@ -5,6 +5,7 @@ batch of known shape, after which no operation's may be open; then one replica's
 XLA on CPUs pads some shapes that are open, so that the second check would not find what the first one does.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator
 
@@ -13,9 +14,11 @@ import tensorflow as tf
 
 from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import own_step
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.build import ModelError
 from pipeline.worker.tensorflow.collective import ALONE
+from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.watching import watched
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {
@@ -56,7 +59,8 @@ def check_model(model: keras.Model, sample: Batch, replica_batch: int, gradient_
     Raises `ModelError`, which names the operation and the layer.
     """
     leaves = [tf.TensorSpec((replica_batch, *leaf.shape[1:]), leaf.dtype) for leaf in tf.nest.flatten(sample)]
-    _check_shapes(model, sample, leaves)
+    if own_step.of(model) is None:
+        _check_shapes(model, sample, leaves)
     _check_compiles(model, sample, leaves, gradient_bits)
 
 
@@ -80,14 +84,17 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
 
 
 def _check_compiles(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec], gradient_bits: int) -> None:
-    step = steps.training_step(model, ALONE, gradient_bits, always_fed=True, static=True)
+    own = own_step.of(model) is not None
+    made = own_step.training_step if own else steps.training_step
+    step = made(model, ALONE, gradient_bits, always_fed=True, static=True)
     examples = float(leaves[0].shape[0])
-    model.optimizer.build(model.trainable_variables)
+    if not own:
+        model.optimizer.build(model.trainable_variables)
 
     def one(*flat: tf.Tensor) -> tf.Tensor:
         return step(tf.constant(examples), tf.nest.pack_sequence_as(sample, flat))
 
-    with losses.without_keras_scaling():
+    with losses.without_keras_scaling(), watched() if own else contextlib.nullcontext():
         compiled = tf.function(one, autograph=False, jit_compile=True)
         compiled.get_concrete_function(*leaves)
         try:

@@ -64,7 +64,7 @@ def training_steps(
     known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return _many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
+    return many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
 
 
 def training_step(
@@ -83,11 +83,11 @@ def training_step(
     moving = normalization.apart(model) if collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        share = _share(batch, examples)
+        share = share_of(batch, examples)
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         there = None if always_fed else share > 0
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
-        whole = Whole(collective, _size(batch), share, _rows(batch), static, most)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
+        whole = Whole(collective, size_of(batch), share, rows_of(batch), static, most)
         with of_step(whole), _undone_unless(there, apart):
             with normalization.counting_if(there), tf.GradientTape() as tape:
                 y_pred = call(x, training=True)
@@ -101,7 +101,7 @@ def training_step(
                 gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
             # Nothing from a replica without examples may reach the sum: what it divides by is 0.
             if there is not None:
-                gradients = [_where(there, gradient) for gradient in gradients]
+                gradients = [gradient if gradient is None else where(there, gradient) for gradient in gradients]
             changes = normalization.changes(moving, before, share)
             summed, (values, *changes) = _sum(collective, gradients, [values, *changes], gradient_bits)
             model.optimizer.apply(summed, variables)
@@ -251,11 +251,11 @@ def validation_steps(
     apart = _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        share = _share_of_one(examples) if padded else _share(batch, examples)
+        share = share_of_one(examples) if padded else share_of(batch, examples)
         there = None if always_fed and not padded else share > 0
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else _never_empty(batch))
-        here = tf.where(share > 0, _size(batch), 0) if padded else _size(batch)
-        whole = Whole(collective, here, share, _rows(batch), most=most)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
+        here = tf.where(share > 0, size_of(batch), 0) if padded else size_of(batch)
+        whole = Whole(collective, here, share, rows_of(batch), most=most)
         with of_step(whole), _undone_unless(there, apart):
             y_pred = call(x, training=False)
             values = losses.weighted(
@@ -264,7 +264,7 @@ def validation_steps(
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return collective.sum([values])[0]
 
-    return _many(strategy, replica_step)
+    return many(strategy, replica_step)
 
 
 def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -284,7 +284,7 @@ def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
         vars(one).pop("_all_reduce_sum_gradients", None)
 
 
-def _many(
+def many(
     strategy: tf.distribute.Strategy,
     replica_step: ReplicaStep,
     around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
@@ -361,10 +361,18 @@ def _sum(
 ) -> tuple[list[Addend | None], list[tf.Tensor]]:
     """Gradients, and the other arrays as wide as they are, summed over replicas."""
     present = [gradient for gradient in gradients if gradient is not None]
+    sums = sum_of(collective, present, gradient_bits, others)
+    totals = iter(sums)
+    return [None if gradient is None else next(totals) for gradient in gradients], sums[len(present) :]
+
+
+def sum_of(
+    collective: Collective[Addend], gradients: Sequence[Addend], gradient_bits: int, others: Sequence[Addend] = ()
+) -> list[Addend]:
+    """The sums over replicas of gradients, which may travel as bfloat16, then of `others`, which travel as they are."""
     narrow = gradient_bits == 16 and collective.replicas > 1
-    sums = collective.sum([*(map(_narrow, present) if narrow else present), *others])
-    summed = (_widen(total, gradient.dtype) for total, gradient in zip(sums, present, strict=False))
-    return [None if gradient is None else next(summed) for gradient in gradients], sums[len(present) :]
+    sums = collective.sum([*(map(_narrow, gradients) if narrow else gradients), *others])
+    return [_widen(total, addend.dtype) for total, addend in zip(sums, [*gradients, *others], strict=True)]
 
 
 def _narrow(gradient: Addend) -> Addend:
@@ -385,36 +393,36 @@ def _sent_narrow(gradient: Addend | None, variable: keras.Variable) -> Addend | 
         return _widen(narrow, gradient.dtype)
 
 
-def _where(condition: tf.Tensor, gradient: Addend | None) -> Addend | None:
-    if gradient is None:
-        return None
+def where(condition: tf.Tensor, gradient: Addend) -> Addend:
+    """The gradient, or zeros where the condition does not hold."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_where(condition, gradient.values), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(where(condition, gradient.values), gradient.indices, gradient.dense_shape)
     return tf.where(condition, gradient, tf.zeros((), gradient.dtype))
 
 
-def _size(batch: Batch) -> tf.Tensor:
+def size_of(batch: Batch) -> tf.Tensor:
     """Examples of this replica, int32."""
     return tf.shape(tf.nest.flatten(batch)[0])[0]
 
 
-def _rows(batch: Batch) -> int | None:
+def rows_of(batch: Batch) -> int | None:
     """The same where every batch has as many, padding too."""
     rows: int | None = tf.nest.flatten(batch)[0].shape[0]
     return rows
 
 
-def _share(batch: Batch, examples: tf.Tensor) -> tf.Tensor:
-    return tf.cast(_size(batch), tf.float32) / examples
+def share_of(batch: Batch, examples: tf.Tensor) -> tf.Tensor:
+    """The share (0 to 1) of the global batch's examples that this replica's batch holds."""
+    return tf.cast(size_of(batch), tf.float32) / examples
 
 
-def _share_of_one(examples: tf.Tensor) -> tf.Tensor:
+def share_of_one(examples: tf.Tensor) -> tf.Tensor:
     """The share of a replica that has a single example: the first replicas have those that count."""
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     return tf.where(tf.cast(number, tf.float32) < examples, 1.0 / examples, 0.0)
 
 
-def _never_empty(batch: Batch) -> Batch:
+def never_empty(batch: Batch) -> Batch:
     """A replica's batch, or one example of zeros where it has none; that is to count for nothing.
 
     Layers need not be right without examples: convolutions on CPUs give such a batch another shape than a full one.

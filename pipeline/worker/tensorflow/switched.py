@@ -17,7 +17,7 @@ from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
 from pipeline.worker.input.part import Batch, Batches, Step
-from pipeline.worker.tensorflow import normalization, step
+from pipeline.worker.tensorflow import normalization, own_step, step
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.loop import Call, Loop
 
@@ -146,7 +146,7 @@ class _Copy:
     def __init__(
         self, model: keras.Model, under: tf.distribute.Strategy, batch: Batch, always_fed: bool, static: bool
     ) -> None:
-        self._steps = step.training_steps(model, under, ALONE, 32, always_fed, static)
+        self._steps = own_step.training_steps(model, under, ALONE, 32, always_fed, static)
         examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         self._batches = iter(tf.data.Dataset.from_tensors((examples, (batch,))).repeat())
         # Kept, since the compiled function holds its variables weakly.

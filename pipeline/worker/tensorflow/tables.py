@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.tensorflow.build import ModelError
+from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.step import innermost
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.

@@ -18,6 +18,7 @@ from pipeline.worker.keras_fit.agree import from_first, over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Call, Loop, TrainingError
+from pipeline.worker.tensorflow.own_step import optimizers
 from pipeline.worker.tensorflow.state import (
     of_callback,
     of_model,
@@ -146,8 +147,9 @@ class Training:
                 self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **_split(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
-        inner = innermost(loop.model.optimizer)
-        inner.finalize_variable_values(loop.model.trainable_variables)
+        for optimizer in optimizers(loop.model):
+            inner = innermost(optimizer)
+            inner.finalize_variable_values(inner._trainable_variables)
         hooks.call("on_train_end", logs)
         if self._survival is not None:
             self._survival.checkpointer.wait()
@@ -196,10 +198,10 @@ class Training:
                         self._done,
                         call.losses[:, 0].tolist(),
                         epoch=self._epoch + 1,
-                        metrics=metrics,
+                        metrics={name: value for name, value in metrics.items() if name != "loss"},
                         examples=float(call.sizes.sum()),
                         seconds=call.seconds,
-                        learning_rate=float(keras.ops.convert_to_numpy(loop.model.optimizer.learning_rate)),
+                        learning_rate=float(keras.ops.convert_to_numpy(optimizers(loop.model)[0].learning_rate)),
                     )
                 )
             else:
@@ -323,13 +325,15 @@ class Training:
         if state is None or self._survival is None:
             return
         loop, values = self._loop, state.values
-        rate = innermost(loop.model.optimizer)._learning_rate
-        asked = float(keras.ops.convert_to_numpy(rate)) if isinstance(rate, keras.Variable) else None
+        rates = [innermost(optimizer)._learning_rate for optimizer in optimizers(loop.model)]
+        fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
+        asked = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
         put_back(loop.model, state)
-        if asked is not None and values["learning_rate"] != self._survival.about["learning_rate"]:
-            rate.assign(asked)
-        elif asked is not None and values["rate_scale"] != self._survival.rate_scale:
-            rate.assign(rate * (self._survival.rate_scale / values["rate_scale"]))
+        for rate, value in zip(fixed, asked, strict=True):
+            if values["learning_rate"] != self._survival.about["learning_rate"]:
+                rate.assign(value)
+            elif values["rate_scale"] != self._survival.rate_scale:
+                rate.assign(rate * (self._survival.rate_scale / values["rate_scale"]))
         self._done = self._saved_at = values["step"]
         self._epoch, self._in_epoch, self._examples = values["epoch"], values["in_epoch"], values["examples"]
         self._loss, self._first_loss = values["loss"], values["first_loss"]

@@ -1,0 +1,158 @@
+"""Builds a model whose steps are its own, and finds out what they do: optimizers that they apply, what they give back.
+
+Such a model may have no `call`, and optimizers under any name. So its steps are traced once on symbols, by Keras's own
+way of building: nothing is computed, assigned or drawn, and what layers they call are built.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.private import compute_output_spec
+from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.own_step import KEPT_AS, OwnSteps, Returned, given, is_own
+from pipeline.worker.tensorflow.watching import Gradients, Sources, Watcher, watched, watching
+
+
+def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
+    """Builds a compiled model with steps of its own, in its strategy's scope, for such a batch, of `arrays` or not.
+
+    Raises `ModelError` for steps that cannot be made.
+    """
+    symbols = keras.tree.map_structure(
+        lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
+        given(batch, arrays),
+    )
+    look, whole = _Look(), _is_built(model)
+    train = _returned(look, model, "train_step", symbols)
+    if not whole:
+        # A step that names weights before it calls their layers sees them when it is made once more.
+        look = _Look()
+        train = _returned(look, model, "train_step", symbols)
+    if not look.applied:
+        raise ModelError(
+            f"Expected a train_step that applies gradients by a Keras optimizer, received {type(model).__name__}'s, "
+            f"which applies none. Try optimizer.apply_gradients(zip(gradients, variables))."
+        )
+    for optimizer, variables in look.applied.items():
+        if not optimizer.built:
+            optimizer.build(variables)
+    # Keras leaves a model without `call` as not built, and then counts and saves nothing of it.
+    model.built = model.built or _is_built(model)
+    test, untested = None, ""
+    try:
+        test = _returned(_Look(), model, "test_step", symbols)
+    except ModelError as error:
+        if is_own(model, "test_step"):
+            raise
+        untested = str(error) if error.__cause__ is None else _said(error.__cause__)
+    # Past Keras's own setter, which looks for weights in everything.
+    vars(model)[KEPT_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
+
+
+def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[keras.KerasTensor]) -> Returned:
+    step = getattr(model, name)
+    try:
+        with watched():
+            compute_output_spec(lambda batch: look.at(step, batch), symbols)
+    except Exception as error:  # whatever a person's code raises
+        raise ModelError(
+            f"Expected a {name} that takes a batch of the data, received {type(error).__name__} from that of "
+            f"{type(model).__name__}: {_said(error)} Try it on one batch with Keras alone."
+        ) from error
+    logs = look.logs
+    if not isinstance(logs, Mapping) or not logs:
+        raise ModelError(
+            f"Expected a {name} that returns a dictionary of names and values, received {type(logs).__name__} from "
+            f'that of {type(model).__name__}. Try return {{"loss": loss}}.'
+        )
+    results = {name: look.metric_of(value) for name, value in logs.items()}
+    metrics = {name: result for name, result in results.items() if result is not None}
+    if "loss" in metrics and metrics["loss"][0] not in look.updated:
+        # That of Keras's own step, which says 0 of a step that never tells it.
+        del metrics["loss"]
+    values = {name: _sizes(name, value) for name, value in logs.items() if results[name] is None}
+    named = [name for name in logs if name in metrics or name in values] or list(logs)
+    return Returned(metrics, values, min(named, key=lambda name: (name != "loss", "loss" not in name, name in metrics)))
+
+
+def _is_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in model._flatten_layers(include_self=False))
+
+
+def _said(error: BaseException) -> str:
+    """The line of an error that says what went wrong, below Keras's that says where."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
+    found = [line for line in lines if line and not line.startswith("Exception encountered")]
+    return found[0] if found else type(error).__name__
+
+
+def _sizes(name: str, value: tf.Tensor) -> tuple[int, ...]:
+    shape = tf.convert_to_tensor(value).shape
+    sizes = shape[1:] if shape.rank and shape[0] is None else shape
+    if not sizes.is_fully_defined():
+        raise ModelError(
+            f"Expected values of known sizes from a step of the model's own, received {name} of shape {shape}. "
+            f"Try its mean."
+        )
+    return tuple(sizes.as_list())
+
+
+class _Look(Watcher):
+    """Sees what a step does, which is given zeros for gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.applied: dict[keras.optimizers.Optimizer, list[keras.Variable]] = {}
+        self.logs: Mapping[str, tf.Tensor] = {}
+        self.updated: list[keras.metrics.Metric] = []
+
+    def at(self, step: Callable[[Batch], Mapping[str, tf.Tensor]], batch: Batch) -> tuple[()]:
+        """Makes the step."""
+        with watching(self):
+            self.logs = step(batch)
+        return ()
+
+    def gradient(self, kept: Callable[[Sources], Gradients], sources: Sources) -> Gradients:
+        """Zeros for variables, which may not be there yet."""
+        flat = tf.nest.flatten(sources)
+        others = iter(kept([source for source in flat if not _is_variable(source)]) or ())
+        made = [tf.zeros(source.shape, source.dtype) if _is_variable(source) else next(others) for source in flat]
+        packed: Gradients = tf.nest.pack_sequence_as(sources, made)
+        return packed
+
+    def apply(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        kept: Callable[[Sequence[Addend | None]], None],
+        gradients: Sequence[Addend | None],
+        variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        """Remembers the optimizer, and all variables that it is to be built for."""
+        known = self.applied.setdefault(optimizer, [])
+        known += [variable for variable in variables or () if not any(variable is one for one in known)]
+
+    def update(
+        self,
+        metric: keras.metrics.Metric,
+        kept: Callable[[], None],
+        given: Sequence[Nested[tf.Tensor]],
+        weights: tf.Tensor | float | None,
+    ) -> None:
+        """Updates the metric, which builds it, in a scope of its own: what is in a condition stays in there."""
+        self.updated.append(metric)
+        with keras.StatelessScope():
+            kept()
+
+    def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
+        """The loss as it is."""
+        return loss(*given)
+
+
+def _is_variable(source: object) -> bool:
+    return isinstance(source, keras.Variable | tf.Variable)

@@ -1,0 +1,119 @@
+"""The loop of a model whose steps are its own: their losses, and what they give back under its names."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.worker.engine import Tell
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.input.part import Batches
+from pipeline.worker.tensorflow import own_step
+from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.loop import Call, Loop, Results, flat
+from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.own_step import Returned
+
+
+class OwnLoop(Loop):
+    """A loop whose metrics are all that the last step gave back, as Keras logs it: results of metrics as they have run
+    on, and other values as they were in the last step.
+    """
+
+    # Is what is asked for that of validation? And values of the last step of training, and of validation.
+    _validating = False
+    _last = _last_held_out = np.zeros(0, np.float32)
+
+    def on(self, batches: Batches, count: int, train: steps.Steps | None = None) -> Call:
+        """Trains `count` steps; see `Loop.on`."""
+        call = super().on(batches, count, train)
+        if call.steps:
+            self._last = call.losses[-1, 1:]
+        return dataclasses.replace(call, losses=call.losses[:, :1])
+
+    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+        """Loss and what `test_step` gives back over the whole validation part; empty where there is none."""
+        self._validating = True
+        try:
+            return super().evaluate(steps_per_call, tell)
+        finally:
+            self._validating = False
+
+    def metrics(self) -> dict[str, float]:
+        """What the last step gave back, of metrics the result over all replicas; also one that it calls loss."""
+        last = self._last_held_out if self._validating else self._last
+        found: dict[str, float] = flat(self._metric_results())
+        sizes = {name: int(np.prod(shape)) for name, shape in self._returned.values.items()}
+        if last.size == sum(sizes.values()):
+            parts = np.split(last, np.cumsum(list(sizes.values()))[:-1]) if sizes else []
+            shaped = zip(self._returned.values.items(), parts, strict=True)
+            found |= flat({name: values.reshape(shape) for (name, shape), values in shaped})
+        return found
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """What `set_metrics_state` goes on from; all processes take part."""
+        return [*super().metrics_state(), self._last.copy()]
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave."""
+        *state, self._last = state
+        super().set_metrics_state(state)
+
+    @property
+    def _own(self) -> own_step.OwnSteps:
+        own = own_step.of(self.model)
+        assert own is not None, "a model with steps of its own"
+        return own
+
+    @property
+    def _returned(self) -> Returned:
+        if not self._validating:
+            return self._own.train
+        assert self._own.test is not None, "what cannot be evaluated is not validated"
+        return self._own.test
+
+    def _metrics_variables(self) -> list[keras.Variable]:
+        """Of the model's metrics, and of those whose results its steps give back beside them."""
+        returned = [self._own.train, *([] if self._own.test is None else [self._own.test])]
+        metrics = [metric for one in returned for metric, _ in one.metrics.values()]
+        variables = [*super()._metrics_variables(), *(one for metric in metrics for one in metric.variables)]
+        return list({id(variable): variable for variable in variables}.values())
+
+    def _metric_results(self) -> Results:
+        # Which of the two functions it is, is a part of what it is traced for.
+        return self._results(self._validating)  # type: ignore[no-any-return]
+
+    def _results_now(self, validating: bool = False) -> Results:
+        returned = self._own.test if validating else self._own.train
+        assert returned is not None, "what cannot be evaluated is not validated"
+        return {name: _result(*found) for name, found in returned.metrics.items()}
+
+    def _validation_function(self, layout: Layout | None) -> steps.Validate:
+        assert layout is not None, "a run knows its data"
+        padded = layout.last == "padded"
+        return own_step.validation_steps(
+            self.model, self.strategy, self.collective, layout.always_fed, padded, layout.global_batch
+        )
+
+    def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
+        values, sizes = super()._validate_some(validate, iterator, count)
+        self._last_held_out = values[-1, 1:]
+        return values[:, :1], sizes
+
+
+def not_validated(model: keras.Model, own: own_step.OwnSteps, best: str | None) -> str:
+    """What to say where nothing evaluates a model; raises `ModelError` where a value of it is to be `best`."""
+    why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
+    if best is not None and best.startswith("val_"):
+        raise ModelError(
+            f"Expected a model that can be evaluated for checkpoint.keep_best={best}, received one that cannot: {why}. "
+            f"Try a test_step, or checkpoint.keep_best={own.train.loss}."
+        )
+    return f"The validation data are left out: {why}. {own.untested}"
+
+
+def _result(metric: keras.metrics.Metric, name: str | None) -> tf.Tensor:
+    result = metric.result()
+    return tf.convert_to_tensor(result if name is None else result[name])

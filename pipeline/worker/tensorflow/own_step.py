@@ -1,0 +1,373 @@
+"""Traces steps that a model makes itself, so that all replicas together compute what one device computes.
+
+While a model's own `train_step` or `test_step` is traced on a replica, gradients of variables are weighed by the
+replica's share of the examples and added over replicas where a tape gives them, before anyone clips or applies them.
+A metric that is given a number of the batch counts it by that share; one that is given examples adds up as it is.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.worker.collective import Collective
+from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import normalization
+from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.averages import overwritten_without_branch
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.watching import Gradients, Result, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.whole import Whole, of_step
+
+# The attribute under which a model keeps what is known of its own steps, as Keras keeps its compiled functions.
+KEPT_AS = "_own_steps_of_pipeline"
+# A gradient is followed back through so many operations to the sums over replicas that it is made of.
+FOLLOWED = 1_000
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a step gives back, by name: metrics, whose results run on, and sizes of `values` of the step alone.
+
+    `loss` names what is taken for the step's loss: "loss", else the first name with "loss" in it, else the first of
+    `values`, else of all.
+    """
+
+    metrics: Mapping[str, Result]
+    values: Mapping[str, tuple[int, ...]]
+    loss: str
+
+
+@dataclass(frozen=True)
+class OwnSteps:
+    """What is known of a model whose steps are its own: the optimizers that it applies, and what its steps give back.
+
+    `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`.
+    """
+
+    optimizers: tuple[keras.optimizers.Optimizer, ...]
+    arrays: bool
+    train: Returned
+    test: Returned | None
+    untested: str = ""
+
+
+def given(batch: Batch, arrays: bool) -> Batch:
+    """A batch as Keras hands it to a step: of arrays without y, x alone."""
+    if not arrays or not isinstance(batch, tuple) or len(batch) != 1 or isinstance(batch[0], tuple | list):
+        return batch
+    return batch[0]
+
+
+def has_own(model: keras.Model) -> bool:
+    """Is a step of the model its own?"""
+    return any(is_own(model, name) for name in ("train_step", "test_step"))
+
+
+def is_own(model: keras.Model, name: str) -> bool:
+    """Is a method of Keras's models the model's own?"""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def of(model: keras.Model) -> OwnSteps | None:
+    """What is known of a built model's own steps; None where they are Keras's."""
+    found: OwnSteps | None = vars(model).get(KEPT_AS)
+    return found
+
+
+def training_steps(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    gradient_bits: int,
+    always_fed: bool = False,
+    static: bool = False,
+    gather: bool = False,
+    most: int | None = None,
+) -> steps.Steps:
+    """What trains a model for a number of steps, be they its own or Keras's; see `step.training_steps`.
+
+    A loss vector of its own steps is [the step's loss, then the numbers of its values in order].
+    """
+    if of(model) is None:
+        return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, most)
+    made = training_step(model, collective, gradient_bits, always_fed, static, most)
+    return steps.many(strategy, made, partial(_traced, optimizers(model)))
+
+
+def training_step(
+    model: keras.Model,
+    collective: Collective[Addend],
+    gradient_bits: int,
+    always_fed: bool,
+    static: bool,
+    most: int | None = None,
+) -> steps.ReplicaStep:
+    """One step of one replica by the model's own `train_step`, traced while it is `watched`."""
+    own = _known(model)
+    for optimizer in own.optimizers:
+        steps.all_reduce_once(optimizer)
+    moving = normalization.apart(model) if collective.replicas > 1 else []
+
+    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+        share = steps.share_of(batch, examples)
+        there = None if always_fed else share > 0
+        whole = Whole(collective, steps.size_of(batch), share, steps.rows_of(batch), static, most)
+        fed = batch if always_fed else steps.never_empty(batch)
+        replica = Replica(collective, share, fed, gradient_bits, always_fed, static)
+        with of_step(whole), normalization.counting_if(there):
+            return replica.values_of(model.train_step, given(fed, own.arrays), own.train, moving)
+
+    return replica_step
+
+
+def validation_steps(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    collective: Collective[Addend],
+    always_fed: bool = False,
+    padded: bool = False,
+    most: int | None = None,
+) -> steps.Steps:
+    """What evaluates a model by its own `test_step`, or by Keras's; see `step.validation_steps`."""
+    own = _known(model)
+
+    def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
+        assert own.test is not None, "what cannot be evaluated is not validated"
+        share = steps.share_of_one(examples) if padded else steps.share_of(batch, examples)
+        size = tf.where(share > 0, steps.size_of(batch), 0) if padded else steps.size_of(batch)
+        whole = Whole(collective, size, share, steps.rows_of(batch), most=most)
+        fed = batch if always_fed else steps.never_empty(batch)
+        replica = Replica(collective, share, fed, always_fed=always_fed and not padded)
+        with of_step(whole):
+            return replica.values_of(model.test_step, given(fed, own.arrays), own.test)
+
+    return steps.many(strategy, replica_step, watched)
+
+
+def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:
+    """The optimizers that train a built model."""
+    own = of(model)
+    return (model.optimizer,) if own is None else own.optimizers
+
+
+def can_be_called(model: keras.Model) -> bool:
+    """Has the model a `call`, of its class's own or as a graph of layers?"""
+    return is_own(model, "call")
+
+
+@contextlib.contextmanager
+def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Inside, steps are traced that apply these optimizers."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in applied:
+            stack.enter_context(overwritten_without_branch(steps.innermost(optimizer)))
+        stack.enter_context(watched())
+        yield
+
+
+def _known(model: keras.Model) -> OwnSteps:
+    own = of(model)
+    assert own is not None, "a model's own steps are looked at when it is built"
+    return own
+
+
+class Replica(Watcher):
+    """Watches a step of a replica that has `share` (0 to 1) of the global batch's examples."""
+
+    def __init__(
+        self,
+        collective: Collective[Addend],
+        share: tf.Tensor,
+        batch: Batch,
+        gradient_bits: int = 32,
+        always_fed: bool = False,
+        static: bool = False,
+    ) -> None:
+        super().__init__()
+        self._collective, self._share, self._always_fed, self._static = collective, share, always_fed, static
+        self._gradient_bits = gradient_bits
+        # Examples here where that is known beforehand, as where batches are of one size.
+        self._examples = tf.nest.flatten(batch)[0].shape[0]
+        self._alone = collective.replicas == 1
+        # Sums over replicas, and the number that each metric was given last.
+        self._summed: list[tf.Tensor] = []
+        self._given: dict[int, tf.Tensor] = {}
+
+    def values_of(
+        self,
+        step: Callable[[Batch], Mapping[str, tf.Tensor]],
+        batch: Batch,
+        returned: Returned,
+        moving: Sequence[keras.Variable] = (),
+    ) -> tf.Tensor:
+        """[the step's loss, then its values], float32, of the global batch.
+
+        `moving` variables, which each replica updates by its own examples, get the mean of what replicas make of them.
+        """
+        before = [tf.convert_to_tensor(variable.value) for variable in moving]
+        with losses.traced(self._share, training=True), watching(self), _in_words(step):
+            logs = step(batch)
+        here = [self._loss(logs[returned.loss]), *(_mean(logs[name], sizes) for name, sizes in returned.values.items())]
+        flat = tf.concat([tf.reshape(value, [-1]) for value in here], 0)
+        if not self._alone:
+            flat = tf.where(self._share > 0, flat * self._share, 0.0)
+        summed, *changes = self._collective.sum([flat, *normalization.changes(moving, before, self._share)])
+        for variable, value, change in zip(moving, before, changes, strict=True):
+            variable.assign(value + change)
+        assert isinstance(summed, tf.Tensor), "numbers are no rows of a table"
+        return summed
+
+    def gradient(self, kept: Callable[[Sources], Gradients], sources: Sources) -> Gradients:
+        """Gradients of variables are those of the global batch; of all else, of what is here."""
+        found, of = tf.nest.flatten(kept(sources)), tf.nest.flatten(sources)
+        places = [
+            place
+            for place, (gradient, source) in enumerate(zip(found, of, strict=True))
+            if gradient is not None and isinstance(source, keras.Variable | tf.Variable)
+        ]
+        for place, total in zip(places, self._total([found[place] for place in places]), strict=True):
+            found[place] = total
+        packed: Gradients = tf.nest.pack_sequence_as(sources, found)
+        return packed
+
+    def apply(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        kept: Callable[[Sequence[Addend | None]], None],
+        gradients: Sequence[Addend | None],
+        variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        """Applies gradients of the global batch, and adds up what is not made of such alone."""
+        applied = list(gradients)
+        places = [
+            place for place, gradient in enumerate(applied) if gradient is not None and not self._is_total(gradient)
+        ]
+        for place, total in zip(places, self._total([applied[place] for place in places]), strict=True):
+            applied[place] = total
+        kept(applied)
+
+    def update(
+        self,
+        metric: keras.metrics.Metric,
+        kept: Callable[[], None],
+        given: Sequence[Nested[tf.Tensor]],
+        weights: tf.Tensor | float | None,
+    ) -> None:
+        """Updates a metric whose state is to add up over replicas to one device's."""
+        if given and not tf.nest.is_nested(given[0]):
+            self._given[id(metric)] = given[0]
+        # A number weighed by a count of what is here, as Keras's own loss is, adds up as it is.
+        counted = weights is not None and tf.get_static_value(tf.convert_to_tensor(weights)) is None
+        adds_up = counted or any(self._of_examples(leaf) for leaf in tf.nest.flatten(given) if leaf is not None)
+        if self._alone or (adds_up and self._always_fed):
+            return kept()
+        before = [tf.convert_to_tensor(variable.value) for variable in metric.variables]
+        with keras.StatelessScope(zip(metric.variables, before, strict=True)) as scope:
+            kept()
+        for variable, value in zip(metric.variables, before, strict=True):
+            change = scope.get_current_value(variable) - value
+            change = change if adds_up else self._by_share(change)
+            variable.assign_add(tf.where(self._share > 0, change, tf.zeros((), change.dtype)))
+        return None
+
+    def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
+        """A loss whose value times the share adds up to the global batch's."""
+        if self._alone or getattr(loss, "reduction", None) in ("none", None):
+            return loss(*given)
+        return losses.ExactLoss(loss, self._collective)(*given)
+
+    def _total(self, gradients: Sequence[Addend]) -> list[Addend]:
+        """Gradients of the global batch from those of what is here."""
+        if self._static:
+            # An optimizer joins the rows of a sparse gradient, of which there are as many as categories in the batch.
+            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if not self._alone and gradients:
+            gradients = [_times(gradient, self._share) for gradient in gradients]
+            if not self._always_fed:
+                gradients = [steps.where(self._share > 0, gradient) for gradient in gradients]
+            gradients = steps.sum_of(self._collective, gradients, self._gradient_bits)
+        # Kept, so that no other tensor is taken for one of them.
+        self._summed += map(_values, gradients)
+        return list(gradients)
+
+    def _is_total(self, gradient: Addend) -> bool:
+        """Is it made of sums over replicas, variables and constants alone, and so the same on all replicas?"""
+        if self._alone:
+            return True
+        known = {id(total) for total in self._summed}
+        ahead, seen = [_values(gradient)], set[int]()
+        while ahead and len(seen) < FOLLOWED:
+            tensor = ahead.pop()
+            if id(tensor) in known or id(tensor) in seen or tensor.dtype == tf.resource:
+                continue
+            seen.add(id(tensor))
+            if not _is_sure(tensor.op):
+                return False
+            ahead += tensor.op.inputs
+        return not ahead
+
+    def _by_share(self, change: tf.Tensor) -> tf.Tensor:
+        """What a number of the batch changes of a metric's state here; integers count on the first replica alone."""
+        if change.dtype.is_floating:
+            return change * tf.cast(self._share, change.dtype)
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.where(tf.equal(number, 0), change, tf.zeros((), change.dtype))
+
+    def _of_examples(self, leaf: tf.Tensor) -> bool:
+        """Does a tensor hold the examples that are here, or several values of each, along its first axis?"""
+        if not hasattr(leaf, "shape"):
+            return False
+        shape = tf.TensorShape(leaf.shape)
+        if shape.rank is None or not shape.rank:
+            return shape.rank is None
+        return shape[0] is None or (self._examples is not None and shape[0] % max(1, self._examples) == 0)
+
+    def _loss(self, value: tf.Tensor) -> tf.Tensor:
+        """The step's loss: where it is a metric's, the number that this was given."""
+        result = self.metric_of(value)
+        return tf.reduce_mean(_mean(value if result is None else self._given.get(id(result[0]), value)))
+
+
+def _mean(value: tf.Tensor, sizes: Sequence[int] | None = None) -> tf.Tensor:
+    """A value of the step, float32, of such sizes: of several examples, the mean over them."""
+    number = tf.cast(tf.convert_to_tensor(value), tf.float32)
+    return number if sizes is None or number.shape.rank == len(sizes) else tf.reduce_mean(number, 0)
+
+
+@contextlib.contextmanager
+def _in_words(step: Callable[[Batch], Mapping[str, tf.Tensor]]) -> Iterator[None]:
+    """Inside, what TensorFlow says of sums over replicas where there can be none is said as a `ModelError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise ModelError(
+            f"Expected a {getattr(step, '__name__', 'step')} that computes and applies gradients outside of tf.cond "
+            f"and tf.while_loop, inside of which replicas cannot add them up, received one that does so inside. "
+            f"Try Python's if and for, gradients times 0 or 1, or strategy=one_device."
+        ) from error
+
+
+def _times(gradient: Addend, share: tf.Tensor) -> Addend:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, share), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(share, gradient.dtype)
+
+
+def _values(gradient: Addend) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _is_sure(operation: tf.Operation) -> bool:
+    """Does an operation give the same on all replicas where what it is given is the same?"""
+    if operation.type in ("Placeholder", "PlaceholderWithDefault") or operation.type.startswith("StatelessRandom"):
+        return False
+    return operation.type == "ReadVariableOp" or not operation.op_def.is_stateful

@@ -1,0 +1,81 @@
+"""Models with steps of their own, run as a person runs them: trained, killed and gone on with, and refused in words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK, Ran
+
+SMALL = (
+    *QUICK, "data.build._target_=steps.points", "train.epochs=3", "train.global_batch=8", "train.steps_per_call=1",
+    "train.deterministic=true",
+)  # fmt: skip
+UNLABELLED = "+data.build.labelled=false"
+LAYOUTS = {
+    "one_device": ("strategy=one_device", "workers=1"),
+    "mirrored": ("strategy=mirrored", "workers=2"),
+    "multi_worker": ("strategy=multi_worker", "workers=2"),
+}
+
+
+def told(folder: Path, kind: str) -> list[dict[str, Any]]:
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == kind]
+
+
+def weights(folder: Path) -> list[str]:
+    return sorted({digest for event in told(folder, "finished") for digest in event["weights"]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["mirrored", "multi_worker"])
+def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path, layout):
+    model = ("model.build._target_=steps.gan", UNLABELLED, *LAYOUTS[layout])
+    whole: Ran = pipeline(*SMALL, *model, "output_dir=outputs/sane", "resume=never")
+    assert whole.code == 0, whole.err
+    (sane,) = whole.folder.glob("outputs/sane/runs/*")
+    killed: Ran = pipeline(
+        *SMALL, *model, "checkpoint.every_steps=3", "launch.max_restarts=1",
+        f"train.callbacks=[{{_target_: steps.Killing, mark: {tmp_path / 'killed'}, after: 8}}]",
+    )  # fmt: skip
+    assert killed.code == 0, killed.err
+    (folder,) = killed.folder.glob("outputs/runs/*")
+    # Five steps are an epoch; the later one may not have been written yet.
+    assert [event["step"] for event in told(folder, "restored")] in ([3], [6])
+    assert weights(folder) == weights(sane)
+    assert len(weights(folder)) == 1
+    last, undisturbed = (told(where, "epoch")[-1] for where in (folder, sane))
+    assert (last["loss"], last["metrics"]) == (undisturbed["loss"], undisturbed["metrics"])
+    assert list(last["metrics"]) == ["d_loss", "g_loss"]
+
+
+GAN = ("steps.gan", UNLABELLED, "strategy=mirrored")
+WAYS = ("steps.classifier", "strategy=mirrored")
+REFUSED = {
+    ("steps.gan", UNLABELLED, "strategy=parameter_server"): "since asynchronous workers make Keras's step between the "
+    "updates of others, received GAN, which has one. Try strategy=mirrored or strategy=multi_worker.",
+    (*GAN, "train.learning_rate=0.1"): "Expected GAN, whose compile is its own, to be compiled in model.build, "
+    "received train.learning_rate. Try arguments of model.build",
+    (*GAN, "checkpoint.keep_best=val_loss"): "received one that cannot: GAN has no test_step of its own, and Keras's "
+    "cannot evaluate it. Try a test_step, or checkpoint.keep_best=d_loss.",
+    (*WAYS, "+model.build.way=under_a_condition"): "applies gradients outside of tf.cond and tf.while_loop, inside of "
+    "which replicas cannot add them up",
+    (*WAYS, "+model.build.way=without_optimizer"): "Expected a train_step that applies gradients by a Keras optimizer, "
+    "received Classifier's, which applies none.",
+    (*WAYS, "+model.build.way=raising"): "Expected a train_step that takes a batch of the data, received KeyError from "
+    "that of Classifier: 'nowhere' Try it on one batch with Keras alone.",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", REFUSED, ids=lambda arguments: arguments[-1])
+def test_a_step_that_cannot_be_made_is_refused_in_one_sentence(pipeline, arguments):
+    model, *others = arguments
+    ran: Ran = pipeline(
+        *(one for one in SMALL if "deterministic" not in one), f"model.build._target_={model}", *others, "workers=2"
+    )
+    assert ran.code == 1
+    assert REFUSED[arguments] in ran.result["error"]
+    assert ran.result["error"].startswith("Expected ")
+    assert "Traceback" not in ran.err

@@ -1,0 +1,77 @@
+"""A model's own steps train on two replicas what they train on one device, where their losses can be taken apart."""
+
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import steps as own
+import tensorflow as tf
+from conftest import sampled
+
+from pipeline import strategies
+from pipeline.worker.input import batches
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.tensorflow import build, own_step
+from pipeline.worker.tensorflow.loop import Data
+from pipeline.worker.tensorflow.own_loop import OwnLoop
+
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return strategies.mirrored(("CPU:0", "CPU:1"))
+
+
+def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, global_batch: int = 13) -> Any:
+    """(the model, what each epoch came to, losses of all steps); the last batch of 40 leaves a replica without any."""
+    keras.utils.set_random_seed(0)
+    train, held_out = own.points(labelled=labelled)
+    model, outputs = build.model(make, strategy, batches.spec(train))
+    replicas = strategy.num_replicas_in_sync
+
+    def data(part: Any, shuffle: bool) -> Data:
+        return Data(part, Layout(global_batch, replicas, 0, replicas, (len(part[0]),)), shuffle, 0)
+
+    known = own_step.of(model)
+    assert known is not None
+    loop = OwnLoop(model, strategy, data(train, True), data(held_out, False) if known.test else None, outputs)
+    epochs, losses = [], []
+    for _ in range(EPOCHS):
+        loop.reset_metrics()
+        call = loop.call(loop.steps_per_epoch)
+        losses += call.losses[:, 0].tolist()
+        epochs.append(loop.metrics() | {f"val_{name}": value for name, value in loop.evaluate(2, print).items()})
+    return model, epochs, losses
+
+
+WAYS = (
+    "at_once", "persistent", "in_functions", "summed_loss", "averaged_by_hand", "clipped", "by_jacobian",
+    "sharpness_aware", "several_times",
+)  # fmt: skip
+SEPARABLE = {
+    "gan": (lambda: own.gan(noisy=False), False),
+    "gan with batch normalization": (lambda: own.gan(noisy=False, normalised=True), False),
+    "wgan": (own.wgan, False),
+    "vae": (lambda: own.vae(noisy=False), False),
+    "distiller": (own.distiller, True),
+    "keras's own step": (own.by_keras, True),
+} | {way: (partial(own.classifier, way), True) for way in WAYS}
+
+
+@pytest.mark.parametrize("kind", sampled(tuple(SEPARABLE), 8))
+def test_two_replicas_train_what_one_device_trains(kind, mirrored):
+    make, labelled = SEPARABLE[kind]
+    one, one_epochs, one_losses = trained(tf.distribute.get_strategy(), make, labelled)
+    two, two_epochs, two_losses = trained(mirrored, make, labelled)
+    assert one_losses == pytest.approx(two_losses, rel=1e-5, abs=1e-5)
+    for ours, reference in zip(two.variables, one.variables, strict=True):
+        np.testing.assert_allclose(ours.numpy(), reference.numpy(), atol=1e-5, err_msg=ours.path)
+    for ours, reference in zip(two_epochs, one_epochs, strict=True):
+        assert ours == pytest.approx(reference, rel=1e-5, abs=1e-5)
