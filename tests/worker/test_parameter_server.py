@@ -19,8 +19,8 @@ from test_failure import events, wait_for
 
 from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.tensorflow import tables
-from pipeline.worker.tensorflow.build import ModelError
-from pipeline.worker.tensorflow.loop import Data
+from pipeline.worker.tensorflow.loop import Data, TrainingError
+from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.source import Source, source
 
 RACING = ("strategy=parameter_server", "workers=2")
@@ -245,14 +245,27 @@ def test_a_server_or_coordinator_that_is_gone_is_named_within_a_minute(tmp_path,
 
 @pytest.mark.slow
 def test_what_a_worker_cannot_do_is_refused_in_words(pipeline):
-    generated = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.generated_set", "+data.num_classes=10",
-                         "train.replica_batch=4")  # fmt: skip
-    assert generated.code == 1
-    assert "Expected data that workers can read without this program's Python" in generated.err
     few = pipeline(*QUICK, *RACING, *OWN, "data.build._target_=own.serial_set", "data.build.examples=1",
                    "model.build._target_=own.counting", "train.replica_batch=1")  # fmt: skip
     assert few.code == 1
     assert "Expected training examples for each of 2 workers" in few.err
+
+
+@pytest.mark.slow
+def test_what_python_generates_is_read_by_the_coordinator_and_trained_once_an_epoch(pipeline):
+    ran = pipeline(*QUICK, *RACING, "data.build._target_=own.generated_set", "model.build._target_=own.counting",
+                   "train.replica_batch=4", "train.epochs=2")  # fmt: skip
+    assert ran.code == 0, ran.err
+    serial = np.arange(50)
+    once = {"labels_0": 50.0, "labels_1": float(serial.sum()), "labels_2": float((serial**2).sum())}
+    assert [epoch["metrics"] for epoch in ran.events("epoch")] == [once, once]
+
+
+def test_what_python_generates_and_is_too_large_is_sent_to_files(monkeypatch):
+    monkeypatch.setattr("pipeline.worker.tensorflow.source.MOST_READ", 100)
+    data = Data(own.generated_set()[0], Layout(4, 1, 0, 1, (50,)), False, 0)
+    with pytest.raises(TrainingError, match=r"at most 100 bytes .* Try files: python -m pipeline prepare data.build"):
+        source(data, [data.part], 2)
 
 
 def made(optimizer: Any = "adam", **embedding: Any) -> keras.Model:

@@ -1,5 +1,6 @@
 """What workers of an asynchronous training read: any step's batch, by its number, whoever makes it."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -9,10 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.examples import Examples
+from pipeline.data.nested import Nested
 from pipeline.worker.input import batches, reading
 from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.input.part import Batch, Part, Spec
 from pipeline.worker.tensorflow.loop import Data, TrainingError
+
+# Of examples that the coordinator reads for its workers: TensorFlow's messages are below 2 GiB.
+MOST_READ = 1 << 30
+_PYTHONS = "from_generator, py_function or numpy_function"
+_PREPARE = "python -m pipeline prepare data.build._target_=... out=prepared, then data=tfrecord data.path=prepared"
 
 # Places of examples in arrays, int64, and the edges between the steps' batches among them, int64 [steps + 1].
 Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
@@ -40,9 +47,12 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
 
     It begins at the position: exactly with arrays, and where one worker reads a data set. Several workers each begin
     as far into their shards as if all were as fast and all batches full. A data set that draws an order of its own
-    each time it is read begins with the first one, as it does for a worker that was started again.
+    each time it is read begins with the first one, as it does for a worker that was started again. One that is made by
+    Python, which no worker could run, is read once, here, and is arrays from then on.
     """
     layout, position = data.layout, data.layout.settled(position)
+    if isinstance(data.part, tf.data.Dataset) and _is_of_python(data.part):
+        data = dataclasses.replace(data, part=_read(data.part))
     rows = _Rows(data, position)
     if isinstance(data.part, Examples) and not data.part.is_made:
         return _of_examples(data, position, rows)
@@ -132,13 +142,32 @@ def _cardinality(shard: tf.data.Dataset) -> int:
 
 def graph(part: tf.data.Dataset) -> tf.Tensor:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
-    made = part._as_serialized_graph(strip_device_assignment=True)
-    if b"PyFunc" in made.numpy():
+    if _is_of_python(part):
         raise TrainingError(
-            "Expected data that workers can read without this program's Python, received a data set made with "
-            "from_generator, py_function or numpy_function. Try arrays, or a data set of files."
+            f"Expected data that workers can read without this program's Python, received a data set made with "
+            f"{_PYTHONS}. Try arrays, or files: {_PREPARE}."
         )
-    return made
+    return part._as_serialized_graph(strip_device_assignment=True)
+
+
+def _is_of_python(part: tf.data.Dataset) -> bool:
+    return b"PyFunc" in part._as_serialized_graph(strip_device_assignment=True).numpy()
+
+
+def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
+    """All examples of a data set, as arrays. Raises `TrainingError` where they are too large."""
+    kept: list[list[np.ndarray]] = []
+    size = 0
+    for example in part:
+        kept.append([np.asarray(leaf) for leaf in tf.nest.flatten(example)])
+        size += sum(leaf.nbytes for leaf in kept[-1])
+        if size > MOST_READ:
+            raise TrainingError(
+                f"Expected at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for "
+                f"all workers, received more. Try files: {_PREPARE}."
+            )
+    leaves = [np.stack(values) for values in zip(*kept, strict=True)]
+    return tf.nest.pack_sequence_as(part.element_spec, leaves)  # type: ignore[no-any-return]
 
 
 def from_graph(made: tf.Tensor, spec: Spec) -> tf.data.Dataset:
