@@ -77,6 +77,19 @@ def every_strategy(rows: Rows, part: str) -> list[str]:
     ]
 
 
+def differential(rows: Rows, part: str) -> list[str]:
+    """What became of models that were drawn, under each strategy."""
+    verdicts = list(next(iter(rows.values()))["verdicts"])
+    lines = [
+        f"| strategy | cases | {' | '.join(verdicts)} | furthest of the equal |",
+        f"|---|---{'|---' * len(verdicts)}|---|",
+    ]
+    for strategy, row in rows.items():
+        counts = [row["verdicts"][name] for name in verdicts]
+        lines.append(f"| {strategy} | {sum(counts)} | {' | '.join(map(str, counts))} | {row['furthest']:.0e} |")
+    return lines
+
+
 def checkpoints(rows: Rows, part: str) -> list[str]:
     """What a checkpoint costs."""
     low, high = rows["quartiles"]
@@ -176,6 +189,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
     "sweep": sweep,
     "every_strategy": every_strategy,
+    "differential": differential,
     "checkpoints": checkpoints,
     "predict": predict,
     "ties": ties,

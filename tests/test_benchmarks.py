@@ -99,6 +99,10 @@ ONE_OF_EACH = {
         {"models": ["one", "two"], "strategies": {"mirrored": ["1e-07", "refused"]}},
         ["| strategy | one | two |", "| mirrored | 1e-07 | refused |"],
     ),
+    "differential": (
+        {"mirrored": {"verdicts": {"equal": 90, "different": 1}, "furthest": 2.4e-6, "minutes": 9.0}},
+        ["| strategy | cases | equal | different | furthest of the equal |", "| mirrored | 91 | 90 | 1 | 2e-06 |"],
+    ),
     "checkpoints": (
         {"ratios": [1.0, 1.1], "median": 1.05, "quartiles": [1.0, 1.1]},
         ["| 50 steps with a checkpoint / 50 steps without | 1.050 | 1.000 to 1.100 | 2 |"],

@@ -1,0 +1,126 @@
+"""Trains cases, many in a process: on one device, and under the strategy that the process takes part in."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from differing.asked import Answer, Asked, Found, Place
+from differing.case import Case, script
+
+from pipeline import strategies
+from pipeline.record.events import Epoch, Event, Steps
+from pipeline.worker.input import batches
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.errors import explain
+from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.saving import replica_digests
+from pipeline.worker.tensorflow.training import Training
+
+
+def main(asked: Connection, place: Place, addresses: tuple[str, ...], log: str) -> None:
+    """Answers each `Asked` by an `Answer` until the connection ends."""
+    _write_to(Path(log))
+    strategy = _strategy(place, addresses)
+    while True:
+        try:
+            wanted: Asked = asked.recv()
+        except EOFError:
+            return
+        try:
+            answer = Answer(trained(wanted, strategy, place.rank, len(addresses)))
+        except Exception as error:
+            answer = Answer(error=explain(error), trace=traceback.format_exc())
+        asked.send(answer)
+
+
+def _strategy(place: Place, addresses: tuple[str, ...]) -> tf.distribute.Strategy:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    devices = 2 if place.strategy == "mirrored" else 1
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.experimental.enable_op_determinism()
+    if place.strategy == "multi_worker":
+        return strategies.multi_worker(("CPU:0",), addresses, place.rank, "ring")
+    return strategies.mirrored(("CPU:0", "CPU:1")) if devices == 2 else tf.distribute.get_strategy()
+
+
+def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes: int) -> Found:
+    """Trains a case, as the process of this rank among so many."""
+    case = asked.case
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(case.seed)
+    defined: dict[str, Callable[..., object]] = {}
+    exec(compile(script(case), "case.py", "exec"), defined)
+    parts = [
+        _part(case, defined["data"](examples, seed), asked.order if seed == 1 else None)
+        for seed, examples in ((1, case.examples), (2, case.validation_examples))
+    ]
+    model, outputs = build.model(defined["model"], strategy, batches.spec(parts[0]))
+    replicas = strategy.num_replicas_in_sync
+    local = replicas // processes
+    train, validation = (
+        Data(part, Layout(case.batch, replicas, rank * local, local, (examples,), rank), False, case.seed)
+        for part, examples in zip(parts, (case.examples, case.validation_examples), strict=True)
+    )
+    loop = Loop(
+        model, strategy, train, validation if case.validation_examples else None, outputs, chief=rank == 0,
+        alone=local == replicas,
+    )  # fmt: skip
+    told: list[Event] = []
+    callbacks = defined["callbacks"]()
+    training = Training(loop, case.epochs, None, callbacks, told.append)
+    for _ in training.advance(None, case.steps_per_call):
+        pass
+    return _found(model, told, loop)
+
+
+def _part(case: Case, data: object, order: int | None) -> object:
+    x, y, weights = data
+    part = (x, y) if weights is None else (x, y, weights)
+    if order is not None:
+        part = tf.nest.map_structure(lambda array: array[_order(len(array), case.batch, order)], part)
+    return tf.data.Dataset.from_tensor_slices(part) if case.data == "dataset" else part
+
+
+def _order(examples: int, batch: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    starts = range(0, examples, batch)
+    return np.concatenate(
+        [start + random.permutation(min(batch, examples - start)) for start in starts] or [np.zeros(0, int)]
+    )
+
+
+def _found(model: keras.Model, told: list[Event], loop: Loop) -> Found:
+    found: dict[str, object] = {}
+    steps = [loss for event in told if isinstance(event, Steps) for loss in event.losses]
+    found["losses of steps"] = steps
+    for event in told:
+        if isinstance(event, Epoch):
+            of_epoch = {"loss": event.loss, **event.metrics, "val_loss": event.val_loss, **_val(event.val_metrics)}
+            found |= {f"{name} of epoch {event.epoch}": value for name, value in of_epoch.items() if value is not None}
+    variables = [*model.variables, *model.optimizer.variables]
+    found |= {f"{place}: {variable.path}": variable for place, variable in enumerate(variables)}
+    found |= {
+        f"metrics {place}: {variable.path}": value
+        for place, (variable, value) in enumerate(zip(model.metrics_variables, loop.metrics_state(), strict=True))
+    }
+    found["different replicas"] = len(set(replica_digests(model))) - 1
+    return {name: np.asarray(keras.ops.convert_to_numpy(value), np.float64) for name, value in found.items()}
+
+
+def _val(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    return {f"val_{name}": value for name, value in (metrics or {}).items()}
+
+
+def _write_to(log: Path) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout.reconfigure(line_buffering=True)
