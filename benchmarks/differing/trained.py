@@ -107,10 +107,10 @@ def _found(model: keras.Model, told: list[Event], loop: Loop) -> Found:
             found |= {f"{name} of epoch {event.epoch}": value for name, value in of_epoch.items() if value is not None}
     variables = [*model.variables, *model.optimizer.variables]
     found |= {f"{place}: {variable.path}": variable for place, variable in enumerate(variables)}
-    found |= {
-        f"metrics {place}: {variable.path}": value
-        for place, (variable, value) in enumerate(zip(model.metrics_variables, loop.metrics_state(), strict=True))
-    }
+    for place, (variable, value) in enumerate(zip(model.metrics_variables, loop.metrics_state(), strict=True)):
+        # Keras's means of the losses per output are not used: the loop adds up its own.
+        if not variable.path.startswith("compile_loss/"):
+            found[f"metrics {place}: {variable.path}"] = value
     found["different replicas"] = len(set(replica_digests(model))) - 1
     return {name: np.asarray(keras.ops.convert_to_numpy(value), np.float64) for name, value in found.items()}
 
