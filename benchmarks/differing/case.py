@@ -82,6 +82,8 @@ def from_json(text: str) -> Case:
     return Case(**plain | made)
 
 
+# Layers that take values as a list.
+MERGES = tuple(f"keras.layers.{name}(" for name in ("Add", "Average", "Multiply", "Concatenate"))
 # What cases name beside Keras, by name.
 OWN = {
     "mean_loss": """
@@ -176,7 +178,7 @@ def _model(case: Case) -> str:
         lines.append(f'v{number} = keras.Input({one.shape}, name="input_{number}"{kind})')
     for number, layer in enumerate(case.layers, len(case.inputs)):
         values = ", ".join(f"v{value}" for value in layer.of)
-        several = layer.layer.startswith(("keras.layers.Add(", "keras.layers.Multiply(", "keras.layers.Concatenate("))
+        several = layer.layer.startswith(MERGES)
         lines.append(f"v{number} = {layer.layer}({f'[{values}]' if several else values})")
     for number, output in enumerate(case.outputs):
         made = f"v{output.of}"

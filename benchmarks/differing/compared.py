@@ -39,12 +39,12 @@ class Judged:
 def judged(case: Case, pair: Pair) -> Judged:
     """The verdict on a case, which the pair trains."""
     one, several = pair.both(case)
+    if one.found is None and several.found is None:
+        return Judged(Verdict.NOT_TRAINABLE, one.error)
+    if one.found is None:
+        return Judged(Verdict.DIFFERENT, f"One device fails, several do not: {one.error}\n{one.trace}")
     if several.error.startswith("Expected "):
         return Judged(Verdict.TOLD, several.error)
-    if one.found is None:
-        same = several.found is None
-        words = one.error if same else f"One device fails: {one.error}, several do not.\n{one.trace}"
-        return Judged(Verdict.NOT_TRAINABLE if same else Verdict.DIFFERENT, words)
     if several.found is None:
         return Judged(Verdict.DIFFERENT, f"{several.error}\n{several.trace}")
     apart = _apart(one.found, several.found)

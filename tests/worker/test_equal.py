@@ -1,0 +1,154 @@
+"""What docs/equal.md says to be equal to one device is, row by row; what it says not to be is tested where it says."""
+
+import ast
+import importlib
+import re
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT, sampled
+
+PAGE = (ROOT / "docs" / "equal.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+# Of the examples that layers are tried on.
+SHAPES = {
+    "vectors": ("numbers", (4,)),
+    "series": ("numbers", (4, 3)),
+    "images": ("numbers", (5, 5, 2)),
+    "words": ("words", (4,)),
+    "padded series": ("padded", (4, 3)),
+}
+CLASSES, HEADS = 3, {"numbers": "Dense(2)", "classes": "Dense(3)", "one-hot": "Dense(3, activation='softmax')",
+                     "binary": "Dense(2, activation='sigmoid')"}  # fmt: skip
+
+
+def rows(section: str) -> list[tuple[list[str], str]]:
+    """(what is in backquotes in the first column, the second column) of each row of a section's table."""
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in SECTIONS[section].splitlines()
+             if line.startswith("| `")]  # fmt: skip
+    return [(re.findall(r"`(.+?)`", first), second) for first, second, *_ in found]
+
+
+def words(section: str) -> list[str]:
+    """All that is in backquotes in the first column."""
+    return [one for found, _ in rows(section) for one in found]
+
+
+@pytest.fixture(scope="module")
+def differing(tmp_path_factory):
+    """What trains a case on one device and on two replicas, and holds them to be equal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'benchmarks'}")
+        compared = importlib.import_module("differing.compared")
+        pair = importlib.import_module("differing.pair").Pair("mirrored", tmp_path_factory.mktemp("pair"))
+        yield lambda case: compared.judged(case, pair)
+        pair.end()
+
+
+def output(of: int, labels: str, **settings):
+    """An output of a value for labels of a kind; by default numbers, under the mean squared error."""
+    from differing.case import Output
+
+    shape = {"numbers": (2,), "classes": (), "one-hot": (3,), "binary": (2,)}[labels]
+    loss = {
+        "numbers": "MeanSquaredError()",
+        "classes": "SparseCategoricalCrossentropy(from_logits=True)",
+        "one-hot": "CategoricalCrossentropy()",
+        "binary": "BinaryCrossentropy()",
+    }[labels]
+    made = Output((f"keras.layers.{HEADS[labels]}",), of, labels, shape, CLASSES, f"keras.losses.{loss}", 1.0, (), ())
+    return replace(made, **settings)
+
+
+def case(**settings):
+    """A small training of one dense layer, of which some settings are others."""
+    from differing.case import Case, Input, Layer
+
+    base = Case(
+        (Input("numbers", (4,)),), (Layer('keras.layers.Dense(4, activation="tanh")', (0,)),), (output(1, "numbers"),),
+        "keras.optimizers.SGD(0.1)", (), batch=8, examples=19, validation_examples=5, epochs=2, steps_per_call=2,
+        weights=None, data="arrays", seed=3,
+    )  # fmt: skip
+    return replace(base, **settings)
+
+
+def assert_equal(judged) -> None:
+    assert judged.verdict.name in ("EQUAL", "WITHIN_NOISE"), judged.words
+
+
+def test_the_page_says_the_digits_that_are_compared(differing):
+    from differing.compared import TOLERANCE
+
+    assert set(re.findall(r"\d?e-\d+", PAGE)) == {"1e-5"}
+    assert float("1e-5") == TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", SHAPES)
+def test_layers_of(of, differing):
+    from differing.case import Input, Layer
+
+    named = [one for found, second in rows("Layers") if second == of for one in found]
+    assert named
+    layers, ends = [], []
+    for one in named:
+        values = (0, 0) if one.startswith("MultiHeadAttention") else (0,)
+        layers.append(Layer(f"keras.layers.{one}", values))
+        layers += [
+            Layer(f"keras.layers.{word}", (len(layers) + place,))
+            for place, word in enumerate(("Flatten()", "Dense(2)"))
+        ]
+        ends.append(len(layers))
+    if len(ends) > 1:
+        layers.append(Layer("keras.layers.Average()", tuple(ends)))
+    kind, shape = SHAPES[of]
+    assert_equal(differing(case(
+        inputs=(Input(kind, shape),), layers=tuple(layers), outputs=(output(len(layers), "numbers"),)
+    )))  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", HEADS)
+def test_losses_and_metrics_of(labels, differing):
+    losses, metrics = (
+        [
+            one if one[0].islower() else f"keras.{kind}.{one}"
+            for found, second in rows(section)
+            if second == labels
+            for one in found
+        ]
+        for section, kind in (("Losses", "losses"), ("Metrics", "metrics"))
+    )
+    assert losses
+    assert metrics
+    outputs = [output(1, labels, loss=loss) for loss in losses]
+    outputs[0] = replace(outputs[0], metrics=tuple(metrics), weighted_metrics=tuple(metrics[:1]))
+    assert_equal(differing(case(outputs=tuple(outputs), weights="drawn")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", sampled(words("Optimizers"), 5))
+def test_optimizer(optimizer, differing):
+    assert_equal(differing(case(optimizer=f"keras.optimizers.{optimizer}")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(rows("Callbacks"))))
+def test_callbacks(place, differing):
+    callbacks = tuple(f"keras.callbacks.{one}" for one in rows("Callbacks")[place][0])
+    assert_equal(differing(case(callbacks=callbacks, epochs=4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", words("Data"))
+def test_data(data, differing):
+    settings = {found.arg: ast.literal_eval(found.value) for found in ast.parse(f"dict({data})").body[0].value.keywords}
+    assert_equal(differing(case(**settings)))
+
+
+@pytest.mark.parametrize("name", re.findall(r"`(tests/\S+::\S+)`", PAGE))
+def test_what_is_not_equal_is_tested_where_the_page_says(name):
+    path, _, function = name.partition("::")
+    defined = [node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)]
+    assert function in defined
