@@ -60,6 +60,14 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 # The search for variables behind a custom gradient, which `worker/tensorflow/collective.py` does without.
 from tensorflow.python.ops import custom_gradient as custom_gradients
 
+# Operations that draw, which all of TensorFlow's and Keras's random functions come down to.
+from tensorflow.python.ops import (
+    gen_random_ops,
+    gen_stateful_random_ops,
+    gen_stateless_random_ops,
+    gen_stateless_random_ops_v2,
+)
+
 __all__ = [
     "ATTRIBUTES",
     "ArrayDataAdapter",
@@ -73,6 +81,10 @@ __all__ = [
     "compute_output_spec",
     "custom_gradients",
     "dataset_ops",
+    "gen_random_ops",
+    "gen_stateful_random_ops",
+    "gen_stateless_random_ops",
+    "gen_stateless_random_ops_v2",
     "get_data_adapter",
     "get_keras_mask",
     "global_state",
@@ -104,6 +116,32 @@ ATTRIBUTES = {
     "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
     "custom_gradients": ("_get_dependent_variables",),
     "dataset_ops": ("_OptionsDataset",),
+    "gen_random_ops": (
+        "multinomial",
+        "parameterized_truncated_normal",
+        "random_gamma",
+        "random_poisson_v2",
+        "random_shuffle",
+        "random_standard_normal",
+        "random_uniform",
+        "random_uniform_int",
+        "truncated_normal",
+    ),
+    "gen_stateful_random_ops": ("rng_read_and_skip",),
+    "gen_stateless_random_ops": (
+        "stateless_multinomial",
+        "stateless_parameterized_truncated_normal",
+        "stateless_random_binomial",
+        "stateless_random_poisson",
+    ),
+    "gen_stateless_random_ops_v2": (
+        "stateless_random_gamma_v3",
+        "stateless_random_normal_v2",
+        "stateless_random_uniform_int_v2",
+        "stateless_random_uniform_v2",
+        "stateless_shuffle",
+        "stateless_truncated_normal_v2",
+    ),
     "global_state": ("get_global_attribute",),
     "keras_variables": ("Variable",),
     "map_op": ("_MapDataset", "_ParallelMapDataset"),

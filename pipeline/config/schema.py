@@ -214,6 +214,7 @@ class TrainConfig:
     gather: bool = False
     batch_statistics: str = "global"
     save: bool = True
+    check: str = "true"
     on_divergence: Divergence = Divergence.stop
     divergence_factor: float = 1e4
 

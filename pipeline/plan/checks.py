@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping
 
 from pipeline.config.json import Json
-from pipeline.config.schema import WITH_PASSWORD, Config, DataConfig, Exchange, Store, holds_password
+from pipeline.config.schema import (
+    WITH_PASSWORD,
+    Config,
+    DataConfig,
+    Exchange,
+    Store,
+    TrainConfig,
+    holds_password,
+)
 from pipeline.plan.errors import PlanError
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
@@ -29,6 +37,10 @@ MOST_WORKERS = 65_536
 
 # The same for what is counted in examples or steps, for seconds, and for classes.
 MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
+
+
+# Before training: compare and warn, refuse what differs, or do not compare.
+CHECKS = ("true", "strict", "off")
 
 
 OPTIMIZERS = (
@@ -182,6 +194,7 @@ def _check_training(config: Config) -> None:
             f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
         )
     class_weights(train.class_weight)
+    check_of(train)
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
@@ -204,6 +217,18 @@ def class_weights(given: Json) -> dict[str, float] | None:
             f"{given}. Try train.class_weight='{{0: 1.0, 1: 5.0}}', or null."
         )
     return {str(label): float(str(weight)) for label, weight in pairs}
+
+
+def check_of(train: TrainConfig) -> str:
+    """Whether replicas are compared with one device before training, as the plan has it."""
+    # YAML's true is a word here.
+    asked = train.check.strip().lower()
+    if asked not in CHECKS:
+        raise PlanError(
+            f"Expected train.check to be true, strict or off, received {train.check or 'nothing'}. "
+            f"Try train.check={'off' if asked == 'false' else 'true'}."
+        )
+    return asked
 
 
 def _check_cluster_and_tracking(config: Config) -> None:

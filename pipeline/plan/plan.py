@@ -157,6 +157,8 @@ class TrainingPart:
     rate_scale: float = part_of(default=1.0)
     # By the class's number, which is a text in JSON.
     class_weight: dict[str, float] | None = part_of(IDENTITY, TRAINING, default=None)
+    # Are replicas compared with one device before training: "true", "strict" (what differs is refused) or "off"?
+    check: str = part_of(default="off")
 
 
 @dataclass(frozen=True)

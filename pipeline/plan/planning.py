@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config
 from pipeline.plan.batches import shared, split_batch
-from pipeline.plan.checks import check_ports, check_ranges, class_weights, stays_here
+from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine
@@ -129,6 +129,7 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         batch_statistics=train.batch_statistics,
         steps_per_call=train.steps_per_call,
         save=train.save,
+        check=check_of(train),
         on_divergence=train.on_divergence.value,
         divergence_factor=train.divergence_factor,
         gather=train.gather,
@@ -241,7 +242,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         ),
         hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
         data=replace(plan.data, service=()),
-        training=replace(training, replica_batch=batch, global_batch=batch, callbacks=(), save=False),
+        training=replace(training, replica_batch=batch, global_batch=batch, callbacks=(), save=False, check="off"),
         measurement=replace(plan.measurement, explain=False),
         processes=(one,),
         workers=1,

@@ -11,6 +11,7 @@ from pipeline.record import plain
 from pipeline.record.events import (
     Built,
     Calibrated,
+    Checked,
     Explaining,
     Finished,
     Loaded,
@@ -68,6 +69,11 @@ class Build(Command[Built]):
     train_counts: list[int]
     validation_counts: list[int]
     resume: Resume | None = None
+
+
+@dataclass(frozen=True)
+class Check(Command[Checked]):
+    """Before training, compare what all replicas make of a small batch with what one device makes of it."""
 
 
 @dataclass(frozen=True)

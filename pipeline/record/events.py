@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from pipeline.plan import size as sizes
 from pipeline.plan.size import Size
 from pipeline.record import plain
+from pipeline.record.check import Check
 from pipeline.record.plain import MismatchError
 from pipeline.record.profile import Explanation, Profile
 from pipeline.record.told import Told as Told
@@ -121,6 +122,13 @@ class Built(Told):
     epochs: int | None = None
     data_digest: str | None = None
     notes: list[str] | None = plain.if_told()
+
+
+@dataclass(frozen=True)
+class Checked(Told):
+    """Process: what came of comparing all replicas with one device; what the first process told counts."""
+
+    values: Check
 
 
 @dataclass(frozen=True)
@@ -323,8 +331,8 @@ class Unknown(Told):
 
 
 Event = (
-    Run | Resumed | Started | Joined | Loaded | Built | Sized | Profiling | Profiled | Calibrated | Measured | Restored
-    | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed | Finished
+    Run | Resumed | Started | Joined | Loaded | Built | Checked | Sized | Profiling | Profiled | Calibrated | Measured
+    | Restored | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed | Finished
     | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Exited | Unknown
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.config.parts import flat, leaves, part_of, unflat
 from pipeline.record import plain
+from pipeline.record.check import Check
 from pipeline.record.log import read_whole, write_whole
 from pipeline.record.plain import MismatchError
 from pipeline.record.predictions import Scored
@@ -184,6 +185,7 @@ class Result:
     explained: Explanation | None = part_of(default=None)
     predictions: tuple[Scored, ...] = ()
     notes: tuple[str, ...] = ()
+    check: Check | None = part_of(default=None)
 
     @property
     def finished(self) -> bool:
@@ -192,7 +194,8 @@ class Result:
 
 
 def to_values(result: Result) -> dict[str, object]:
-    """The values of result.json: of a run all but what only an asynchronous training has, where it is none.
+    """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
+    only one that was compared with one device has.
 
     Of one that was refused those that are known.
 
@@ -205,6 +208,8 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
+    if result.check is None:
+        values.pop("check", None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
 
 

@@ -17,7 +17,9 @@ from pipeline.record.commands import Resume
 from pipeline.record.events import Event, Profiled, Restarted
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
+from pipeline.run.results import refused_of
 from pipeline.run.timing import Measured, all_measured, build, profile, take_measurements
+from pipeline.run.watch import Failure
 
 # What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
@@ -146,6 +148,7 @@ def _attempt(
         if baseline is not None and not all_measured(plan, measured, baseline):
             one = begin(baseline, "baseline")
         _come_up(groups, resume, measured)
+        _check_once(plan, point, measured)
         measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
         if plan.measurement.profile and resume is None:
             _profile_once(point, measured, tell)
@@ -210,6 +213,17 @@ class _Clock:
         measured.seconds_training = (measured.seconds_training or 0.0) + point.seconds - seconds
         if point.joules is not None and joules is not None:
             measured.energy_joules = (measured.energy_joules or 0.0) + point.joules - joules
+
+
+def _check_once(plan: Plan, point: Group, measured: Measured) -> None:
+    """Has all replicas be compared with one device, unless an earlier attempt has. Raises `RunFailed`."""
+    asked = plan.training.check
+    if asked == "off" or plan.workers == 1 or plan.strategy.asynchronous:
+        return
+    if measured.check is None:
+        point.ask(commands.Check())
+    if asked == "strict" and (said := refused_of(measured.check, plan.workers)):
+        raise RunFailed(Failure(said, None, lost=False), None)
 
 
 def _profile_once(point: Group, measured: Measured, tell: Callable[[Event], None]) -> None:

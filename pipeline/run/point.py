@@ -31,6 +31,7 @@ from pipeline.run.group import Preempted, RunFailed
 from pipeline.run.laying_out import planned_on, with_addresses
 from pipeline.run.results import (
     bound_by_input,
+    check_notes,
     choices_of,
     explained_otherwise,
     input_of,
@@ -256,6 +257,7 @@ class Point:
             self._survived(),
             Cost(seconds, price, outlook.cost(price, planned.hardware.hosts, seconds), measured.energy_joules),
             environment=Environment(planned.hardware.machine, measured.versions),
+            check=measured.check,
             profile=measured.profile,
             explained=measured.explained,
             predictions=self._scored(middle) if status == "FINISHED" and middle else (),
@@ -263,6 +265,7 @@ class Point:
                 *planned.notes,
                 *measured.notes,
                 *(measured.built.notes or ()),
+                *check_notes(measured.check, planned.workers),
                 *timed_with(planned, measured),
                 *bound_by_input(waited),
                 *explained_otherwise(measured.explained, speed, timed_workers),

@@ -10,6 +10,7 @@ from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record import results
+from pipeline.record.check import Check
 from pipeline.record.profile import Explanation
 from pipeline.record.results import Choices, Ending, Input, Layout, Result, Speed, Staleness
 from pipeline.record.training import Finished
@@ -80,6 +81,26 @@ def timed_with(planned: Plan, measured: Measured) -> list[str]:
 def lost_of(measured: Measured, part: str) -> int:
     """Examples of a part of the data that were broken and left out."""
     return sum(broken.examples for broken in measured.lost.get(part, ()))
+
+
+def check_notes(check: Check | None, replicas: int) -> list[str]:
+    """What is to be said of replicas that were compared with one device."""
+    if check is None or check.outcome == "equal":
+        return []
+    if check.outcome == "not made":
+        return [f"Replicas were not compared with one device (train.check): {check.unsaid}."]
+    said = check.said(replicas)
+    return [f"{said[0].upper()}{said[1:]} {check.advice}"]
+
+
+def refused_of(check: Check | None, replicas: int) -> str | None:
+    """What keeps a training from the strict check; None where nothing does."""
+    if check is None or check.outcome == "equal":
+        return None
+    expected = f"Expected {replicas} replicas that train what one device trains, for train.check=strict, received"
+    if check.outcome == "not made":
+        return f"{expected} some that cannot be compared: {check.unsaid}. Try train.check=true."
+    return f"{expected} others: {check.said(replicas)} {check.advice}"
 
 
 def skipped_notes(measured: Measured) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.config.schema import Config
 from pipeline.plan import plan
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log
-from pipeline.record.events import Checkpoint, Ended, Event, Profiled, Restarted, Steps
+from pipeline.record.events import Checked, Checkpoint, Ended, Event, Profiled, Restarted, Steps
 from pipeline.record.tracking import run_id_of
 from pipeline.run.timing import Measured
 
@@ -78,6 +78,9 @@ class Earlier:
         made = Measured(step=self.step, saved_step=self.saved_step)
         made.notes = [event.text for event in self.events if isinstance(event, Restarted)]
         made.restarts = len(made.notes)
+        for event in self.events:
+            if isinstance(event, Checked):
+                made.note(event)
         same = plan.identity(self.plan) == plan.identity(json.loads(planned.to_json()))
         if not same or self.plan.get("machine") != planned.hardware.machine:
             # What another machine has timed says nothing of this one.

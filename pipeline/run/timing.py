@@ -13,8 +13,9 @@ from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record import commands
+from pipeline.record.check import Check
 from pipeline.record.commands import Resume
-from pipeline.record.events import Built, Checkpoint, Event, Finished, Lost, Steps
+from pipeline.record.events import Built, Checked, Checkpoint, Event, Finished, Lost, Steps
 from pipeline.record.profile import Explanation, Profile
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
 from pipeline.run.watch import Failure
@@ -52,6 +53,8 @@ class Measured:
     size: Size | None = None
     # What the input and the model can do alone, where that was timed.
     profile: Profile | None = None
+    # What came of comparing all replicas with one device, where that was asked for.
+    check: Check | None = None
     # What the lost efficiency is made of, where that was asked for.
     explained: Explanation | None = None
 
@@ -62,6 +65,8 @@ class Measured:
                 self.step = max(self.step, step)
             case Checkpoint(step=step):
                 self.saved_step = step
+            case Checked(values=check) if event.rank == 0:
+                self.check = check
 
 
 @dataclass(frozen=True)

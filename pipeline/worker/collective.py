@@ -1,6 +1,7 @@
 """How the replicas of all processes add up what they computed, found by name: ours, or what packages offer."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.config.offers import OfferError, check, find
@@ -48,6 +49,35 @@ class Alone(Generic[Array]):
     def sent_bytes(self, size: int) -> int:
         """None."""
         return 0
+
+
+class Pausable(Generic[Array]):
+    """A collective that can be left out for a while, in which each replica computes as one device does."""
+
+    def __init__(self, collective: Collective[Array]) -> None:
+        self._collective, self._is_paused = collective, False
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas add up."""
+        return 1 if self._is_paused else self._collective.replicas
+
+    def sum(self, arrays: Sequence[Array]) -> list[Array]:
+        """The sums over all replicas; the arrays as they are while it is left out."""
+        return list(arrays) if self._is_paused else self._collective.sum(arrays)
+
+    def sent_bytes(self, size: int) -> int:
+        """Bytes that a replica sends, on average, for arrays of so many bytes together."""
+        return self._collective.sent_bytes(size)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing is exchanged."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
 
 # Ours; a package offers others as entry points of the group `pipeline.collectives`.

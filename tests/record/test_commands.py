@@ -12,6 +12,7 @@ MADE = [
     commands.Load("outputs/runs/mine"),
     commands.Drop({"1": {"train": [events.Lost("a.png", 3, 1, "a.png", "is cut off")], "validation": []}}),
     commands.Build([100, 28], [10], "back"),
+    commands.Check(),
     commands.Size(),
     commands.Profile("input", 20),
     commands.Begin(),

@@ -10,10 +10,12 @@ from conftest import ROOT
 
 from pipeline.plan.size import Size, Variable
 from pipeline.record import events, log
+from pipeline.record.check import Check, Difference
 from pipeline.record.events import (
     Beat,
     Built,
     Calibrated,
+    Checked,
     Checkpoint,
     Ended,
     Epoch,
@@ -72,6 +74,7 @@ TOLD: list[Event] = [
     Loaded({"train": False}, {"train": 8}, {"train": [Lost(None, 3, 1, "a.png", "is cut off", None)]}),
     Built(9610, 38440, 1, [8, 8, 1], {"image": "float32"}, 10, 100, 20, 2, 4, 3, "ab12"),
     Built(notes=["The labels were counted as 100 classes."]),
+    Checked(Check("different", [Difference("gradient", "dense/kernel", 0.035)], "It is a sum.", "Try a mean.")),
     Sized(SIZE),
     Sized(error="it cannot be built"),
     Profiling("input", 0.1),

@@ -17,6 +17,7 @@ from pipeline.record.events import (
     Beat,
     Built,
     Calibrated,
+    Checked,
     Checkpoint,
     Ended,
     Epoch,
@@ -146,6 +147,8 @@ def _changes(event: Event, seen: Replay) -> Iterable[Change] | None:
             return _noted([note], seen)
         case Saved():
             return _saved(event, seen)
+        case Checked():
+            return _checked(event)
         case Explained():
             return _explained(event)
         case Result():
@@ -315,6 +318,14 @@ def _profiled(event: Profiled) -> Iterator[Change]:
     yield from _point("profile/input_examples_per_second", found.input_examples_per_second, event, 0)
     yield from _point("profile/model_examples_per_second", found.model_examples_per_second, event, 0)
     yield from _point("profile/ceiling_examples_per_second", found.ceiling_examples_per_second, event, 0)
+
+
+def _checked(event: Checked) -> Iterator[Change]:
+    """What came of the check; the sentence about it is a note of the result."""
+    if event.rank == 0:
+        yield Tag("check", event.values.outcome)
+        if event.values.outcome != "not made":
+            yield from _point("check/largest_difference", event.values.largest, event, 0)
 
 
 def _explained(event: Explained) -> Iterator[Change]:

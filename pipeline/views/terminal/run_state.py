@@ -11,6 +11,7 @@ from pipeline.record.events import (
     Beat,
     Built,
     Calibrated,
+    Checked,
     Checkpoint,
     Ended,
     Epoch,
@@ -159,6 +160,8 @@ class RunState:
                 self._training.saved = step
             case Profiled(values=profile):
                 return [Line(text, lasting=True) for text in profile_lines(profile)]
+            case Checked(values=check) if event.rank == 0 and check.outcome == "different":
+                return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
             case Explaining():
                 self._explaining = True
                 return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
@@ -173,8 +176,8 @@ class RunState:
             case Ended():
                 self._ended, self._explaining = True, False
             case (
-                Run() | Resumed() | Loaded() | Sized() | Profiling() | Left() | Signalled() | System() | Result()
-                | Report() | Stopped() | Exited() | Unknown()
+                Run() | Resumed() | Loaded() | Checked() | Sized() | Profiling() | Left() | Signalled() | System()
+                | Result() | Report() | Stopped() | Exited() | Unknown()
             ):  # fmt: skip
                 pass
             case _:

@@ -59,7 +59,7 @@ def opened(part: tf.data.Dataset) -> tf.data.Dataset | Examples:
     functions: list[Function] = []
     inner = part
     while True:
-        if isinstance(inner, MAPS) and _is_pure(inner._map_func.function.graph):
+        if isinstance(inner, MAPS) and is_pure(inner._map_func.function.graph):
             functions.insert(0, applied(inner))
         elif not isinstance(inner, PASSING_ON):
             break
@@ -87,7 +87,7 @@ def applied(node: tf.data.Dataset) -> Function:
     return one
 
 
-def _is_pure(graph: tf.Graph) -> bool:
+def is_pure(graph: tf.Graph) -> bool:
     """Has a function none but operations that give the same whenever they are run?"""
     made = graph.as_graph_def()
     nodes = [*made.node, *(node for function in made.library.function for node in function.node_def)]

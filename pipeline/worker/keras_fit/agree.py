@@ -29,6 +29,17 @@ def from_first(strategy: tf.distribute.Strategy, collective: Collective[Addend])
 
 
 @functools.cache
+def from_one(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
+    """As `from_first`, of the replica whose number comes before the tensors."""
+
+    def chosen(values: Sequence[tf.Tensor]) -> list[Addend]:
+        here = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, values[0])
+        return [tf.where(here, value, tf.zeros_like(value)) for value in values[1:]]
+
+    return _summed(strategy, collective, chosen)
+
+
+@functools.cache
 def over_replicas(strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> Agree:
     """A function that every process calls with tensors of equal shapes, and that returns their sums over replicas."""
     # An identity, because it has a device, which the sum is made on; an argument has none.

@@ -16,18 +16,22 @@ from pipeline.config import targets
 from pipeline.plan.batches import left_out
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
+from pipeline.record.check import Check
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Event, Failed, Told, Warned
-from pipeline.worker.collective import Collective, collective_of
+from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, integrity
 from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.input.part import Batch, Shape
+from pipeline.worker.input.passes import Place
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.tensorflow import build, normalization, own_loop, own_step, static, tables
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.callbacks import Callbacks, check
+from pipeline.worker.tensorflow.callbacks import Callbacks
+from pipeline.worker.tensorflow.callbacks import check as check_callbacks
+from pipeline.worker.tensorflow.checked import check
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
@@ -66,7 +70,7 @@ class TensorFlowEngine:
         prepare_devices(plan, process)
         if process.rank in plan.leaders:
             strategy = make_strategy(plan, process, self._tell)
-            collective: Collective[Addend] = collective_of(plan, process, strategy)
+            collective: Pausable[Addend] = Pausable(collective_of(plan, process, strategy))
             self._work = Work(plan, process, strategy, collective, self._tell, self._asked_to_leave)
         else:
             self._server = start_server(plan, process, self._tell)
@@ -101,7 +105,7 @@ class Work:
         plan: Plan,
         process: Process,
         strategy: tf.distribute.Strategy,
-        collective: Collective[Addend],
+        collective: Pausable[Addend],
         tell: Tell,
         asked_to_leave: Callable[[], bool],
     ) -> None:
@@ -131,6 +135,8 @@ class Work:
                 self.data.drop(command.broken)
             case commands.Build():
                 self._build(command.train_counts, command.validation_counts, command.resume)
+            case commands.Check():
+                self._tell(events.Checked(self._check()))
             case commands.Size():
                 self._size()
             case commands.Profile():
@@ -254,6 +260,13 @@ class Work:
             isinstance(self.data.parts["train"], tuple),
         )
 
+    def _check(self) -> Check:
+        """What came of comparing all replicas with one device. Nothing that training goes on with is changed."""
+        if self._plan.strategy.static_batches:
+            return Check("not made", unsaid="steps with static shapes are compiled alone")
+        mine = self._process.replicas
+        return check(self._ready(), self._collective, Place(mine[0], len(mine), self._plan.workers), self.data.few)
+
     def _size(self) -> None:
         loop = self._ready()
         try:
@@ -285,7 +298,7 @@ class Work:
             targets.value(callback, f"train.callbacks[{index}]")
             for index, callback in enumerate(plan.training.callbacks)
         ]
-        check(callbacks)
+        check_callbacks(callbacks)
         if self._survival is not None and self._process.rank == 0:
             self._survival.checkpointer.check()
         self._training = Training(

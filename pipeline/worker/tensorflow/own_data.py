@@ -18,7 +18,7 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
-from pipeline.worker.input import batches, cache, class_weights, integrity, taken
+from pipeline.worker.input import batches, cache, class_weights, few, integrity, taken
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.input.passes import Place
@@ -136,6 +136,12 @@ class OwnData:
         if isinstance(train, tf.data.Dataset):
             train = self.shard(self._process.rank, len(self._plan.leaders))[0]
         return train, self.read_by_workers(train)
+
+    def few(self, first: int, count: int) -> Batch:
+        """Some of the training examples of all processes, from number `first` on, or the first of this one's shard."""
+        part = self.whole["train"]
+        assert part is not None, "load comes first"
+        return few.examples_of(part, 0 if self.has_shards() else first, count, self.classes)
 
     def read_by_workers(self, train: Part) -> list[Part]:
         """What asynchronous workers read of the training data: each a part of its own, where it can be had in parts."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from pipeline.private import global_state
 from pipeline.worker.collective import Collective
-from pipeline.worker.keras_fit.agree import from_first
+from pipeline.worker.keras_fit.agree import from_one
 from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import TrainingError
@@ -101,9 +101,14 @@ def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, P
             setattr(callback, key, _rich(value, state.arrays))
 
 
-def on_all(state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend]) -> State | None:
-    """The first process's state on every process, all of which call this together."""
-    send = from_first(strategy, collective)
+def on_all(
+    state: State | None, strategy: tf.distribute.Strategy, collective: Collective[Addend], replica: int = 0
+) -> State | None:
+    """The state of the process with that replica on every process, all of which call this together."""
+
+    def send(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        return from_one(strategy, collective)([tf.constant(replica), *values])
+
     header, body = _packed(state) if state is not None else (b"", b"")
     sizes = tf.constant([len(header), len(body)], tf.int64)
     (sizes,) = send([sizes])

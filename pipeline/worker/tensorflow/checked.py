@@ -1,0 +1,224 @@
+"""Compares, before training, what all replicas would make of a small batch with what one device makes of it.
+
+A loss over pairs of examples, a layer that looks at its whole batch or keeps a mean of its own: each replica computes
+it from its own part, and nothing else tells. Every process takes part; the first one compares.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.record.check import Check, Difference
+from pipeline.worker.collective import Pausable
+from pipeline.worker.input.part import Batch
+from pipeline.worker.input.passes import Place
+from pipeline.worker.keras_fit.agree import texts
+from pipeline.worker.tensorflow.checkpoint import State, grouped
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.compared import TOLERANCES, Rows, are_aligned, differences, first_layer
+from pipeline.worker.tensorflow.errors import explain, lost_a_peer
+from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.state import on_all
+from pipeline.worker.tensorflow.trial import TooLong, Trial, Trials
+
+# Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
+SHARES = (3, 2)
+# A layer that is run at once takes 3 ms on a core, and three times as long with its gradient: so many of them in a
+# process are run within two seconds.
+MOST_LAYERS, MOST_WITH_GRADIENTS = 750, 250
+# Elements of the gradients that are compared, and seconds of a core for a forward pass where they are.
+MOST_ELEMENTS, QUICK_SECONDS = 20_000_000, 0.5
+# Seconds, of the clock and of a core, after which a forward pass is given up.
+LONG_SECONDS = 1.0
+# Layers that add up the rounding of one tolerance.
+LAYERS_OF_TOLERANCE = 20
+FULL, WITHOUT = "with gradients", "gradients were left out, to take no longer than two seconds"
+
+
+# (number of the first, count) -> so many examples, or fewer where there are no more.
+Examples = Callable[[int, int], Batch]
+Made = TypeVar("Made")
+
+
+class NotMade(Exception):
+    """Nothing can be compared; the message says why."""
+
+
+def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Examples) -> Check:
+    """What differs between all replicas and one device in a step on a few `examples`; all processes call it together.
+
+    Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
+    """
+    began = time.perf_counter()
+    try:
+        found = _Comparison(loop, collective, where).made(examples)
+    except NotMade as why:
+        found = Check("not made", unsaid=str(why))
+    return dataclasses.replace(found, seconds=round(time.perf_counter() - began, 3))
+
+
+class _Comparison:
+    """One small batch, and what becomes of it."""
+
+    def __init__(self, loop: Loop, collective: Pausable[Addend], where: Place) -> None:
+        self._loop, self._collective, self._where = loop, collective, where
+        self._trials = Trials(loop, collective)
+        layers = loop.model._flatten_layers()
+        self._layers = len(layers)
+        most = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
+        self._tolerance = most * max(1.0, self._layers / LAYERS_OF_TOLERANCE)
+
+    def made(self, examples: Examples) -> Check:
+        """What differs. Raises `NotMade`."""
+        where, trials = self._where, self._trials
+        if self._runs > MOST_LAYERS:
+            raise NotMade(f"{self._layers} layers, run one by one, would take longer than two seconds")
+        shares = [SHARES[number % len(SHARES)] for number in range(where.replicas)]
+        first, wanted = sum(shares[: where.first]), shares[where.first : where.first + where.local]
+        mine = self._together(lambda: examples(first, sum(wanted)))
+        edges = [min(edge, _count(mine)) for edge in itertools.accumulate(wanted, initial=0)]
+        parts = [_cut(mine, *pair) for pair in itertools.pairwise(edges)]
+        whole = self._whole(mine)
+        forward = self._together(lambda: self._forward(whole, parts))
+        trials.with_gradients = bool(self._told(FULL * self._is_quick(forward))[0])
+        one = self._together(lambda: trials.on_one(whole) if trials.with_gradients and where.chief else forward)
+        # Where others take part they would wait for ever for one that failed; what may fail has been tried.
+        replicas = (
+            trials.on_all(_count(whole), parts)
+            if where.processes > 1
+            else self._together(lambda: trials.on_all(_count(whole), parts))
+        )
+        if not where.chief:
+            return Check("not made", unsaid="the first process compares")
+        rows = {number: Rows(*pair, _count(whole)) for number, pair in enumerate(itertools.pairwise(edges))}
+        return self._compared(replicas, one, whole, rows)
+
+    @property
+    def _runs(self) -> int:
+        """Layers that this process runs in all."""
+        return self._layers * (1 + self._where.local)
+
+    def _forward(self, whole: Batch, parts: list[Batch]) -> Trial:
+        """A step of one device without gradients; in each process, what its replicas do is tried beforehand."""
+        self._trials.with_gradients = False
+        until = time.perf_counter() + LONG_SECONDS
+        for part in parts if self._where.processes > 1 else ():
+            if _count(part):
+                self._trials.on_one(part, until=until)
+        return self._trials.on_one(whole, until=until) if self._where.chief else Trial()
+
+    def _is_quick(self, forward: Trial) -> bool:
+        """Are gradients to be compared as well?"""
+        elements = sum(int(np.prod(variable.shape)) for variable in self._loop.model.trainable_variables)
+        small = self._runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
+        return small and forward.cpu_seconds <= QUICK_SECONDS
+
+    def _compared(self, replicas: Trial, one: Trial, whole: Batch, rows: dict[int, Rows]) -> Check:
+        names, unsaid = ("loss", *self._loop.outputs), "" if self._trials.with_gradients else WITHOUT
+        if not differences(replicas, one, names, self._tolerance):
+            return Check("equal", unsaid=unsaid)
+        noise = np.random.default_rng(0)
+        try:
+            disturbed = self._trials.on_one(whole, noise)
+            found = differences(replicas, one, names, self._tolerance, disturbed)
+        except Exception as error:
+            raise NotMade(explain(error)) from error
+        if not found:
+            return Check("equal", unsaid=unsaid)
+        layer, aligned = None, are_aligned(replicas, one, disturbed)
+        if aligned:
+            layer = first_layer(replicas, one, rows, self._tolerance, disturbed)
+        cause, advice = explained(found, layer, aligned)
+        return Check("different", [layer, *found] if layer else found, cause, advice, unsaid)
+
+    def _whole(self, mine: Batch) -> Batch:
+        """The examples of all processes, in the order of their replicas."""
+        if self._where.processes == 1:
+            return mine
+        leaves = [leaf.numpy() for leaf in tf.nest.flatten(mine)]
+        state, made = State({}, grouped("examples", leaves)), []
+        for number in range(self._where.processes):
+            own = number == self._where.first // self._where.local
+            sent = on_all(state if own else None, self._loop.strategy, self._collective, number * self._where.local)
+            assert sent is not None, "each sends something"
+            made.append(sent.group("examples"))
+        joined = [tf.constant(np.concatenate(pieces)) for pieces in zip(*made, strict=True)]
+        return tf.nest.pack_sequence_as(mine, joined)
+
+    def _together(self, what: Callable[[], Made]) -> Made:
+        """What comes of something in this process. Raises `NotMade` in all where it failed in one."""
+        try:
+            made, said = what(), ""
+        except TooLong:
+            said = f"a step on {sum(SHARES)} examples takes longer than {LONG_SECONDS:g} s"
+        except Exception as error:
+            if lost_a_peer(error):
+                raise
+            said = explain(error) or type(error).__name__
+        for text in self._told(said):
+            if text:
+                raise NotMade(text)
+        return made
+
+    def _told(self, text: str) -> list[str]:
+        """What each process says."""
+        where = self._where
+        if where.processes == 1:
+            return [text]
+        number = where.first // where.local
+        return texts(self._loop.strategy, self._collective, text, number, where.processes, where.local)
+
+
+def _count(batch: Batch) -> int:
+    return int(tf.nest.flatten(batch)[0].shape[0])
+
+
+def _cut(batch: Batch, start: int, stop: int) -> Batch:
+    return tf.nest.map_structure(lambda leaf: leaf[start:stop], batch)
+
+
+def explained(found: list[Difference], layer: Difference | None, aligned: bool) -> tuple[str, str]:
+    """(what most likely makes the differences, what to try), in a sentence each.
+
+    `layer` is the first one whose output differs; where what layers return could not be `aligned`, it is not known.
+    """
+    kinds = {difference.what: difference for difference in reversed(found)}
+    if layer is not None:
+        return (
+            f"It begins in layer {layer.name}, which does not treat each example by itself.",
+            "Try a layer that does, or keras.layers.BatchNormalization, whose statistics are those of the global "
+            "batch; or train.check=off, if each replica's own part of the batch is what it is meant to see.",
+        )
+    if "loss" in kinds and aligned:
+        return (
+            "What the layers return does not: the loss is no mean over examples, as one over pairs of them.",
+            "Try train.gather=true, or train.check=off, if each replica's own part of the batch is what it is meant "
+            "to see.",
+        )
+    if "loss" not in kinds and "gradient" not in kinds and "state" in kinds:
+        return (
+            f"{kinds['state'].name} is assigned from each replica's own part of the batch.",
+            'Try keras.layers.BatchNormalization, or aggregation="mean" in add_weight, which is exact where replicas '
+            "have as many examples; or train.check=off, if that is meant.",
+        )
+    if set(kinds) == {"metric"}:
+        return (
+            f"What {kinds['metric'].name} keeps is not added up over replicas to what one device has.",
+            "Try a metric that keeps sums, or train.check=off, if its value does not matter.",
+        )
+    if "loss" not in kinds and "gradient" in kinds:
+        last = [difference for difference in found if difference.what == "gradient"][-1]
+        return (
+            f"The loss does not: a gradient is made of a replica's part of the batch as a whole, at {last.name} or "
+            f"after it.",
+            "Try a gradient that is a sum over examples, or train.check=off, if that is meant.",
+        )
+    return (
+        "Something in it depends on the other examples of a batch.",
+        "Try train.gather=true for a loss, keras.layers.BatchNormalization for a normalization; or train.check=off.",
+    )

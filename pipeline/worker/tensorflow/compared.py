@@ -1,0 +1,169 @@
+"""Tells what a step of all replicas differs in from the same step on one device, by more than arithmetic explains."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from pipeline.record.check import Difference, What
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.trial import Trial
+
+# What sums in another order leave, by the type that a model computes in, as a share of what is compared.
+TOLERANCES = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+# What differs is told where it is so many times what a disturbance of the last digits makes of it on one device.
+TIMES_NOISE = 30.0
+# Of a tensor that is next to nothing beside others of its kind, element by element, the others' size counts.
+LEAST_SHARE = 1e-4
+# Of a loss or a metric next to 0.
+LEAST = 1e-6
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which examples of the global batch a replica has: `start` to `stop` of `count`."""
+
+    start: int
+    stop: int
+    count: int
+
+
+def differences(
+    all_replicas: Trial, one: Trial, names: Sequence[str], tolerance: float, disturbed: Trial | None = None
+) -> list[Difference]:
+    """What differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
+    found = [*_of_numbers(all_replicas, one, names, disturbed), *_of_tensors(all_replicas, one, disturbed)]
+    return [difference for difference, noise in found if _is_told(difference.relative, noise, tolerance)]
+
+
+def are_aligned(*trials: Trial) -> bool:
+    """Have all replicas run the same layers in the same order?"""
+    return len({tuple(name for name, _ in outputs) for trial in trials for outputs in trial.outputs.values()}) == 1
+
+
+def first_layer(
+    all_replicas: Trial, one: Trial, rows: dict[int, Rows], tolerance: float, disturbed: Trial
+) -> Difference | None:
+    """The first layer whose output differs: what it was given, which earlier ones returned, does not."""
+    (whole,), (noisy,) = one.outputs.values(), disturbed.outputs.values()
+    for place, (name, _) in enumerate(whole):
+        worst, noise = 0.0, 0.0
+        for number, outputs in all_replicas.outputs.items():
+            for leaf, of_one, of_noise in zip(outputs[place][1], whole[place][1], noisy[place][1], strict=False):
+                expected, other = (_rows_of(tensor, leaf, rows[number]) for tensor in (of_one, of_noise))
+                if expected is not None and other is not None:
+                    size = _size(expected)
+                    worst = max(worst, _apart(leaf.numpy(), expected, size))
+                    noise = max(noise, _apart(other, expected, size))
+        if _is_told(worst, noise, tolerance):
+            return Difference("output", name, worst)
+    return None
+
+
+def _of_numbers(
+    all_replicas: Trial, one: Trial, names: Sequence[str], disturbed: Trial | None
+) -> Iterator[tuple[Difference, float]]:
+    """Losses and metrics, each with what noise makes of it."""
+
+    def compared(what: What, name: str, here: float, there: float, noisy: float | None) -> tuple[Difference, float]:
+        size = max(abs(here), abs(there), LEAST)
+        noise = 0.0 if noisy is None else _apart(np.array(noisy), np.array(there), size)
+        return Difference(what, name, _told(_apart(np.array(here), np.array(there), size)), here, there), noise
+
+    for place, name in enumerate(names[: len(one.losses)]):
+        noisy = None if disturbed is None else float(disturbed.losses[place])
+        yield compared("loss", name, float(all_replicas.losses[place]), float(one.losses[place]), noisy)
+    for name, there in one.metrics.items():
+        noisy = None if disturbed is None else disturbed.metrics[name]
+        yield compared("metric", name, all_replicas.metrics[name], there, noisy)
+
+
+def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Iterator[tuple[Difference, float]]:
+    """State and gradients, each with what noise makes of it."""
+    for path, there in one.state.items():
+        copies, noisy = all_replicas.state.get(path, []), [] if disturbed is None else disturbed.state[path]
+        size = _size(there[0])
+        apart = max((_apart(copy, there[0], size) for copy in copies), default=np.inf)
+        noise = max((_apart(value, there[0], size) for value in noisy), default=0.0)
+        yield Difference("state", path, _told(apart)), noise
+    typical = _typical(list(one.gradients.values()))
+    for path, gradient in one.gradients.items():
+        given = [all_replicas.gradients[path], gradient]
+        here, expected, *noisy = _aligned(given if disturbed is None else [*given, disturbed.gradients[path]])
+        size = max(_size(expected), LEAST_SHARE * typical * expected.size**0.5)
+        noise = _apart(noisy[0], expected, size) if noisy else 0.0
+        yield Difference("gradient", path, _told(_apart(here, expected, size))), noise
+
+
+def _is_told(relative: float | None, noise: float, tolerance: float) -> bool:
+    return relative is None or (relative > tolerance and not relative <= TIMES_NOISE * noise)
+
+
+def _told(apart: float) -> float | None:
+    """None for what is no number on one side alone."""
+    return float(apart) if np.isfinite(apart) else None
+
+
+def _apart(here: np.ndarray, there: np.ndarray, size: float) -> float:
+    """How far two are apart, in shares of a size; infinite where one has no number and the other one has."""
+    here, there = _as_float(here), _as_float(there)
+    if here.shape != there.shape:
+        return np.inf
+    apart = _size(here - there)
+    if not np.isfinite(apart):
+        finite = np.isfinite(here)
+        if (finite != np.isfinite(there)).any():
+            return np.inf
+        apart = _size((here - there)[finite])
+    return apart / max(size, float(np.finfo(np.float32).tiny))
+
+
+def _size(array: np.ndarray) -> float:
+    return float(np.linalg.norm(_as_float(array)))
+
+
+def _as_float(array: np.ndarray) -> np.ndarray:
+    """In the narrowest type with enough digits: float32 for what has no more, float64 for whole numbers."""
+    return np.asarray(array, np.float64 if array.dtype.kind in "iu" or array.dtype == np.float64 else np.float32)
+
+
+def _typical(gradients: Sequence[Addend]) -> float:
+    """The root of the mean square of all elements."""
+    arrays = [_values(gradient) for gradient in gradients]
+    count = sum(array.size for array in arrays)
+    return float((sum(_size(array) ** 2 for array in arrays) / max(count, 1)) ** 0.5)
+
+
+def _values(gradient: Addend) -> np.ndarray:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return np.asarray(values, np.float32)
+
+
+def _aligned(gradients: Sequence[Addend]) -> list[np.ndarray]:
+    """Gradients as arrays of one shape; of those of tables, the rows that any of them has."""
+    if not any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return [_values(gradient) for gradient in gradients]
+    as_rows = [_rows(gradient) for gradient in gradients]
+    numbers = np.unique(np.concatenate([rows for rows, _ in as_rows]))
+    made = []
+    for rows, values in as_rows:
+        dense = np.zeros((len(numbers), *values.shape[1:]))
+        np.add.at(dense, np.searchsorted(numbers, rows), values)
+        made.append(dense)
+    return made
+
+
+def _rows(gradient: Addend) -> tuple[np.ndarray, np.ndarray]:
+    values = _values(gradient)
+    return (np.asarray(gradient.indices) if isinstance(gradient, tf.IndexedSlices) else np.arange(len(values))), values
+
+
+def _rows_of(whole: tf.Tensor, part: tf.Tensor, rows: Rows) -> np.ndarray | None:
+    """What of one device's output a replica is to have; None where that cannot be told from the shapes."""
+    if not whole.shape.rank or whole.shape[1:] != part.shape[1:]:
+        return whole.numpy() if whole.shape == part.shape else None
+    times, rest = divmod(int(whole.shape[0]), rows.count)
+    if not rest and times and int(part.shape[0]) == times * (rows.stop - rows.start):
+        return whole[times * rows.start : times * rows.stop].numpy()  # type: ignore[no-any-return]
+    return whole.numpy() if whole.shape == part.shape else None

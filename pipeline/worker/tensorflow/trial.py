@@ -1,0 +1,244 @@
+"""Makes a training step for the sake of what it would do: on all replicas, or on one device, with nothing changed.
+
+It is the step that is compiled for training, run at once, operation by operation: tracing it takes longer than running
+it once. An optimizer that is asked to apply gradients keeps them, and what is assigned is put back.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline.private import keras_variables
+from pipeline.worker.collective import Pausable
+from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.loop import Loop, flat
+from pipeline.worker.tensorflow.step import ReplicaStep, training_step
+from pipeline.worker.tensorflow.undrawn import undrawn
+
+# What is late for having had less than this of a core has not had its turn on it.
+LEAST_CPU_SECONDS = 1.0
+
+# The distance from 1 to the next number of a type, and how many of these a layer's output is disturbed by at most.
+EPSILONS = {"float32": 2.0**-23, "float64": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+DIGITS = 4
+
+Outputs = list[tuple[str, list[tf.Tensor]]]
+
+
+class TooLong(Exception):
+    """The operations that were run took longer than they may."""
+
+
+@dataclass
+class Trial:
+    """What a step came to: its losses, metrics, gradients, and the layers' outputs, on each replica here.
+
+    `state` has what was assigned, by the variable's path: a value for each replica here. `cpu_seconds` are those of
+    this process.
+    """
+
+    losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    metrics: dict[str, float] = field(default_factory=dict)
+    gradients: dict[str, Addend] = field(default_factory=dict)
+    state: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    outputs: dict[int, Outputs] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+
+
+class Trials:
+    """Steps of a loop that is built and has not begun."""
+
+    # Without them a step takes a third of the time.
+    with_gradients = True
+
+    def __init__(self, loop: Loop, collective: Pausable[Addend]) -> None:
+        self._loop, self._collective, self._model = loop, collective, loop.model
+        self._step: ReplicaStep = training_step(loop.model, collective, 32, always_fed=False, static=False)
+        loop.reset_metrics()
+
+    def on_all(self, examples: int, batches: Sequence[Batch]) -> Trial:
+        """A step of all replicas, of which those here have these batches; `examples` are those of the global batch."""
+        strategy, trial = self._loop.strategy, Trial()
+        with self._watched(trial), self._put_back(trial), losses.without_keras_scaling(), _quiet():
+            mine = strategy.experimental_distribute_values_from_function(
+                lambda context: batches[context.replica_id_in_sync_group % len(batches)]
+            )
+            summed = strategy.run(self._step, args=(tf.constant(float(examples)), mine))
+            trial.losses = strategy.experimental_local_results(summed)[0].numpy()
+            trial.metrics = self._loop.metrics()
+        self._loop.reset_metrics()
+        return trial
+
+    def on_one(self, batch: Batch, noise: np.random.Generator | None = None, until: float = math.inf) -> Trial:
+        """A step of one device on a batch; with `noise`, what each layer returns is wrong in its last digits.
+
+        Raises `TooLong` where it still goes forward when the clock says `until`.
+        """
+        trial, began = Trial(), time.process_time()
+        examples = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
+        device = self._loop.strategy.extended.worker_devices[0]
+        with (
+            self._watched(trial, noise, until), self._own_state(trial), self._put_back(trial),
+            self._collective.paused(), losses.without_keras_scaling(), tf.device(device),
+        ):  # fmt: skip
+            trial.losses = self._step(examples, batch).numpy()
+        trial.cpu_seconds = time.process_time() - began
+        return trial
+
+    def _stateful(self) -> list[keras.Variable]:
+        """The model's variables, without its metrics' and those that count what was drawn."""
+        layers = self._model._flatten_layers()
+        others = [made.state for layer in layers for made in layer._seed_generators]
+        passed = {id(variable) for variable in [*self._model.metrics_variables, *others]}
+        return [variable for variable in self._model.variables if id(variable) not in passed]
+
+    @contextmanager
+    def _watched(
+        self, trial: Trial, noise: np.random.Generator | None = None, until: float = math.inf
+    ) -> Iterator[None]:
+        """Inside, nothing is drawn or applied, and the trial keeps gradients and what layers return."""
+        optimizer, variables = self._model.optimizer, self._model.trainable_variables
+        attributes = [(layer, dict(vars(layer))) for layer in self._model._flatten_layers()]
+        # Those of TensorFlow, which Keras does not know of.
+        raw = [(f"{layer.name}/{name}", value, value.numpy()) for layer, kept in attributes
+               for name, value in kept.items() if isinstance(value, tf.Variable)]  # fmt: skip
+
+        def apply(gradients: Sequence[Addend | None], *given: object) -> None:
+            kept = zip(variables, gradients, strict=True)
+            trial.gradients = {variable.path: value for variable, value in kept if value is not None}
+
+        # Past Keras's own setter, which would track it.
+        vars(optimizer)["apply"] = apply
+        try:
+            with undrawn(), _outputs_kept(trial.outputs, noise, until), self._without_gradients():
+                yield
+        finally:
+            del vars(optimizer)["apply"]
+            for layer, before in attributes:
+                vars(layer).clear()
+                vars(layer).update(before)
+            for path, variable, value in raw:
+                now = [copy.numpy() for copy in getattr(variable, "values", (variable,))]
+                if not all(np.array_equal(copy, value) for copy in now):
+                    trial.state[path] = now
+                variable.assign(value)
+
+    @contextmanager
+    def _put_back(self, trial: Trial) -> Iterator[None]:
+        """Inside, the first value is kept of each variable that is assigned; afterwards it has it again."""
+        before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        kept, metrics = keras_variables.Variable.assign, {id(variable) for variable in self._model.metrics_variables}
+
+        def assign(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+            if id(variable) not in metrics and id(variable) not in before:
+                before[id(variable)] = (variable, tf.identity(variable.value))
+            return kept(variable, value)
+
+        keras_variables.Variable.assign = assign
+        try:
+            yield
+        finally:
+            keras_variables.Variable.assign = kept
+            compared = {id(variable) for variable in self._stateful()}
+            for number, (variable, value) in before.items():
+                if number in compared:
+                    trial.state[variable.path] = [tf.convert_to_tensor(copy).numpy() for copy in copies(variable)]
+                variable.assign(value.numpy())
+
+    @contextmanager
+    def _own_state(self, trial: Trial) -> Iterator[None]:
+        """Inside, what is not trained is held in variables of this process alone, from what its first replica has.
+
+        Those of several replicas are read and assigned by all processes together.
+        """
+        model = self._model
+        variables = [*model.metrics_variables, *(variable for variable in model.variables if not variable.trainable)]
+        variables = list({id(variable): variable for variable in variables}.values())
+        kept = [variable.value for variable in variables]
+        fresh = [tf.Variable(copies(variable)[0], trainable=False) for variable in variables]
+        for variable, own in zip(variables, fresh, strict=True):
+            # Past Keras's own setter, which would track it.
+            vars(variable)["_value"] = own
+        try:
+            yield
+            lost = ("loss", *self._loop.outputs)
+            results = model.get_metrics_result()
+            trial.metrics = flat({name: result for name, result in results.items() if name not in lost})
+        finally:
+            for variable, value in zip(variables, kept, strict=True):
+                vars(variable)["_value"] = value
+
+    @contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        if self.with_gradients:
+            yield
+            return
+        kept = tf.GradientTape.gradient
+        try:
+            tf.GradientTape.gradient = lambda tape, target, sources, **named: [None] * len(sources)
+            yield
+        finally:
+            tf.GradientTape.gradient = kept
+
+
+def copies(variable: keras.Variable) -> Sequence[tf.Variable]:
+    """The variable's copy of each replica here."""
+    value = variable.value
+    return getattr(value, "values", (value,))
+
+
+@contextmanager
+def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
+    """Inside, what each layer and operation returns is kept, in order, by the number of the replica."""
+    kept: Callable[..., Batch] = keras.Operation.__call__
+    began = time.process_time()
+
+    def call(operation: keras.Operation, *arguments: object, **named: object) -> Batch:
+        made = kept(operation, *arguments, **named)
+        if time.perf_counter() > until and time.process_time() - began > LEAST_CPU_SECONDS:
+            raise TooLong
+        if noise is not None:
+            made = tf.nest.map_structure(lambda leaf: _disturbed(leaf, noise), made)
+        leaves = [leaf for leaf in tf.nest.flatten(made) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+        outputs.setdefault(_replica(), []).append((operation.name, leaves))
+        return made
+
+    keras.Operation.__call__ = call
+    try:
+        yield
+    finally:
+        keras.Operation.__call__ = kept
+
+
+def _replica() -> int:
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else int(context.replica_id_in_sync_group)
+
+
+def _disturbed(leaf: object, noise: np.random.Generator) -> object:
+    """A tensor that is off by some of the last digits of its type."""
+    if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
+        return leaf
+    digits = DIGITS * EPSILONS.get(leaf.dtype.name, EPSILONS["float32"])
+    return leaf + leaf * tf.cast(noise.uniform(-digits, digits, leaf.shape), leaf.dtype)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, TensorFlow does not say that what is run once would be faster compiled."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,140 @@
+"""Models whose training depends on several examples at a time: on pairs, means of a batch, the batch as a whole."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+
+def numbers(examples=64):
+    """(x, y): float32 [examples, 6], and int32 [examples], each of 0 to 9; none to validate on."""
+    x = np.random.default_rng(0).normal(size=(examples, 6)).astype("float32")
+    return (x, (np.arange(examples) % 10).astype("int32")), None
+
+
+@keras.saving.register_keras_serializable("looking")
+class BatchSoftmax(keras.layers.Layer):
+    """Softmax over the examples of a batch."""
+
+    def call(self, x):
+        return x * ops.softmax(x, axis=0)
+
+
+@keras.saving.register_keras_serializable("looking")
+class OwnNormalization(keras.layers.Layer):
+    """Normalizes by the mean and deviation of the batch."""
+
+    def call(self, x):
+        return (x - ops.mean(x, axis=0)) / (ops.std(x, axis=0) + 0.1)
+
+
+@keras.saving.register_keras_serializable("looking")
+class RunningMean(keras.layers.Layer):
+    """Keeps a mean of what it has seen, and passes that on as it is."""
+
+    def __init__(self, aggregation="none", **kwargs):
+        super().__init__(**kwargs)
+        self.aggregation = aggregation
+
+    def build(self, shape):
+        self.mean = self.add_weight(
+            shape=shape[1:], initializer="zeros", trainable=False, name="mean", aggregation=self.aggregation
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, axis=0))
+        return x
+
+
+@keras.saving.register_keras_serializable("looking")
+class Minibatch(keras.layers.Layer):
+    """Minibatch discrimination: adds how near the other examples are."""
+
+    def call(self, x):
+        apart = ops.sum(ops.abs(x[:, None] - x[None]), axis=-1)
+        return ops.concatenate([x, ops.sum(ops.exp(-apart), axis=1, keepdims=True)], axis=-1)
+
+
+@keras.saving.register_keras_serializable("looking")
+class Shared(keras.layers.Layer):
+    """Divides by the number of examples."""
+
+    def call(self, x):
+        return x / ops.cast(ops.shape(x)[0], x.dtype)
+
+
+def pairs(y_true, y_pred):
+    """A contrastive loss: examples of one class near, all others away."""
+    z = ops.normalize(y_pred, axis=-1)
+    logits = ops.matmul(z, ops.transpose(z)) / 0.5
+    same = ops.cast(ops.equal(ops.reshape(y_true, (-1, 1)) % 2, ops.reshape(y_true, (1, -1)) % 2), z.dtype)
+    return -ops.sum(same * ops.log_softmax(logits, axis=-1), axis=-1) / ops.sum(same, axis=-1)
+
+
+@keras.saving.register_keras_serializable("looking")
+class RawMean(keras.layers.Layer):
+    """Keeps a mean in a variable of TensorFlow's, which Keras does not know of."""
+
+    def build(self, shape):
+        self.mean = tf.Variable(tf.zeros(shape[1:]), trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, axis=0))
+        return x
+
+
+@keras.saving.register_keras_serializable("looking")
+class Weighed(keras.layers.Layer):
+    """Passes on its input, with a gradient that is divided by the largest of the batch."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def same(given):
+            return tf.identity(given), lambda gradient: gradient / (tf.reduce_max(tf.abs(gradient)) + 1e-6)
+
+        return same(x)
+
+
+class Largest(keras.metrics.Metric):
+    """The largest probability so far, added up as sums are."""
+
+    def __init__(self, name="largest"):
+        super().__init__(name=name)
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(ops.maximum(self.largest, ops.max(y_pred)))
+
+    def result(self):
+        return self.largest
+
+
+LAYERS = {
+    "batch softmax": BatchSoftmax,
+    "own normalization": OwnNormalization,
+    "running mean": RunningMean,
+    "averaged mean": lambda **named: RunningMean("mean", **named),
+    "minibatch": Minibatch,
+    "shared": Shared,
+    "raw mean": RawMean,
+    "weighed": Weighed,
+    "none": None,
+}
+
+
+def model(layer="none", loss="sparse_categorical_crossentropy", dropout=0.0):
+    """A compiled model with one of the layers above between two of its own."""
+    looking = LAYERS[layer]
+    inputs = keras.Input((6,))
+    x = keras.layers.Dense(8, activation="tanh", name="before")(inputs)
+    x = keras.layers.Dropout(dropout)(x)
+    x = looking(name="looking")(x) if looking else x
+    outputs = keras.layers.Dense(10, activation=None if loss == "pairs" else "softmax", name="after")(x)
+    made = keras.Model(inputs, outputs)
+    if loss == "pairs":
+        made.compile(keras.optimizers.SGD(0.05), pairs)
+    else:
+        made.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
+    return made

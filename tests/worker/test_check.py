@@ -1,0 +1,249 @@
+"""Before training, replicas and one device make the same small step, and what differs is told: and nothing else is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import looking
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from pipeline import models, strategies
+from pipeline.record.check import Check
+from pipeline.worker.collective import Pausable
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.input.passes import Place
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.checked import check
+from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.loop import Data, Loop
+
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> tf.distribute.Strategy:
+    return strategies.mirrored(("CPU:0", "CPU:1"))
+
+
+def rows(part: Any, first: int, count: int) -> Any:
+    return tf.nest.map_structure(lambda leaf: tf.constant(leaf[first : first + count]), part)
+
+
+def loop_over(strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any) -> tuple[Loop, Any]:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    collective = Pausable(over(strategy))
+    model, outputs = build.model(make, strategy, rows(part, 0, 2), collective=collective)
+    examples = len(tf.nest.flatten(part)[0])
+    layout = Layout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
+    return Loop(model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective), collective
+
+
+def checked(strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any) -> Check:
+    loop, collective = loop_over(strategy, make, part)
+    replicas = strategy.num_replicas_in_sync
+    return check(loop, collective, Place(0, replicas, replicas), lambda *number: rows(part, *number))
+
+
+def compiled(model: keras.Model, loss: Any = "sparse_categorical_crossentropy", **named: Any) -> keras.Model:
+    model.compile(**({"optimizer": "sgd", "loss": loss} | named))
+    return model
+
+
+def dense(*between: Any, shape: tuple[int, ...] = (6,), **named: Any) -> keras.Model:
+    inside = [layers.Dense(8, activation="tanh"), *between, layers.Flatten(), layers.Dense(10, activation="softmax")]
+    return compiled(keras.Sequential([keras.Input(shape), *inside]), **named)
+
+
+def reduced(reduction: str) -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
+
+
+NUMBERS, _ = looking.numbers()
+CHANCE = np.random.default_rng(1)
+PICTURES = CHANCE.uniform(size=(8, 16, 16, 3)).astype("float32"), (np.arange(8) % 10).astype("int32")
+WORDS = CHANCE.integers(0, 20, (8, 7)), (np.arange(8) % 10).astype("int32")
+WEIGHTED = (*NUMBERS, CHANCE.uniform(0.1, 2.0, 64).astype("float32"))
+ONES = NUMBERS[0], (np.arange(64) % 2).astype("float32")
+
+
+@keras.saving.register_keras_serializable("checks")
+class Noisy(layers.Layer):
+    """Draws in ways that TensorFlow and NumPy have, from generators of its own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.seeds = how, keras.random.SeedGenerator(3)
+        self.numbers = tf.random.Generator.from_seed(1) if how == "generator" else None
+
+    def call(self, x: Any) -> Any:
+        shape = ops.shape(x)
+        drawn = {
+            "keras": lambda: keras.random.normal(shape, seed=self.seeds),
+            "tensorflow": lambda: tf.random.normal(shape) + tf.random.uniform(shape),
+            "whole": lambda: tf.cast(tf.random.uniform(shape, 1, 3, tf.int32), x.dtype),
+            "gamma": lambda: tf.random.gamma([], tf.ones_like(x)),
+            "generator": lambda: self.numbers.normal(shape),
+            "numpy": lambda: tf.reshape(
+                tf.numpy_function(lambda n: np.random.normal(size=n), [shape], "double"), shape
+            ),
+        }
+        return x + tf.cast(drawn[self.how](), x.dtype)
+
+
+class Penalized(layers.Layer):
+    """Adds a mean over examples to the loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+class Two(keras.Model):
+    """Several inputs and outputs, of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layers.Dense(10, activation="softmax"), layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return {"kind": self.first(x["a"]), "size": self.second(ops.concatenate([x["a"], x["b"]], -1))}
+
+
+def two() -> tuple[keras.Model, Any]:
+    model = Two()
+    model.compile("adamw", {"kind": "sparse_categorical_crossentropy", "size": "mse"},
+                  metrics={"kind": ["accuracy"], "size": ["mae"]}, loss_weights={"kind": 1.0, "size": 0.3})  # fmt: skip
+    x, y = NUMBERS
+    return model, ({"a": x, "b": x[:, :2]}, {"kind": y, "size": x[:, :1]})
+
+
+def attention() -> keras.Model:
+    words = keras.Input((7,), dtype="int64")
+    x = layers.Embedding(20, 8, mask_zero=True)(words)
+    x = layers.MultiHeadAttention(2, 4, dropout=0.3)(x, x) + x
+    x = layers.LayerNormalization()(x)
+    x = layers.LSTM(6, dropout=0.2, recurrent_dropout=0.2, return_sequences=True)(x)
+    x = layers.GlobalAveragePooling1D()(layers.Bidirectional(layers.GRU(4, return_sequences=True))(x))
+    return compiled(keras.Model(words, layers.Dense(10, activation="softmax")(x)), metrics=["accuracy"])
+
+
+def pictures(*first: Any) -> keras.Model:
+    return compiled(keras.Sequential([
+        keras.Input((16, 16, 3)), *first, layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(),
+        layers.SpatialDropout2D(0.2), layers.SeparableConv2D(8, 3, strides=2), layers.GroupNormalization(2),
+        layers.Conv2D(8, 3, use_bias=True), layers.BatchNormalization(), layers.GlobalAveragePooling2D(),
+        layers.Dense(10, activation="softmax", kernel_regularizer="l2"),
+    ]), optimizer="adam", metrics=["accuracy"])  # fmt: skip
+
+
+VARIED = (
+    layers.RandomFlip(), layers.RandomRotation(0.2), layers.RandomZoom(0.2), layers.RandomContrast(0.2),
+    layers.RandomBrightness(0.2, value_range=(0, 1)), layers.RandomTranslation(0.1, 0.1), layers.RandomCrop(14, 14),
+    layers.Resizing(16, 16), layers.GaussianNoise(0.1), layers.Rescaling(2.0),
+)  # fmt: skip
+
+# Models that replicas train as one device does, and their data.
+EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
+    "cnn": lambda: (models.cnn(input_shape=(16, 16, 3), num_classes=10), PICTURES),
+    "mlp": lambda: (models.mlp(input_shape=(6,), num_classes=10), NUMBERS),
+    "resnet20": lambda: (models.resnet20(input_shape=(16, 16, 3), num_classes=10), PICTURES),
+    "dropouts": lambda: (dense(layers.Dropout(0.5), layers.AlphaDropout(0.2), layers.GaussianDropout(0.3),
+                               layers.GaussianNoise(0.5)), NUMBERS),
+    "pictures": lambda: (pictures(), PICTURES),
+    "varied": lambda: (pictures(*[type(made).from_config(made.get_config()) for made in VARIED]), PICTURES),
+    "words": lambda: (attention(), WORDS),
+    "weights": lambda: (dense(weighted_metrics=["accuracy"], optimizer="adamw"), WEIGHTED),
+    "sum": lambda: (dense(loss=reduced("sum")), NUMBERS),
+    "mean by weight": lambda: (dense(loss=reduced("mean_with_sample_weight")), WEIGHTED),
+    "two": two,
+    "penalty": lambda: (dense(Penalized()), NUMBERS),
+    "spectral": lambda: (dense(layers.SpectralNormalization(layers.Dense(4))), NUMBERS),
+    "metrics": lambda: (compiled(keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")]),
+                                 "binary_crossentropy", metrics=["auc", "precision", "recall", "accuracy",
+                                                                 keras.metrics.F1Score(threshold=0.5)]),
+                        (ONES[0], ONES[1][:, None])),
+    **{f"noise of {how}": lambda how=how: (dense(Noisy(how)), NUMBERS)
+       for how in ("keras", "tensorflow", "whole", "gamma", "generator", "numpy")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_nothing_is_told_of_models_that_are_equal(name: str, mirrored):
+    _, part = EQUAL[name]()
+    found = checked(mirrored, lambda: EQUAL[name]()[0], part)
+    assert found.outcome == "equal", found
+    assert found.differences == []
+
+
+# What is told of a layer, and where it begins.
+OUTPUT = "layer looking, which does not treat each example by itself. Try a layer that does"
+STATE = "looking/mean is assigned from each replica's own part of the batch. Try keras.layers.BatchNormalization"
+FOUND = {
+    **dict.fromkeys(("batch softmax", "own normalization", "minibatch", "shared"), ("output", OUTPUT)),
+    **dict.fromkeys(("running mean", "averaged mean", "raw mean"), ("state", STATE)),
+    "weighed": ("gradient", "a gradient is made of a replica's part of the batch as a whole, at before/bias or after"),
+}
+
+
+@pytest.mark.parametrize("layer", FOUND)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_layer_that_looks_at_its_batch_is_found_and_named(layer: str, dropout: float, mirrored):
+    what, words = FOUND[layer]
+    found = checked(mirrored, lambda: looking.model(layer, dropout=dropout), NUMBERS)
+    assert found.outcome == "different"
+    assert found.differences[0].what == what
+    assert "looking" in found.differences[0].name or what == "gradient"
+    assert found.differences[0].relative > 0.01
+    assert words in f"{found.cause} {found.advice}"
+    assert "train.check=off" in found.advice
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_loss_over_pairs_is_found_and_gathering_offered(dropout: float, mirrored):
+    found = checked(mirrored, lambda: looking.model(loss="pairs", dropout=dropout), NUMBERS)
+    loss, *others = found.differences
+    assert (loss.what, loss.name) == ("loss", "loss")
+    assert abs(loss.replicas - loss.one_device) > 0.1
+    assert {difference.name for difference in others} >= {"before/kernel", "after/kernel"}
+    assert "the loss is no mean over examples" in found.cause
+    assert found.advice.startswith("Try train.gather=true")
+    assert f"loss {loss.replicas:.4g} in place of {loss.one_device:.4g}, gradient of before/kernel by" in found.said(2)
+
+
+def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metrics(mirrored, monkeypatch):
+    class Forgetting(Pausable[Any]):
+        """Adds up nothing of the other replicas, whatever it was asked."""
+
+        def sum(self, arrays: Any) -> Any:
+            return list(arrays)
+
+    loop, _ = loop_over(mirrored, looking.model, NUMBERS)
+    forgets = Forgetting(over(mirrored))
+    found = check(loop, forgets, Place(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    assert {difference.what for difference in found.differences} == {"loss", "gradient"}
+    monkeypatch.setattr(loop, "metrics", lambda: {"accuracy": 0.75})
+    found = check(loop, loop.collective, Place(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    (metric,) = found.differences
+    assert (metric.what, metric.name, metric.replicas) == ("metric", "accuracy", 0.75)
+    assert "What accuracy keeps is not added up over replicas" in found.cause
+
+
+def test_mixed_precision_is_no_difference_and_hides_none(mirrored):
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        try:
+            for name in ("dropouts", "pictures", "words"):
+                _, part = EQUAL[name]()
+                assert checked(mirrored, lambda name=name: EQUAL[name]()[0], part).outcome == "equal", (policy, name)
+            for layer in ("batch softmax", "running mean"):
+                told = checked(mirrored, lambda layer=layer: looking.model(layer), NUMBERS)
+                assert told.outcome == "different", (policy, layer)
+        finally:
+            keras.config.set_dtype_policy("float32")
