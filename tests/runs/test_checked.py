@@ -1,0 +1,80 @@
+"""What replicas cannot train as one device does is told before training, which goes on as if nothing had been tried."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK
+
+MODEL = ("model.build._target_=looking.model", "data.build._target_=looking.numbers")
+SMALL = (*MODEL, "measure.steps=0", "measure.baseline=none", "workers=2", "train.replica_batch=8", "train.epochs=2")
+
+
+def trained(folder: Path) -> list[Any]:
+    """The losses of each step, and a hash of the weights of each replica of each process."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    losses = [event["losses"] for event in events if event["event"] == "steps" and event["rank"] == 0]
+    return [*losses, *sorted(event["weights"] for event in events if event["event"] == "finished")]
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("multi_worker", marks=pytest.mark.slow)])
+def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipeline, strategy):
+    layer = "+model.build.layer=running mean"
+    ran = pipeline("-m", *QUICK, *SMALL, f"strategy={strategy}", "train.deterministic=true", layer,
+                   "model.build.dropout=0.5", "train.check=true,off", timeout=400)  # fmt: skip
+    assert ran.code == 0, ran.err
+    compared, plain = sorted(ran.run_folders, key=lambda folder: int(folder.name.split("_")[0]))
+    assert trained(compared) == trained(plain)
+    with_check, without = (json.loads((folder / "result.json").read_text()) for folder in (compared, plain))
+    assert "check" not in without
+    assert without["notes"] == [note for note in with_check["notes"] if "one device" not in note]
+    assert with_check["check"]["outcome"] == "different"
+    assert [difference["what"] for difference in with_check["check"]["differences"]] == ["state"]
+    assert "warning: on a small batch 2 replicas differ from one device in state of looking/mean by" in ran.out
+
+
+def test_a_loss_over_pairs_is_told_in_the_result_and_mlflow_and_strict_refuses_it(pipeline):
+    pairs = (*SMALL, "strategy=mirrored", "+model.build.loss=pairs")
+    ran = pipeline(*pairs)
+    assert ran.code == 0, ran.err
+    (note,) = [note for note in ran.result["notes"] if note.startswith("On a small batch")]
+    assert "the loss is no mean over examples, as one over pairs of them. Try train.gather=true" in note
+    with sqlite3.connect(ran.folder / "outputs" / "mlflow.db") as store:
+        tags = dict(store.execute("select key, value from tags"))
+        metrics = dict(store.execute("select key, value from latest_metrics"))
+    assert tags["check"] == "different"
+    assert note in tags["mlflow.note.content"]
+    assert metrics["check/largest_difference"] == pytest.approx(
+        max(difference["relative"] for difference in ran.result["check"]["differences"])
+    )
+    strict = pipeline(*pairs, "tracking=none", "train.check=strict")
+    assert strict.code == 1
+    assert (
+        "Expected 2 replicas that train what one device trains, for train.check=strict, received others: " in strict.err
+    )
+    assert "Traceback" not in strict.err
+    (refused,) = [result for result in strict.results if result["status"] == "FAILED"]
+    assert refused["error"].endswith("what it is meant to see.")
+    assert refused["epochs"] is None
+
+
+def test_a_model_that_is_equal_passes_the_strict_check_in_silence(pipeline):
+    ran = pipeline(*QUICK, "model=cnn", "data=digits", "train.steps=4", "workers=2", "train.check=strict")
+    assert ran.code == 0, ran.err
+    assert ran.result["check"]["outcome"] == "equal"
+    assert ran.result["check"]["differences"] == []
+    assert not [note for note in ran.result["notes"] if "one device" in note]
+
+
+def test_a_wrong_value_is_refused_in_words(asked):
+    for typed, words in (
+        ("yes", "Expected train.check to be true, strict or off, received yes. Try train.check=true."),
+        ("false", "received False. Try train.check=off."),
+        ("null", "train.check"),
+    ):
+        ran = asked("mode=plan", f"train.check={typed}")
+        assert ran.code == 2
+        assert words in ran.err, ran.err
+        assert "Traceback" not in ran.err
