@@ -35,18 +35,24 @@ def rows(part: Any, first: int, count: int) -> Any:
     return tf.nest.map_structure(lambda leaf: tf.constant(leaf[first : first + count]), part)
 
 
-def loop_over(strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any) -> tuple[Loop, Any]:
+def loop_over(
+    strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any, gather: bool = False
+) -> tuple[Loop, Any]:
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     collective = Pausable(over(strategy))
     model, outputs = build.model(make, strategy, rows(part, 0, 2), collective=collective)
     examples = len(tf.nest.flatten(part)[0])
     layout = Layout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
-    return Loop(model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective), collective
+    return Loop(
+        model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective, gather=gather
+    ), collective
 
 
-def checked(strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any) -> Check:
-    loop, collective = loop_over(strategy, make, part)
+def checked(
+    strategy: tf.distribute.Strategy, make: Callable[[], keras.Model], part: Any, gather: bool = False
+) -> Check:
+    loop, collective = loop_over(strategy, make, part, gather)
     replicas = strategy.num_replicas_in_sync
     return check(loop, collective, Place(0, replicas, replicas), lambda *number: rows(part, *number))
 
@@ -156,6 +162,7 @@ EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
     "resnet20": lambda: (models.resnet20(input_shape=(16, 16, 3), num_classes=10), PICTURES),
     "dropouts": lambda: (dense(layers.Dropout(0.5), layers.AlphaDropout(0.2), layers.GaussianDropout(0.3),
                                layers.GaussianNoise(0.5)), NUMBERS),
+    "sums": lambda: (dense(layers.ActivityRegularization(l2=0.01), metrics=[looking.Largest()]), NUMBERS),
     "pictures": lambda: (pictures(), PICTURES),
     "varied": lambda: (pictures(*[type(made).from_config(made.get_config()) for made in VARIED]), PICTURES),
     "words": lambda: (attention(), WORDS),
@@ -215,6 +222,10 @@ def test_a_loss_over_pairs_is_found_and_gathering_offered(dropout: float, mirror
     assert "the loss is no mean over examples" in found.cause
     assert found.advice.startswith("Try train.gather=true")
     assert f"loss {loss.replicas:.4g} in place of {loss.one_device:.4g}, gradient of before/kernel by" in found.said(2)
+
+
+def test_a_gathered_loss_over_pairs_is_equal(mirrored):
+    assert checked(mirrored, lambda: looking.model(loss="pairs"), NUMBERS, gather=True).outcome == "equal"
 
 
 def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metrics(mirrored, monkeypatch):

@@ -84,7 +84,7 @@ class KerasLoop(Loop):
     @property
     def step_by_step(self) -> bool:
         """Do processes exchange whole global batches of any size, for which each call must make a single step?"""
-        return not self.alone and (self._gather or bool(on_whole(self.model)))
+        return not self.alone and (self.gather or bool(on_whole(self.model)))
 
     @property
     def steps_per_epoch(self) -> int:

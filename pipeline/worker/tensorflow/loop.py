@@ -148,7 +148,7 @@ class Loop:
         self.outputs, self.chief, self.alone = tuple(outputs), chief, alone
         self._position, self._gradient_bits = position, gradient_bits
         # A single replica has the global batch.
-        self._gather = gather and self.collective.replicas > 1
+        self.gather = gather and self.collective.replicas > 1
         layout = train.layout
         fed = layout.always_fed_after(position.examples) if position.examples else layout.always_fed
         self._compile = partial(
@@ -159,7 +159,7 @@ class Loop:
             gradient_bits,
             fed,
             layout.last != "short",
-            self._gather,
+            self.gather,
             layout.global_batch,
         )
         self._train = self._compile()
@@ -269,7 +269,7 @@ class Loop:
         fed, padded, most = (one, False, None)
         if layout is not None:
             fed, padded, most = layout.always_fed, layout.last == "padded", layout.global_batch
-        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self._gather, most)
+        return steps.validation_steps(self.model, self.strategy, self.collective, fed, padded, self.gather, most)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         values, sizes, _ = validate(iterator, tf.constant(count))

@@ -62,7 +62,7 @@ class Trials:
 
     def __init__(self, loop: Loop, collective: Pausable[Addend]) -> None:
         self._loop, self._collective, self._model = loop, collective, loop.model
-        self._step: ReplicaStep = training_step(loop.model, collective, 32, always_fed=False, static=False)
+        self._step: ReplicaStep = training_step(loop.model, collective, 32, False, False, loop.gather)
         loop.reset_metrics()
 
     def on_all(self, examples: int, batches: Sequence[Batch]) -> Trial:
