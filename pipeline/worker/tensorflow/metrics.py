@@ -70,6 +70,16 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
         copy.assign(value if mine else np.zeros_like(value))
 
 
+def state_after(
+    model: keras.Model, state: Sequence[tf.Tensor], x: Batch, y: Batch, y_pred: Batch, weights: Batch | None
+) -> list[tf.Tensor]:
+    """`state`, the values of the model's metrics' variables, updated by a batch; the variables stay as they are."""
+    variables = model.metrics_variables
+    with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
+        model.compute_metrics(x, y, y_pred, sample_weight=weights)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
 class _OnWhole:
     """A metric's `update_state`, with the examples of all replicas."""
 
@@ -139,13 +149,22 @@ def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
     compiled = model._compile_metrics
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     inner = [] if compiled is None else compiled.metrics
-    if inner and y is not None:
+    if y is not None and not all(map(_is_known, inner)):
         made = separable.made_up((y, labels.predicted(model, x), weights), seed)
         for metric, given in _given(compiled, *made):
-            yield _Try([metric], partial(_update, metric), given)
+            if not _is_known(metric):
+                yield _Try([metric], partial(_update, metric), given)
     own = [metric for metric in of_model(model) if not any(metric is other for other in inner)]
     if own:
         yield _Try(own, partial(_step, model), separable.made_up((x, y, weights), seed))
+
+
+def _is_known(metric: keras.metrics.Metric) -> bool:
+    """Is it Keras's own, all of which add up, on a function of Keras's where it has one?"""
+    parts = [type(metric)]
+    if isinstance(metric, keras.metrics.MeanMetricWrapper):
+        parts.append(metric._fn if hasattr(metric._fn, "__module__") else type(metric._fn))
+    return all(part.__module__.partition(".")[0] == "keras" for part in parts)
 
 
 def _given(

@@ -149,7 +149,7 @@ def scheduled_steps(
             gradients = [_sent_narrow(*pair) for pair in zip(gradients, variables, strict=True)]
         with tf.control_dependencies([stale]):
             model.optimizer.apply(gradients, variables)
-        return values, metrics_state(model, state, x, y, y_pred, weights), stale
+        return values, metrics.state_after(model, state, x, y, y_pred, weights), stale
 
     def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
         def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
@@ -192,7 +192,7 @@ def validation_alone(model: keras.Model) -> ValidationAlone:
             y_pred = call(x, training=False)
             with losses.without_keras_scaling():
                 loss = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=False)
-            state = metrics_state(model, state, x, y, y_pred, weights)
+            state = metrics.state_after(model, state, x, y, y_pred, weights)
             return index + 1, state, values.write(index, loss), sizes.write(index, examples)
 
         arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
@@ -200,16 +200,6 @@ def validation_alone(model: keras.Model) -> ValidationAlone:
         return values.stack(), sizes.stack(), list(state)
 
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
-
-
-def metrics_state(
-    model: keras.Model, state: Sequence[tf.Tensor], x: Batch, y: Batch, y_pred: Batch, weights: Batch | None
-) -> list[tf.Tensor]:
-    """`state`, the values of the model's metrics' variables, updated by a batch; the variables stay as they are."""
-    variables = model.metrics_variables
-    with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
-        model.compute_metrics(x, y, y_pred, sample_weight=weights)
-    return [scope.get_current_value(variable) for variable in variables]
 
 
 @contextlib.contextmanager
