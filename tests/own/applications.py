@@ -1,0 +1,64 @@
+"""Trains models of `keras.applications` for two steps on two replicas, and saves them; prints a line for each.
+
+python tests/own/applications.py [NAME ...]: those named, or one of each family.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pipeline import strategies
+from pipeline.worker.tensorflow import build, step
+from pipeline.worker.tensorflow.collective import over
+
+REPLICAS, CLASSES = 2, 10
+# Of each family the smallest, and the least pixels on a side that it takes.
+FAMILIES = {
+    "VGG16": 32, "ResNet50": 32, "ResNet50V2": 32, "Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75,
+    "MobileNet": 32, "MobileNetV2": 32, "MobileNetV3Small": 32, "DenseNet121": 32, "NASNetMobile": 32,
+    "EfficientNetB0": 32, "EfficientNetV2B0": 32, "ConvNeXtTiny": 32,
+}  # fmt: skip
+
+
+def trained(name: str, pixels: int, strategy: tf.distribute.Strategy) -> list[float]:
+    """The losses of two steps of one example a replica."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    random = np.random.default_rng(2)
+    x = random.random((REPLICAS, pixels, pixels, 3)).astype("float32")
+    y = random.integers(0, CLASSES, REPLICAS).astype("int32")
+
+    def make() -> keras.Model:
+        made = getattr(keras.applications, name)(weights=None, input_shape=x.shape[1:], classes=CLASSES)
+        made.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return made
+
+    model, _ = build.model(make, strategy, (tf.constant(x[:1]), tf.constant(y[:1])))
+    batches = tuple((x[place : place + 1], y[place : place + 1]) for place in range(REPLICAS))
+    data = tf.data.Dataset.from_tensors((np.float32(REPLICAS), batches)).repeat()
+    steps = step.training_steps(model, strategy, over(strategy), 32, always_fed=True)
+    losses, _, _ = steps(iter(data), tf.constant(2))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder) / "model.keras")
+    return losses.numpy().ravel().tolist()
+
+
+def main() -> None:
+    """Prints name, seconds and losses."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
+    strategy = strategies.mirrored(tuple(f"CPU:{number}" for number in range(REPLICAS)))
+    for name in sys.argv[1:] or FAMILIES:
+        began = time.monotonic()
+        losses = trained(name, FAMILIES.get(name, 32), strategy)
+        assert np.isfinite(losses).all(), f"{name}: {losses}"
+        print(name, f"{time.monotonic() - began:.1f}", *losses, flush=True)
+
+
+if __name__ == "__main__":
+    main()
