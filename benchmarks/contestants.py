@@ -28,10 +28,12 @@ from pipeline.record.events import Event, Started
 from pipeline.run import timing
 from pipeline.run.group import Group, Preemption, RunFailed
 
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
 # Steps of about this long run before each timed stretch and are left out.
 WARMUP_SECONDS = 0.25
 TRAIN_EXAMPLES = 16_384
+# Steps after the first one from which a process of ours says its pace.
+CALIBRATION_STEPS = 3
 
 
 class ContestantFailed(RuntimeError):
@@ -50,6 +52,7 @@ class Ours:
     """Processes of our own, one group for each plan; several groups train beside each other and never talk."""
 
     def __init__(self, cluster: LocalCluster, plans: Sequence[Plan], name: str, folder: Path) -> None:
+        began = time.monotonic()
         self.pids: list[int] = []
         self._groups: list[Group] = []
         try:
@@ -66,6 +69,8 @@ class Ours:
             if isinstance(failure, RunFailed):
                 raise ContestantFailed(f"{failure} ({failure.log})") from failure
             raise
+        # The first step's call is followed by those that say the pace.
+        self.first_seconds = time.monotonic() - began - CALIBRATION_STEPS * self._pace
         self.steps_per_call = measure.steps_per_call(self._pace)
 
     def time(self, seconds: float) -> Timed:
@@ -98,6 +103,7 @@ class Rival:
     """The processes of one rival."""
 
     def __init__(self, spec: rivals.Spec, name: str, folder: Path) -> None:
+        began = time.monotonic()
         # The same fork server as ours, so that a rival starts with TensorFlow imported.
         context = mp.get_context("forkserver")
         self.steps_per_call = spec.steps_per_call
@@ -113,6 +119,8 @@ class Rival:
         self.pids = [process.pid for process in self._processes if process.pid]
         try:
             self._pace = max(answer["step_seconds"] for answer in self._answers())
+            after = (1 + rivals.PACE_STEPS) * spec.steps_per_call
+            self.first_seconds = time.monotonic() - began - after * self._pace
         except BaseException:
             self.stop()
             raise

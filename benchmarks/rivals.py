@@ -24,7 +24,8 @@ class Spec:
     """One rival: what it trains and how. The first three fields are a function and its arguments, as in a config.
 
     With `threads` (intra_op, inter_op) and `cores` empty, TensorFlow decides. `addresses` of several processes make
-    a cluster. `way` is loop, fit_arrays or fit_dataset; `steps_per_call` counts for the loop alone.
+    a cluster. `way` is loop, fit_arrays or fit_dataset; `steps_per_call` counts for the loop alone. With
+    `synchronized`, BatchNormalization normalizes by the global batch.
     """
 
     strategy_build: dict[str, Any] | None
@@ -37,6 +38,7 @@ class Spec:
     cores: tuple[tuple[int, ...], ...] = ()
     threads: tuple[int, int] | None = None
     steps_per_call: int = 1
+    synchronized: bool = False
 
 
 def main(spec: Spec, rank: int, pipe: Connection, log: str) -> None:
@@ -83,6 +85,9 @@ def _prepare(spec: Spec, rank: int) -> Stretch:
         (x, y), _ = targets.call(spec.data_build, "data.build")
     with strategy.scope():
         model = targets.call(spec.model_build, "model.build", input_shape=x.shape[1:], num_classes=10)
+    for layer in model._flatten_layers() if spec.synchronized else ():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True
     if spec.way == "loop":
         return _loop(spec, strategy, model, x, y)
     with strategy.scope():

@@ -148,6 +148,21 @@ def _prepared(rows: Rows) -> dict[str, Sequence[float]]:
     return {f"{label}, {words[kind]}": row[kind] for label, row in rows.items() for kind in words}
 
 
+def deep(rows: Rows, part: str) -> list[str]:
+    """Deep models beside a bare loop: to the first step, and a step."""
+    lines = [
+        "| seconds of ours / a bare loop's | to the first step | a step | range of steps | starts |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        first, step = ([ours / bare for ours, bare in row[kind]] for kind in ("first", "step_ms"))
+        lines.append(
+            f"| {name} | {statistics.median(first):.2f} | {statistics.median(step):.2f} "
+            f"| {min(step):.2f} to {max(step):.2f} | {len(first)} |"
+        )
+    return lines
+
+
 def estimates(rows: Rows, part: str) -> list[str]:
     """What `mode=plan` estimates beside what runs do."""
     lines = ["| `cnn` on `mnist5k` unless named | estimated | measured |", "|---|---|---|"]
@@ -199,6 +214,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "reading": ratios_of("throughput of / of", lambda rows: {READ[kind]: ratios for kind, ratios in rows.items()}),
     "prepare": ratios_of("seconds with one process / with two", _prepared),
     "estimates": estimates,
+    "deep": deep,
     "explain": explain,
     "transcripts": transcripts,
 }
