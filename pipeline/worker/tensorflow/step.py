@@ -418,7 +418,9 @@ def never_empty(batch: Batch) -> Batch:
     Layers need not be right without examples: convolutions on CPUs give such a batch another shape than a full one.
     """
 
-    def fed(leaf: tf.Tensor) -> tf.Tensor:
+    def fed(leaf: tf.Tensor | None) -> tf.Tensor | None:
+        if leaf is None:
+            return None
         missing = tf.maximum(1 - tf.shape(leaf)[0], 0)
         return tf.concat([leaf, tf.zeros([missing, *tf.unstack(tf.shape(leaf)[1:])], leaf.dtype)], 0)
 
