@@ -181,7 +181,9 @@ EQUAL: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("resnet20", "words") else name for name in EQUAL]
+)
 def test_nothing_is_told_of_models_that_are_equal(name: str, mirrored):
     _, part = EQUAL[name]()
     found = checked(mirrored, lambda: EQUAL[name]()[0], part)
@@ -246,6 +248,7 @@ def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metr
     assert "What accuracy keeps is not added up over replicas" in found.cause
 
 
+@pytest.mark.slow
 def test_mixed_precision_is_no_difference_and_hides_none(mirrored):
     for policy in ("mixed_bfloat16", "mixed_float16"):
         keras.config.set_dtype_policy(policy)
