@@ -230,6 +230,17 @@ def test_a_gathered_loss_over_pairs_is_equal(mirrored):
     assert checked(mirrored, lambda: looking.model(loss="pairs"), NUMBERS, gather=True).outcome == "equal"
 
 
+def test_a_model_whose_steps_are_its_own_is_not_compared(mirrored):
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            raise AssertionError("it is not asked")
+
+    loop, collective = loop_over(mirrored, looking.model, NUMBERS)
+    loop.model = Own()
+    found = check(loop, collective, Place(0, 2, 2), lambda *number: rows(NUMBERS, *number))
+    assert (found.outcome, found.unsaid) == ("not made", "the model's steps are its own")
+
+
 def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metrics(mirrored, monkeypatch):
     class Forgetting(Pausable[Any]):
         """Adds up nothing of the other replicas, whatever it was asked."""

@@ -18,6 +18,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
 from pipeline.worker.input.passes import Place
 from pipeline.worker.keras_fit.agree import texts
+from pipeline.worker.tensorflow import own_step
 from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.compared import TOLERANCES, Rows, are_aligned, differences, first_layer
@@ -55,6 +56,8 @@ def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Exam
     Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
     """
     began = time.perf_counter()
+    if own_step.has_own(loop.model):
+        return Check("not made", unsaid="the model's steps are its own")
     try:
         found = _Comparison(loop, collective, where).made(examples)
     except NotMade as why:
