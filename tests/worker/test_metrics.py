@@ -32,11 +32,13 @@ class Watching(keras.layers.Layer):
         super().__init__(**kwargs)
         self.top, self.mean = Largest(name="top_inside"), keras.metrics.Mean(name="mean_inside")
         self.batches = keras.metrics.Mean(name="mean_of_batches")
+        self.sums = keras.metrics.Mean(name="mean_of_sums")
 
     def call(self, x):
         self.top.update_state(None, x)
         self.mean.update_state(x)
         self.batches.update_state(ops.mean(x))
+        self.sums.update_state(ops.sum(x))
         return x
 
 

@@ -13,6 +13,9 @@ from keras import ops
 
 import pipeline
 from pipeline import strategies
+from pipeline.worker.tensorflow import build, metrics
+from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow.separable import Rule
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -241,3 +244,43 @@ def test_losses_of_a_batch_as_a_whole_are_told_of_and_exact_where_outputs_are_ga
 def test_what_a_layer_adds_of_the_batch_as_a_whole_is_told_of(mirrored):
     _, _, (told,) = trained(mirrored, lambda: adding("as a whole"), Y, None, 20)
     assert "received what as_a_whole adds to the loss, which depends on the batch as a whole" in told
+
+
+class Sampling(keras.Model):
+    """A variational autoencoder: draws random numbers, drops out, and adds a sum and a mean to the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = keras.layers.Dense(4), keras.layers.Dense(6)
+        self.dropout, self.seeds = keras.layers.Dropout(0.3), keras.random.SeedGenerator(1)
+        self.divergence = keras.metrics.Mean(name="divergence")
+
+    def call(self, x, training=None):
+        mean, scale = ops.split(self.encoder(self.dropout(x, training=training)), 2, axis=-1)
+        divergence = -0.5 * ops.sum(1 + scale - ops.square(mean) - ops.exp(scale))
+        drawn = mean + ops.exp(0.5 * scale) * keras.random.normal(ops.shape(mean), seed=self.seeds)
+        made = self.decoder(drawn)
+        self.add_loss([divergence, ops.mean(ops.square(x - made))])
+        self.divergence.update_state(divergence)
+        return made
+
+
+def test_chance_does_not_hide_how_a_loss_scales(mirrored):
+    def make() -> keras.Model:
+        model = Sampling()
+        model.compile("sgd")
+        return model
+
+    told: list[str] = []
+    model, _ = build.model(make, mirrored, (tf.zeros((2, 6)),), note=told.append)
+    assert losses.rules_of(model).added == dict.fromkeys((True, False), (Rule.SUM, Rule.MEAN))
+    assert told == []
+    # One number for the batch, whose mean over batches is no sum over examples.
+    assert metrics.on_whole(model) == [model.divergence]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_labels_that_count_for_nothing(mirrored, weights):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    assert_same(mirrored, lambda: plain(loss, outputs=3), CLASSES, weights)

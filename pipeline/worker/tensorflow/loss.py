@@ -105,6 +105,11 @@ def rules_of(layer: keras.layers.Layer) -> "Rules":
     return layer._losses.rules  # type: ignore[no-any-return]
 
 
+def is_on_whole() -> bool:
+    """Is a loss of the step that is traced computed on the whole global batch just now?"""
+    return _tracing.values is not None and _tracing.on_whole
+
+
 @dataclass
 class Rules:
     """How what a layer adds by `add_loss` scales, in training (True) and in validation (False), in the order in which
@@ -230,6 +235,9 @@ class ExactLoss:
 
         _tracing.reduced = None
         found = separable.rule_of(on, sample_weight)
+        if _tracing.reduced is not None and _tracing.reduced.mask is not None:
+            # Labels that count for nothing: what is left is a mean or a sum by its reduction.
+            return None
         if sample_weight is not None and _tracing.reduced is not None and _tracing.reduced.rank == 0:
             # One number for the batch is multiplied by what the weights come to, which is summed apart.
             return separable.rule_of(lambda part: on(part, None), None)

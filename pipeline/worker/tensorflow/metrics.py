@@ -19,7 +19,7 @@ from pipeline.private import maybe_merge_call
 from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow import labels, separable
 from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow.separable import PARTS, SEEDS, TOLERANCE
+from pipeline.worker.tensorflow.separable import PARTS, SEEDS, TOLERANCE, Rule, Values
 from pipeline.worker.tensorflow.whole import Whole, current
 
 # The values of a metric's variables.
@@ -37,10 +37,21 @@ def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
 
 def count_on_whole(model: keras.Model, batch: Batch) -> None:
     """Has metrics of a built model whose states replicas cannot add see the whole global batch."""
-    for metric in not_added(model, batch, over_examples=True):
-        if not isinstance(vars(metric).get("update_state"), _OnWhole):
-            # Past Keras's own setter, which would track it.
-            vars(metric)["update_state"] = _OnWhole(metric, _fresh(metric))
+    given_back(model)
+    inner = [] if model._compile_metrics is None else model._compile_metrics.metrics
+    # What layers update where all replicas share a variable, also by an example that only stands for none.
+    shared = [
+        metric
+        for metric in of_model(model)
+        if not any(metric is other for other in inner)
+        and not all(hasattr(variable.value, "values") for variable in metric.variables)
+    ]
+    found = [*not_added(model, batch, over_examples=True), *shared]
+    found = list({id(metric): metric for metric in found}.values())
+    rules = _rules_of_numbers(model, batch, found)
+    for metric in found:
+        # Past Keras's own setter, which would track it.
+        vars(metric)["update_state"] = _OnWhole(metric, _fresh(metric), rules.get(id(metric), []))
 
 
 def on_whole(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -83,8 +94,9 @@ def state_after(
 class _OnWhole:
     """A metric's `update_state`, with the examples of all replicas."""
 
-    def __init__(self, metric: keras.metrics.Metric, fresh: State) -> None:
-        self._metric, self.fresh = metric, fresh
+    def __init__(self, metric: keras.metrics.Metric, fresh: State, rules: Sequence[Rule]) -> None:
+        """`rules` say how the numbers for the batch scale that it is given in a step, in their order."""
+        self._metric, self.fresh, self._rules = metric, fresh, rules
 
     def __call__(self, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
         update, whole = type(self._metric).update_state, current()
@@ -93,7 +105,7 @@ class _OnWhole:
             return
         variables = self._metric.variables
         before = [tf.convert_to_tensor(variable.value) for variable in variables]
-        given, named = keras.tree.map_structure(lambda value: _whole_of(whole, value), (given, named))
+        given, named = keras.tree.map_structure(partial(self._whole_of, whole), (given, named))
         with keras.StatelessScope(zip(variables, before, strict=True)) as scope:
             update(self._metric, *given, **named)
         for variable, old in zip(variables, before, strict=True):
@@ -104,19 +116,64 @@ class _OnWhole:
                 # All replicas know the new state: of copies that are added one has it, of others all.
                 variable.assign(tf.where(whole.first, new, old) if variable.aggregation == "sum" else new)
 
+    def _whole_of(self, whole: Whole, value: tf.Tensor | None) -> tf.Tensor | None:
+        """What it is given, of all replicas: of examples those of all, of one number for the batch the sum or mean."""
+        if value is None or not tf.is_tensor(value):
+            return value
+        if whole.has(value):
+            return whole.of(value)
+        if not tf.as_dtype(value.dtype).is_floating:
+            return value
+        place = whole.given[id(self)]
+        whole.given[id(self)] += 1
+        is_sum = place < len(self._rules) and self._rules[place] is Rule.SUM
+        # A loss of the whole is the same on all replicas, whose shares add up to one.
+        return whole.summed(value, is_sum and not losses.is_on_whole())
+
 
 def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.Tensor) -> None:
     """Gives a variable that all replicas share the value that all of them know."""
     strategy.extended.update(variable, lambda shared, new: shared.assign(new), args=(value,), group=False)
 
 
-def _whole_of(whole: Whole, value: tf.Tensor | None) -> tf.Tensor | None:
-    """What a metric is given, of all replicas: of examples those of all, of one number for the batch the mean."""
-    if value is None or not tf.is_tensor(value):
-        return value
-    if whole.has(value):
-        return whole.of(value)
-    return whole.summed(value) if tf.as_dtype(value.dtype).is_floating else value
+def _rules_of_numbers(model: keras.Model, batch: Batch, found: Sequence[keras.metrics.Metric]) -> dict[int, list[Rule]]:
+    """How the numbers for a batch scale that metrics are given in a step, by the metric's identity."""
+    compiled = model._compile_metrics
+    inner = [] if compiled is None else compiled.metrics
+    own = [metric for metric in found if not any(metric is other for other in inner)]
+    if not own:
+        return {}
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    made = separable.made_up((x, y, weights), SEEDS[0])
+    pieces = [made, *(separable.rows(made, part) for part in PARTS)]
+    with losses.without_keras_scaling(), separable.trying():
+        given = [_numbers(model, own, piece) for piece in pieces]
+    rules: dict[int, list[Rule]] = {}
+    for metric in own:
+        calls = zip(*(numbers[id(metric)] for numbers in given), strict=False)
+        values = [Values(whole, (first, second)) for whole, first, second in calls]
+        rules[id(metric)] = [value.rule() for value in values]
+    return rules
+
+
+def _numbers(model: keras.Model, own: Sequence[keras.metrics.Metric], examples: Batch) -> dict[int, list[float]]:
+    """The numbers that metrics are given in a step."""
+    seen: dict[int, list[float]] = {id(metric): [] for metric in own}
+
+    def note(metric: keras.metrics.Metric, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
+        for value in keras.tree.flatten((given, named)):
+            if tf.is_tensor(value) and not len(value.shape) and tf.as_dtype(value.dtype).is_floating:
+                seen[id(metric)].append(float(value))
+
+    try:
+        for metric in own:
+            vars(metric)["update_state"] = partial(note, metric)
+        with keras.StatelessScope(_zeros(model.metrics_variables), collect_losses=True):
+            _step(model, examples)
+    finally:
+        for metric in own:
+            vars(metric).pop("update_state")
+    return seen
 
 
 def not_added(model: keras.Model, batch: Batch, over_examples: bool) -> list[keras.metrics.Metric]:
@@ -125,7 +182,7 @@ def not_added(model: keras.Model, batch: Batch, over_examples: bool) -> list[ker
 
     What cannot be tried is taken for a sum, as Keras does.
     """
-    with losses.without_keras_scaling():
+    with losses.without_keras_scaling(), separable.trying():
         found = [
             metric
             for seed in SEEDS

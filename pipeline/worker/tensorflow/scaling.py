@@ -29,7 +29,7 @@ def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
 
     `batch` is an example batch in shape and type. With `gather` what is compiled is computed on the global batch.
     """
-    with losses.without_keras_scaling():
+    with losses.without_keras_scaling(), separable.trying():
         unfit = _find(model, batch, gather)
     instead = (
         "that loss in compile or compute_loss, from the model's outputs"
@@ -120,9 +120,8 @@ SHARES = (1.0, FIRST / EXAMPLES, 1 - FIRST / EXAMPLES, 1.0)
 
 
 def _is_exact(model: keras.Model) -> bool:
-    """Is what the model makes of an example the same whatever else is in the batch, and each time, in training too?"""
-    layers = model._flatten_layers()
-    return not any(layer._seed_generators or isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
+    """Is what the model makes of an example the same whatever else is in the batch, in training too?"""
+    return not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model._flatten_layers())
 
 
 def _is_narrow(model: keras.Model) -> bool:
@@ -148,14 +147,14 @@ def _call(model: keras.Model, x: Batch, training: bool) -> Batch:
 
 
 def _rules(
-    calls: Sequence[Sequence[tf.Tensor]], without_chance: Sequence[Sequence[tf.Tensor]], exact: bool, narrow: bool
+    calls: Sequence[Sequence[tf.Tensor]], validation: Sequence[Sequence[tf.Tensor]], exact: bool, narrow: bool
 ) -> tuple[Rule, ...]:
     """The rule of each loss that a layer has added, from its calls on all pieces, and those in validation."""
     if len({len(call) for call in calls}) != 1:
         return ()
     tried = [_values(losses, narrow) for losses in zip(*calls, strict=True)]
-    plain = [_values(losses, narrow) for losses in zip(*without_chance, strict=False)]
-    same = plain if len(plain) == len(tried) else tried
+    plain = [_values(losses, narrow) for losses in zip(*validation, strict=False)]
+    same = plain if len(plain) == len(tried) else [None] * len(tried)
     return tuple(_rule(values, again, exact) for values, again in zip(tried, same, strict=True))
 
 
@@ -165,13 +164,14 @@ def _values(found: Sequence[tf.Tensor], narrow: bool) -> Values:
     return Values(whole, (first, second), doubled, tolerance=NARROW_TOLERANCE if narrow else TOLERANCE)
 
 
-def _rule(values: Values, without_chance: Values, exact: bool) -> Rule:
+def _rule(values: Values, in_validation: Values | None, exact: bool) -> Rule:
     if not values.tell:
         return Rule.MEAN
-    for tried in (values, without_chance):
-        if tried.tell and (rule := tried.rule()) is not Rule.NEITHER:
-            return rule
-    return Rule.NEITHER if exact else values.nearest()
+    rule = values.rule()
+    if exact or rule is not Rule.NEITHER:
+        return rule
+    # In validation layers know of no statistics of the batch; in training those of the same examples are the same.
+    return in_validation.rule() if in_validation is not None and in_validation.tell else values.of_doubled()
 
 
 def _rule_of_whole(model: keras.Model, pieces: Sequence[Batch], exact: bool, narrow: bool) -> Rule:
@@ -184,7 +184,7 @@ def _rule_of_whole(model: keras.Model, pieces: Sequence[Batch], exact: bool, nar
     )
     if as_is.rule() is Rule.SUM:
         return Rule.SUM
-    return Rule.NEITHER if exact else as_is.nearest()
+    return Rule.NEITHER if exact else as_is.of_doubled()
 
 
 def _whole(model: keras.Model, piece: Batch, share: float, as_is: bool = False) -> tf.Tensor:

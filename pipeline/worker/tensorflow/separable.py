@@ -4,9 +4,13 @@ What it is tried on is made of the shapes and types of a batch, and the same in 
 parts of it tell a mean over examples from a sum over them, and either from what depends on the batch as a whole.
 """
 
+import contextlib
+import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from types import FunctionType
 from typing import TypeAlias
 
@@ -25,8 +29,6 @@ OPEN_SIZE = 8
 SEEDS = (1, 2)
 # How far apart two values may be that are the same in exact arithmetic, as a part of the larger.
 TOLERANCE, NARROW_TOLERANCE = 1e-4, 3e-2
-# What is not exact, because the model draws random numbers, is what it is so many times nearer to.
-NEARER = 3.0
 
 
 class Rule(Enum):
@@ -72,14 +74,12 @@ class Values:
             return Rule.WEIGHTED
         return Rule.NEITHER
 
-    def nearest(self) -> Rule:
-        """The mean or the sum, whichever the same examples twice over are clearly nearer to; else neither."""
+    def of_doubled(self) -> Rule:
+        """The rule that the same examples twice over follow, whatever layers make of a batch's statistics."""
         if self.doubled is None:
             return Rule.NEITHER
-        to_mean, to_sum = abs(self.doubled - self.parts[0]), abs(self.doubled - 2 * self.parts[0])
-        if NEARER * to_mean <= to_sum:
-            return Rule.MEAN
-        return Rule.SUM if NEARER * to_sum <= to_mean else Rule.NEITHER
+        again = Values(self.doubled, (self.parts[0], self.parts[0]), tolerance=self.tolerance)
+        return again.rule()
 
     def _is(self, value: float) -> bool:
         return abs(self.whole - value) <= self.tolerance * max(abs(self.whole), *map(abs, self.parts))
@@ -154,8 +154,51 @@ def is_own(model: keras.Model, name: str) -> bool:
 def mentions(kind: type, name: str) -> bool:
     """Does a class that is not Keras's, or a function that it calls, call something of such a name?"""
     own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("keras", "builtins")]
-    functions = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
+    members = [getattr(member, "__func__", member) for base in own for member in vars(base).values()]
+    # What tf.function and other decorators have wrapped.
+    functions = [inspect.unwrap(getattr(member, "python_function", member)) for member in members if callable(member)]
     return any(name in _names(function, depth=2) for function in functions if isinstance(function, FunctionType))
+
+
+@contextlib.contextmanager
+def trying() -> Iterator[None]:
+    """Inside, random numbers are the same for each example, and nothing is dropped; what is warned of is not told.
+
+    The draws of layers and of TensorFlow are meant, which a model's losses would otherwise depend on.
+    """
+    random, dropping = tf.random, tf.nn.experimental
+    kept = {name: getattr(random, name) for name in (*DRAWS, *(f"stateless_{name}" for name in DRAWS))}
+    dropout, stateless_dropout = tf.nn.dropout, dropping.stateless_dropout
+    try:
+        for name in DRAWS:
+            drawn = partial(_same_rows, kept[f"stateless_{name}"])
+            setattr(random, f"stateless_{name}", drawn)
+            setattr(random, name, partial(_seeded, drawn))
+        tf.nn.dropout = dropping.stateless_dropout = lambda x, *arguments, **named: tf.convert_to_tensor(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, draw in kept.items():
+            setattr(random, name, draw)
+        tf.nn.dropout, dropping.stateless_dropout = dropout, stateless_dropout
+
+
+DRAWS = ("normal", "uniform", "truncated_normal")
+
+
+def _same_rows(draw: Callable[..., tf.Tensor], shape: Sequence[int], *how: object, **named: object) -> tf.Tensor:
+    """Random numbers of a shape, whose rows are all the same."""
+    sizes = [int(size) for size in shape] if tf.executing_eagerly() else []
+    if not sizes:
+        return draw(shape, *how, **named)
+    return tf.repeat(draw([1, *sizes[1:]], *how, **named), sizes[0], axis=0)
+
+
+def _seeded(draw: Callable[..., tf.Tensor], shape: Sequence[int], *how: object, **named: object) -> tf.Tensor:
+    """What is drawn without a seed, or from one of a generator with a state."""
+    named.pop("seed", None)
+    return draw(shape, (1, 2), *how, **named)
 
 
 def _names(function: FunctionType, depth: int) -> Iterator[str]:

@@ -79,7 +79,7 @@ def training_step(
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
     call = caller(model)
-    variables, apart = model.trainable_variables, _counted_apart(model)
+    variables, (apart, shared) = model.trainable_variables, _counted_apart(model)
     moving = normalization.apart(model) if collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
@@ -107,6 +107,8 @@ def training_step(
             model.optimizer.apply(summed, variables)
             for variable, value, change in zip(moving, before, changes, strict=True):
                 variable.assign(value + change)
+            if shared and there is not None:
+                x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return values
 
@@ -238,7 +240,7 @@ def validation_steps(
     `most` examples; see `Whole`.
     """
     call = caller(model)
-    apart = _counted_apart(model)
+    apart, shared = _counted_apart(model)
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = share_of_one(examples) if padded else share_of(batch, examples)
@@ -251,6 +253,8 @@ def validation_steps(
             values = losses.weighted(
                 model, x, y, y_pred, weights, share, training=False, whole=whole if gather else None
             )
+            if shared and there is not None:
+                x, y, y_pred, weights = whole.here((x, y, y_pred, weights))
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return collective.sum([values])[0]
 
@@ -427,10 +431,14 @@ def never_empty(batch: Batch) -> Batch:
     return tf.nest.map_structure(fed, batch)
 
 
-def _counted_apart(model: keras.Model) -> list[keras.Variable]:
-    """The variables of metrics that each replica updates by its own examples."""
+def _counted_apart(model: keras.Model) -> tuple[list[keras.Variable], bool]:
+    """The variables of metrics that each replica updates by its own examples: (those of which it has a copy of its own,
+    whether there are others, that all replicas add to and none can put back).
+    """
     together = {id(variable) for metric in metrics.on_whole(model) for variable in metric.variables}
-    return [variable for variable in model.metrics_variables if id(variable) not in together]
+    apart = [variable for variable in model.metrics_variables if id(variable) not in together]
+    copied = [variable for variable in apart if hasattr(variable.value, "values")]
+    return copied, len(copied) < len(apart)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import keras
@@ -32,6 +33,8 @@ class Whole:
         """
         self._most = most
         self.share, self._collective, self._here, self._rows, self._static = share, collective, here, rows, static
+        # How many numbers for the batch each metric has been given so far in the step.
+        self.given: Counter[int] = Counter()
         self._sizes: tf.Tensor | None = None
         # By the identity of what it was made of, which is kept so that it stays one.
         self._known: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
@@ -48,13 +51,25 @@ class Whole:
         """
         return keras.tree.map_structure(lambda value: None if value is None else self._of(value), values)
 
+    def here(self, values: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
+        """Values of this replica's examples, masks too, without one that only stands for none."""
+
+        def cut(value: tf.Tensor) -> tf.Tensor:
+            made, mask = value[: self._here], get_keras_mask(value)
+            if mask is not None:
+                set_keras_mask(made, mask[: self._here])
+            return made
+
+        return keras.tree.map_structure(lambda value: None if value is None else cut(value), values)
+
     def has(self, value: tf.Tensor) -> bool:
         """Is this a value for each of this replica's examples, as far as its shape says?"""
         return len(value.shape) > 0 and value.shape[0] == self._rows
 
-    def summed(self, value: tf.Tensor) -> tf.Tensor:
-        """A mean over this replica's examples as that over all replicas'."""
-        part = tf.where(self.share > 0, value * tf.cast(self.share, value.dtype), tf.zeros((), value.dtype))
+    def summed(self, value: tf.Tensor, is_sum: bool) -> tf.Tensor:
+        """A sum over this replica's examples, or a mean over them, as that over all replicas'."""
+        weighted = value if is_sum else value * tf.cast(self.share, value.dtype)
+        part = tf.where(self.share > 0, weighted, tf.zeros((), value.dtype))
         return self._collective.sum([part])[0]
 
     def _of(self, value: tf.Tensor) -> tf.Tensor:
