@@ -152,8 +152,10 @@ def _apply(kept: Callable[..., None]) -> Callable[..., None]:
 
 def _update(kept: Callable[..., None]) -> Callable[..., None]:
     def update_state(metric: keras.metrics.Metric, *given: object, **named: object) -> None:
-        # One whose state is no sum sees the whole global batch, see `metrics.py`.
-        if (watcher := _thread.watcher) is None or "update_state" in vars(metric):
+        # One that is made of others leaves it to them; one whose state is no sum sees the whole global batch, see
+        # `metrics.py`.
+        left = not getattr(metric, "_variables", None) or "update_state" in vars(metric)
+        if (watcher := _thread.watcher) is None or left:
             return kept(metric, *given, **named)
         # Of one number for each update, the second argument are weights, as of `Mean` and `Sum`.
         alone = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum) and len(given) == 2
