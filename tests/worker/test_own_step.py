@@ -65,6 +65,18 @@ SEPARABLE = {
 } | {way: (partial(own.classifier, way), True) for way in WAYS}
 
 
+def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored):
+    said: list[str] = []
+    for make in (own.gan, own.vae, own.distiller, partial(own.classifier, "at_once")):
+        build.model(
+            make, mirrored, batches.spec(own.points(labelled=make not in (own.gan, own.vae))[0]), note=said.append
+        )
+    assert said == []
+    build.model(partial(own.classifier, "summed_by_hand"), mirrored, batches.spec(own.points()[0]), note=said.append)
+    assert len(said) == 1
+    assert "received a sum in that of Classifier" in said[0]
+
+
 @pytest.mark.parametrize("kind", sampled(tuple(SEPARABLE), 8))
 def test_two_replicas_train_what_one_device_trains(kind, mirrored):
     make, labelled = SEPARABLE[kind]

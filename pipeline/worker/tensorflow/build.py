@@ -162,8 +162,11 @@ def _ready_own(
     losses.apart(made)
     if gather:
         note("train.gather is left out: the steps of the model are its own, and compute their losses themselves.")
-    if strategy.num_replicas_in_sync > 1 and own_step.can_be_called(made):
-        metrics.count_on_whole(made, batch)
+    if strategy.num_replicas_in_sync > 1:
+        if (text := own_build.sums_over_examples(made, batch)) is not None:
+            note(text)
+        if own_step.can_be_called(made):
+            metrics.count_on_whole(made, batch)
     return []
 
 

@@ -13,9 +13,12 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import compute_output_spec
 from pipeline.worker.input.part import Batch
+from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import separable
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.own_step import KEPT_AS, OwnSteps, Returned, given, is_own
+from pipeline.worker.tensorflow.own_step import KEPT_AS, OwnSteps, Returned, given, is_own, of
+from pipeline.worker.tensorflow.separable import Rule, Values
 from pipeline.worker.tensorflow.watching import Gradients, Sources, Watcher, watched, watching
 
 
@@ -53,6 +56,36 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
         untested = str(error) if error.__cause__ is None else _said(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
     vars(model)[KEPT_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
+
+
+def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
+    """What to say of a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
+    own, examples = of(model), separable.made_up(batch, separable.SEEDS[0])
+    assert own is not None, "a model's own steps are built"
+    state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
+
+    def tried(some: Batch) -> list[float]:
+        look = _Look()
+        with separable.trying(), losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
+            look.at(model.train_step, given(some, own.arrays))
+        return [separable.total(target) for target in look.targets]
+
+    first, second = separable.PARTS
+    try:
+        made = (examples, separable.rows(examples, first), separable.rows(examples, second))
+        found = [tried(some) for some in (*made, separable.twice(examples, first))]
+    except Exception:  # whatever a person's code raises on made-up examples
+        return None
+    for whole, *parts, doubled in zip(*found, strict=False):
+        values = Values(whole, (parts[0], parts[1]), doubled)
+        rule = values.rule() if values.tell else None
+        if rule is Rule.SUM or (rule is Rule.NEITHER and values.of_doubled() is Rule.SUM):
+            return (
+                f"Expected a train_step that takes gradients of a mean over examples, received a sum in that of "
+                f"{type(model).__name__}: each replica's counts by its share of the examples, so that over several it "
+                f"is as many times smaller than on one device. Try ops.mean over the first axis."
+            )
+    return None
 
 
 def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[keras.KerasTensor]) -> Returned:
@@ -111,6 +144,8 @@ class _Look(Watcher):
         self.applied: dict[keras.optimizers.Optimizer, list[keras.Variable]] = {}
         self.logs: Mapping[str, tf.Tensor] = {}
         self.updated: list[keras.metrics.Metric] = []
+        # What gradients of variables are taken of.
+        self.targets: list[tf.Tensor] = []
 
     def at(self, step: Callable[[Batch], Mapping[str, tf.Tensor]], batch: Batch) -> tuple[()]:
         """Makes the step."""
@@ -118,9 +153,11 @@ class _Look(Watcher):
             self.logs = step(batch)
         return ()
 
-    def gradient(self, kept: Callable[[Sources], Gradients], sources: Sources) -> Gradients:
+    def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         """Zeros for variables, which may not be there yet."""
         flat = tf.nest.flatten(sources)
+        if any(map(_is_variable, flat)):
+            self.targets += tf.nest.flatten(target)
         others = iter(kept([source for source in flat if not _is_variable(source)]) or ())
         made = [tf.zeros(source.shape, source.dtype) if _is_variable(source) else next(others) for source in flat]
         packed: Gradients = tf.nest.pack_sequence_as(sources, made)

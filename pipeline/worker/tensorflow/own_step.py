@@ -224,7 +224,7 @@ class Replica(Watcher):
         assert isinstance(summed, tf.Tensor), "numbers are no rows of a table"
         return summed
 
-    def gradient(self, kept: Callable[[Sources], Gradients], sources: Sources) -> Gradients:
+    def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
         """Gradients of variables are those of the global batch; of all else, of what is here."""
         found, of = tf.nest.flatten(kept(sources)), tf.nest.flatten(sources)
         places = [

@@ -31,8 +31,8 @@ class Watcher(abc.ABC):
         self._results: list[tuple[tf.Tensor, Result]] = []
 
     @abc.abstractmethod
-    def gradient(self, kept: Callable[[Sources], Gradients], sources: Sources) -> Gradients:
-        """`GradientTape.gradient`."""
+    def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
+        """`GradientTape.gradient` of a target, a loss as a rule."""
 
     @abc.abstractmethod
     def apply(
@@ -129,7 +129,7 @@ def _gradient(kept: Callable[..., Gradients]) -> Callable[..., Gradients]:
             return kept(tape, target, sources, *rest, **named)
         # Inside a gradient, one of variables is a part of it, as of a layer that is computed twice.
         with watching(None):
-            return watcher.gradient(lambda wanted: kept(tape, target, wanted, *rest, **named), sources)
+            return watcher.gradient(lambda wanted: kept(tape, target, wanted, *rest, **named), target, sources)
 
     return gradient
 
