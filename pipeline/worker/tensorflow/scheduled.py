@@ -18,6 +18,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batch, Batches, Part
+from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.loop import Call, Counts, Data, Facts, Loop, Results
 from pipeline.worker.tensorflow.source import Source, source
@@ -65,7 +66,7 @@ class AsyncSteps:
         # The metrics' state before any batch, and now.
         self._fresh = [np.array(variable) for variable in model.metrics_variables]
         self._state = list(self._fresh)
-        self._call = steps.scheduled_steps(model, strategy, source.batch, self._fresh, gradient_bits)
+        self._call = scheduled_step.scheduled_steps(model, strategy, source.batch, self._fresh, gradient_bits)
         self._results = tf.function(self._result_of, autograph=False)
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps handed out since training began, steps under way, and the calls that those are in.
@@ -111,7 +112,7 @@ class AsyncSteps:
         return Call(done.losses, done.sizes, seconds, done.waits, done.worker)
 
     def validate(self, function: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and examples of so many steps of `steps.validation_alone`, made here, which add to the metrics."""
+        """Losses and examples of so many steps of `validation_alone`, made here, which add to the metrics."""
         values, sizes, state = function(iterator, tf.constant(count), self._tensors(self._state))
         self._state = [value.numpy().astype(np.float64) for value in state]
         return values.numpy(), sizes.numpy()
@@ -261,7 +262,7 @@ class AsyncLoop(Loop):
         self.async_steps.reset_metrics()
 
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
-        return steps.validation_alone(self.model)
+        return scheduled_step.validation_alone(self.model)
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         return self.async_steps.validate(validate, iterator, count)

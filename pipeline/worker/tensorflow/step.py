@@ -1,4 +1,4 @@
-"""The compiled loops: K steps in one call, of all replicas together or of one worker among other asynchronous ones.
+"""The compiled loops: K steps in one call, of all replicas together.
 
 Gradients are summed over replicas here, before the optimizer clips them or averages weights, so that every setting
 of the optimizer means what it means on one device.
@@ -11,11 +11,10 @@ from functools import partial
 from typing import TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.private import SeedGenerator, in_stateless_scope, is_op_determinism_enabled, keras_variables
+from pipeline.private import SeedGenerator, is_op_determinism_enabled
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow import loss as losses
@@ -37,11 +36,6 @@ ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
 Forward: TypeAlias = Callable[..., Batch]
 # What a loop over steps carries from one to the next.
 Carried: TypeAlias = tf.Tensor | tf.TensorArray | Sequence[tf.Tensor]
-# See `scheduled_steps` and `validation_alone`.
-ScheduledSteps: TypeAlias = Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
-ValidationAlone: TypeAlias = Callable[
-    [Batches, tf.Tensor, Sequence[tf.Tensor]], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]
-]
 # Either way of validating: losses and examples of some steps, and what more it gives.
 Validate: TypeAlias = Callable[..., tuple[tf.Tensor, ...]]
 
@@ -115,115 +109,6 @@ def training_step(
     return replica_step
 
 
-def scheduled_steps(
-    model: keras.Model,
-    strategy: tf.distribute.Strategy,
-    batch: Callable[..., Batch],
-    fresh: Sequence[np.ndarray],
-    gradient_bits: int = 32,
-) -> ScheduledSteps:
-    """A compiled function that trains `model` for a number of steps on one worker, while others do the same.
-
-    (source, rows, edges [steps + 1]) ->
-        (number of the worker, loss vectors [steps, 1 + outputs], examples of each step [steps], staleness [steps],
-        seconds that each step waited for its batch [steps], the metrics' state)
-
-    Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
-    `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`. With `gradient_bits` 16,
-    gradients travel as bfloat16.
-    """
-    call = caller(model)
-    variables = model.trainable_variables
-    updates = innermost(model.optimizer).iterations.value
-
-    def replica_step(batch: Batch, state: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        before = updates.read_value()
-        with tf.control_dependencies([before]), tf.GradientTape() as tape:
-            y_pred = call(x, training=True)
-            values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
-            scaled = model.optimizer.scale_loss(values[0])
-        gradients = tape.gradient(scaled, variables)
-        present = [gradient for gradient in gradients if gradient is not None]
-        with tf.control_dependencies(tf.nest.flatten(present, expand_composites=True)):
-            stale = updates.read_value() - before
-        if gradient_bits == 16:
-            gradients = [_sent_narrow(*pair) for pair in zip(gradients, variables, strict=True)]
-        with tf.control_dependencies([stale]):
-            model.optimizer.apply(gradients, variables)
-        return values, metrics.state_after(model, state, x, y, y_pred, weights), stale
-
-    def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
-        def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
-            values, sizes, stale, waits = arrays
-            mine, waited = _waited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
-            overwriting = overwritten_without_branch(innermost(model.optimizer))
-            with losses.without_keras_scaling(), _added_in_place(), overwriting:
-                loss, state, age = strategy.run(replica_step, args=(mine, state))
-            size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
-            age = tf.cast(age, tf.int64)
-            told = [array.write(index, value) for array, value in ((values, loss), (sizes, size), (stale, age))]
-            return index + 1, state, *told, waits.write(index, waited)
-
-        count = tf.shape(edges)[0] - 1
-        arrays = [tf.TensorArray(kind, size=count) for kind in (tf.float32, tf.int64, tf.int64, tf.float32)]
-        state = [tf.constant(value) for value in fresh]
-        _, state, *arrays = tf.while_loop(lambda index, *_: index < count, one, (0, state, *arrays))
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return worker, *(array.stack() for array in arrays), state
-
-    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
-
-
-def validation_alone(model: keras.Model) -> ValidationAlone:
-    """A compiled function that evaluates `model` for a number of steps, on this process alone.
-
-    (iterator over (examples, [a batch]), steps, the metrics' state) ->
-        (loss vectors [steps, 1 + outputs], examples of each step [steps], the metrics' state after them)
-    """
-    call = caller(model)
-
-    def steps(
-        iterator: Batches, count: tf.Tensor, state: Sequence[tf.Tensor]
-    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        def one(
-            index: tf.Tensor, state: Sequence[tf.Tensor], values: tf.TensorArray, sizes: tf.TensorArray
-        ) -> tuple[Carried, ...]:
-            examples, (batch,) = next(iterator)
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-            y_pred = call(x, training=False)
-            with losses.without_keras_scaling():
-                loss = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=False)
-            state = metrics.state_after(model, state, x, y, y_pred, weights)
-            return index + 1, state, values.write(index, loss), sizes.write(index, examples)
-
-        arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
-        _, state, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, list(state), *arrays))
-        return values.stack(), sizes.stack(), list(state)
-
-    return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _added_in_place() -> Iterator[None]:
-    """Inside, Keras adds to a variable where that is held, as to an optimizer's count of steps.
-
-    By itself it assigns what it read plus the addend, which loses what other workers add in between.
-    """
-    kept = keras_variables.Variable.assign_add
-
-    def assign_add(self: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        if in_stateless_scope():
-            return kept(self, value)
-        return self._value.assign_add(tf.cast(value, self._value.dtype))
-
-    try:
-        keras_variables.Variable.assign_add = assign_add
-        yield
-    finally:
-        keras_variables.Variable.assign_add = kept
-
-
 def validation_steps(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
@@ -291,7 +176,7 @@ def many(
         ) -> tuple[Carried, ...]:
             # A plain iterator, and each replica's part taken here: TensorFlow's distributed iterator costs a fifth of a
             # small step on CPU devices, for copying ahead what is in the same memory.
-            (examples, batches), waited = _waited(lambda: next(iterator), after=values)
+            (examples, batches), waited = awaited(lambda: next(iterator), after=values)
             mine = strategy.experimental_distribute_values_from_function(
                 lambda context: batches[context.replica_id_in_sync_group % len(batches)]
             )
@@ -330,7 +215,7 @@ def _drawn_apart(replicas: int) -> Iterator[None]:
         SeedGenerator.next = kept
 
 
-def _waited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:
+def awaited(batch: Callable[[], Nested[tf.Tensor]], after: tf.TensorArray) -> tuple[Nested[tf.Tensor], tf.Tensor]:
     """(a step's batch, seconds until it was there: float32), from when the step before has written into `after`.
 
     An iteration of the loop begins with all that the one before has changed, so that nothing else is in the time.
@@ -365,26 +250,19 @@ def sum_of(
 ) -> list[Addend]:
     """The sums over replicas of gradients, which may travel as bfloat16, then of `others`, which travel as they are."""
     narrow = gradient_bits == 16 and collective.replicas > 1
-    sums = collective.sum([*(map(_narrow, gradients) if narrow else gradients), *others])
-    return [_widen(total, addend.dtype) for total, addend in zip(sums, [*gradients, *others], strict=True)]
+    sums = collective.sum([*(map(narrowed, gradients) if narrow else gradients), *others])
+    return [widened(total, addend.dtype) for total, addend in zip(sums, [*gradients, *others], strict=True)]
 
 
-def _narrow(gradient: Addend) -> Addend:
+def narrowed(gradient: Addend) -> Addend:
+    """A gradient in bfloat16, where it is a dense one in float32."""
     wide = isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
     return tf.cast(gradient, tf.bfloat16) if wide else gradient
 
 
-def _widen(gradient: Addend, dtype: tf.DType) -> Addend:
+def widened(gradient: Addend, dtype: tf.DType) -> Addend:
+    """A gradient in the type that it had."""
     return tf.cast(gradient, dtype) if gradient.dtype != dtype else gradient
-
-
-def _sent_narrow(gradient: Addend | None, variable: keras.Variable) -> Addend | None:
-    """A gradient that is narrow on its way to where its variable is, and as wide as before when it is there."""
-    if gradient is None:
-        return None
-    narrow = _narrow(gradient)
-    with tf.device(variable._value.device):
-        return _widen(narrow, gradient.dtype)
 
 
 def where(condition: tf.Tensor, gradient: Addend) -> Addend:
