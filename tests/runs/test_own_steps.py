@@ -50,6 +50,28 @@ def test_a_gan_killed_in_mid_epoch_goes_on_to_the_last_bit(pipeline, tmp_path, l
     assert list(last["metrics"]) == ["d_loss", "g_loss"]
 
 
+@pytest.mark.slow
+def test_an_autoencoder_with_a_test_step_comes_to_the_same_under_every_strategy(pipeline):
+    model = ("model.build._target_=steps.vae", "+model.build.noisy=false", UNLABELLED)
+    ran: Ran = pipeline(
+        "-m",
+        *SMALL,
+        *model,
+        "strategy=one_device,mirrored,central_storage,multi_worker",
+        "workers=null",
+        "hardware=2cpu",
+    )
+    assert ran.code == 0, ran.err
+    ended = {folder.name.split("_", 1)[1]: told(folder, "epoch")[-1] for folder in ran.run_folders}
+    assert sorted(ended) == ["central_storage", "mirrored", "multi_worker", "one_device"]
+    one = ended["one_device"]
+    assert list(one["metrics"]) == list(one["val_metrics"]) == ["reconstruction_loss", "kl_loss"]
+    for epoch in ended.values():
+        assert [epoch["loss"], epoch["val_loss"]] == pytest.approx([one["loss"], one["val_loss"]], rel=1e-5)
+        for name in ("metrics", "val_metrics"):
+            assert epoch[name] == pytest.approx(one[name], rel=1e-5)
+
+
 GAN = ("steps.gan", UNLABELLED, "strategy=mirrored")
 WAYS = ("steps.classifier", "strategy=mirrored")
 REFUSED = {
