@@ -3,9 +3,10 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -56,7 +57,8 @@ def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes
     case = asked.case
     keras.utils.clear_session()
     keras.utils.set_random_seed(case.seed)
-    defined: dict[str, Callable[..., object]] = {}
+    # A module of a person's own by its name; without one, classes would seem to be Python's.
+    defined: dict[str, Any] = {"__name__": "case"}
     exec(compile(script(case), "case.py", "exec"), defined)
     parts = [
         _part(case, defined["data"](examples, seed), asked.order if seed == 1 else None)
