@@ -19,6 +19,8 @@ from tables import TABLES, Rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# Options that say where something is written to.
+ELSEWHERE = ("--json", "--keep")
 BLOCK = re.compile(r"(<!-- figures: (?P<name>\w+)(:(?P<part>\w+))? -->\n)(?P<table>.*?)(<!-- end -->)", re.S)
 
 
@@ -84,9 +86,9 @@ def _shown(arguments: Sequence[str]) -> list[str]:
     """What was typed, without where it was written to."""
     left, skip = [], False
     for argument in arguments:
-        if not skip and not argument.startswith("--json"):
+        if not skip and not argument.startswith(ELSEWHERE):
             left.append(argument)
-        skip = argument == "--json"
+        skip = argument in ELSEWHERE
     return left
 
 
