@@ -77,6 +77,27 @@ def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored
     assert "received a sum in that of Classifier" in said[0]
 
 
+class Student(keras.Sequential):
+    """With a `compile` of its own, as in Keras's guide to distillation."""
+
+    def compile(self, optimizer, student_loss):
+        super().compile(optimizer=optimizer, loss=student_loss)
+
+
+def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(mirrored):
+    def student():
+        model = Student([keras.layers.Dense(3)])
+        model.compile("adagrad", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    spec = batches.spec(own.points()[0])
+    assert build.model(student, mirrored, spec)[0].optimizer.name == "adagrad"
+    with pytest.raises(build.ModelError, match=r"Student, whose compile is its own.*received train\.optimizer\."):
+        build.model(student, mirrored, spec, "sgd")
+    with pytest.raises(build.ModelError, match="received one that is not compiled"):
+        build.model(lambda: Student([keras.layers.Dense(3)]), mirrored, spec)
+
+
 @pytest.mark.parametrize("kind", sampled(tuple(SEPARABLE), 8))
 def test_two_replicas_train_what_one_device_trains(kind, mirrored):
     make, labelled = SEPARABLE[kind]

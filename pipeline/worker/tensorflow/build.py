@@ -1,6 +1,7 @@
 """Makes what a plan names: the model, compiled and built under the strategy, from a function and its arguments."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -19,6 +20,8 @@ from pipeline.worker.tensorflow.model_error import ModelError
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
 LossChoice: TypeAlias = Nested[keras.losses.Loss | str] | None
 MetricsChoice: TypeAlias = Nested[keras.metrics.Metric | str] | None
+# The keys of `train` that choose it.
+CHOSEN = ("optimizer", "learning_rate", "loss", "metrics")
 
 
 def model(
@@ -49,7 +52,7 @@ def model(
         if not isinstance(made, keras.Model):
             raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
         if own_step.has_own(made):
-            _check_own(made, strategy, optimizer, learning_rate, loss, metrics)
+            _check_own(made, strategy)
         _check_compiled(made)
         for text in _unheeded(made):
             note(text)
@@ -66,23 +69,14 @@ def model(
         return made, outputs
 
 
-def _check_own(made: keras.Model, strategy: tf.distribute.Strategy, *chosen: object) -> None:
-    """Refuses a model with steps of its own where they cannot be made, or `chosen` what such a model decides."""
+def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
+    """Refuses a model with steps of its own where they cannot be made."""
     name = "train_step" if own_step.is_own(made, "train_step") else "test_step"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ModelError(
             f"Expected a model without a {name} of its own, since asynchronous workers make Keras's step between the "
             f"updates of others, received {type(made).__name__}, which has one. "
             f"Try strategy=mirrored or strategy=multi_worker."
-        )
-    if not own_step.is_own(made, "compile"):
-        return
-    keys = zip(("optimizer", "learning_rate", "loss", "metrics"), chosen, strict=True)
-    asked = [f"train.{key}" for key, value in keys if value is not None]
-    if asked or not made.compiled:
-        raise ModelError(
-            f"Expected {type(made).__name__}, whose compile is its own, to be compiled in model.build, received "
-            f"{' and '.join(asked) or 'one that is not compiled'}. Try arguments of model.build for what compile takes."
         )
 
 
@@ -213,8 +207,20 @@ def lent(
 def _compile(
     made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
 ) -> None:
-    if own_step.is_own(made, "compile") and own_step.has_own(made):
-        return
+    if own_step.is_own(made, "compile"):
+        asked = [
+            f"train.{key}"
+            for key, value in zip(CHOSEN, (optimizer, learning_rate, loss, metrics), strict=True)
+            if value is not None
+        ]
+        if made.compiled and not asked:
+            return
+        if own_step.has_own(made) or not _takes_what_keras_does(made.compile):
+            raise ModelError(
+                f"Expected {type(made).__name__}, whose compile is its own, to be compiled in model.build, received "
+                f"{' and '.join(asked) or 'one that is not compiled'}. "
+                f"Try arguments of model.build for what compile takes."
+            )
     if made.compiled:
         # What compile is not given, it keeps.
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
@@ -226,6 +232,15 @@ def _compile(
     if learning_rate is not None:
         chosen = _with_learning_rate(chosen, learning_rate)
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)
+
+
+def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
+    """Does a model's own `compile` take an optimizer, a loss and metrics under Keras's names?"""
+    try:
+        inspect.signature(compiling).bind(optimizer=None, loss=None, metrics=None)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
