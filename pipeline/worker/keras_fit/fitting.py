@@ -71,12 +71,7 @@ def fit(
     """
     _check_model(model)
     strategy = _strategy(model, strategy)
-    loop_class = _loop_class(strategy)
-    if gather and loop_class is AsyncKerasLoop:
-        raise FitError(
-            "Expected gather=False under asynchronous workers, each of whose batches is a whole one, received "
-            "gather=True. Try gather=False."
-        )
+    loop_class = _loop_class(strategy, gather)
     where = passes.place(strategy)
     _check_compiled(model, where)
     hooks = _callbacks(callbacks, where)
@@ -84,12 +79,10 @@ def fit(
     steps_per_epoch = _capped(steps_per_epoch)
     due = _due(model, validation_freq)
     (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
-
     with again.adding(strategy):
-        seed = _agreed_seed(strategy, where)
         train = passes.passes(
-            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle, seed=seed,
-            class_weight=class_weight,
+            where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle,
+            seed=_agreed_seed(strategy, where), class_weight=class_weight,
         )  # fmt: skip
         held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
         per_call = _steps_per_call(model, hooks, train)
@@ -132,9 +125,14 @@ def _counts(train: passes.Passes, held_out: passes.Passes | None) -> dict[str, i
     }
 
 
-def _loop_class(strategy: tf.distribute.Strategy) -> type[KerasLoop]:
+def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoop]:
     """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        if gather:
+            raise FitError(
+                "Expected gather=False under asynchronous workers, each of whose batches is a whole one, received "
+                "gather=True. Try gather=False."
+            )
         return AsyncKerasLoop
     if isinstance(strategy, tf.distribute.TPUStrategy):
         raise FitError(
