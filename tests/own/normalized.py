@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import strategies
-from pipeline.worker.tensorflow import build, normalization, step
+from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.exact import normalization
 
 REPLICAS = 2
 ALONE = tf.distribute.get_strategy()

@@ -16,7 +16,7 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.passes import Place
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.checked import check
+from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.loop import Data, Loop
 

@@ -30,9 +30,10 @@ from pipeline.worker.input.passes import FitData, FitError, Passes, Place
 from pipeline.worker.keras_fit import again, agree, refused
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
-from pipeline.worker.tensorflow import build, own_step, step
+from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.

@@ -19,8 +19,8 @@ from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
 from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
+from pipeline.worker.tensorflow.exact.metrics import on_whole
 from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
-from pipeline.worker.tensorflow.metrics import on_whole
 
 
 class KerasLoop(Loop):

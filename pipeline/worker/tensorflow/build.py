@@ -11,10 +11,13 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, metrics, normalization, own_build, own_step, scaling, step
-from pipeline.worker.tensorflow import loss as losses
+from pipeline.worker.tensorflow import labels, step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
+from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.exact import metrics, normalization, scaling
 from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.own import build as own_build
+from pipeline.worker.tensorflow.own import step as own_step
 
 # What `compile` takes.
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None

@@ -13,7 +13,7 @@ import tensorflow as tf
 from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.alone import Alone
 from pipeline.worker.tensorflow.loop import TrainingError
-from pipeline.worker.tensorflow.own_step import optimizers
+from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.step import innermost
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")

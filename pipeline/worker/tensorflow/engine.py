@@ -27,11 +27,11 @@ from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.passes import Place
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
-from pipeline.worker.tensorflow import build, normalization, own_loop, own_step, static, tables
+from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.callbacks import check as check_callbacks
-from pipeline.worker.tensorflow.checked import check
+from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
@@ -42,10 +42,13 @@ from pipeline.worker.tensorflow.devices import (
     versions,
 )
 from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
+from pipeline.worker.tensorflow.exact import normalization
 from pipeline.worker.tensorflow.loop import Call, Data, Loop, waited
 from pipeline.worker.tensorflow.notes import Notes
+from pipeline.worker.tensorflow.own import loop as own_loop
+from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
-from pipeline.worker.tensorflow.own_loop import OwnLoop
 from pipeline.worker.tensorflow.saving import check_same_data, is_good, replica_digests, save
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all

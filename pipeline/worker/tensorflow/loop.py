@@ -18,9 +18,10 @@ from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batches, Part
 from pipeline.worker.input.reading import Reading
-from pipeline.worker.tensorflow import metrics, own_step
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.exact import metrics
+from pipeline.worker.tensorflow.own import step as own_step
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005

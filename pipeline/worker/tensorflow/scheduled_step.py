@@ -11,10 +11,10 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import in_stateless_scope, keras_variables
 from pipeline.worker.input.part import Batch, Batches
-from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow import metrics
-from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.exact import metrics
+from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.step import Carried, awaited, caller, innermost, narrowed, widened
 
 # See `scheduled_steps` and `validation_alone`.

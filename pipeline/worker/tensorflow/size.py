@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from pipeline.plan.size import ONLY_TABLES, Size, Variable
 from pipeline.worker.input.part import Part
-from pipeline.worker.tensorflow import normalization
-from pipeline.worker.tensorflow.own_step import optimizers
+from pipeline.worker.tensorflow.exact import normalization
+from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.step import innermost
 
 # Operations whose result is what came in, in the same memory.

@@ -15,7 +15,7 @@ from pipeline.worker.keras_fit.agree import from_one
 from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.loop import TrainingError
-from pipeline.worker.tensorflow.own_step import optimizers
+from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.tables import grouped as shards_together
 from pipeline.worker.tensorflow.tables import joined
 

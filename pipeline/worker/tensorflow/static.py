@@ -13,12 +13,12 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.input.part import Batch, Part
-from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow import own_step
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
+from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.watching import watched
+from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.own.watching import watched
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {

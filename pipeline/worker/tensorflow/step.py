@@ -17,11 +17,11 @@ from pipeline.data.nested import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
-from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow import metrics, normalization
-from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.whole import Whole, of_step
+from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.exact import metrics, normalization
+from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
+from pipeline.worker.tensorflow.exact.whole import Whole, of_step
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).

@@ -18,7 +18,7 @@ from pipeline.worker.keras_fit.agree import from_first, over_replicas
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.tensorflow.loop import Call, Loop, TrainingError
-from pipeline.worker.tensorflow.own_step import optimizers
+from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.state import (
     of_callback,
     of_model,

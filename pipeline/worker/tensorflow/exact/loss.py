@@ -17,10 +17,10 @@ import tensorflow as tf
 from pipeline.private import get_keras_mask, keras_loss
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import separable
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.separable import Rule
-from pipeline.worker.tensorflow.whole import Whole
+from pipeline.worker.tensorflow.exact import separable
+from pipeline.worker.tensorflow.exact.separable import Rule
+from pipeline.worker.tensorflow.exact.whole import Whole
 
 
 @contextlib.contextmanager

@@ -17,10 +17,11 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import maybe_merge_call
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, separable
-from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow.separable import PARTS, SEEDS, TOLERANCE, Rule, Values
-from pipeline.worker.tensorflow.whole import Whole, current
+from pipeline.worker.tensorflow import labels
+from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.exact import separable
+from pipeline.worker.tensorflow.exact.separable import PARTS, SEEDS, TOLERANCE, Rule, Values
+from pipeline.worker.tensorflow.exact.whole import Whole, current
 
 # The values of a metric's variables.
 State: TypeAlias = list[np.ndarray]

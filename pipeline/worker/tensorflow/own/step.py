@@ -16,14 +16,14 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow import normalization
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.exact import normalization
+from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
+from pipeline.worker.tensorflow.exact.whole import Whole, of_step
 from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.watching import Gradients, Result, Sources, Watcher, watched, watching
-from pipeline.worker.tensorflow.whole import Whole, of_step
+from pipeline.worker.tensorflow.own.watching import Gradients, Result, Sources, Watcher, watched, watching
 
 # The attribute under which a model keeps what is known of its own steps, as Keras keeps its compiled functions.
 KEPT_AS = "_own_steps_of_pipeline"

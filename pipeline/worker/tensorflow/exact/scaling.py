@@ -10,9 +10,10 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, separable
-from pipeline.worker.tensorflow import loss as losses
-from pipeline.worker.tensorflow.separable import (
+from pipeline.worker.tensorflow import labels
+from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.exact import separable
+from pipeline.worker.tensorflow.exact.separable import (
     EXAMPLES,
     FIRST,
     NARROW_TOLERANCE,

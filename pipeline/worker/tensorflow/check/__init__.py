@@ -1,0 +1,1 @@
+"""All replicas compared with one device on a small batch, before training."""
