@@ -1,10 +1,8 @@
 """TensorFlow's engine: what one process does of a plan under `tf.distribute`."""
 
 import contextlib
-import dataclasses
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,11 +16,10 @@ from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.check import Check
 from pipeline.record.commands import Command
-from pipeline.record.events import Beat, Event, Failed, Told, Warned
+from pipeline.record.events import Beat, Failed, Told, Warned
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, integrity
-from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.passes import Place
 from pipeline.worker.input.profile import Profile
@@ -33,6 +30,7 @@ from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.callbacks import check as check_callbacks
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.checkpoint import Checkpointer
+from pipeline.worker.tensorflow.checked import check
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
     make_strategy,
@@ -43,6 +41,7 @@ from pipeline.worker.tensorflow.devices import (
 )
 from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
 from pipeline.worker.tensorflow.exact import normalization
+from pipeline.worker.tensorflow.going_on import survival
 from pipeline.worker.tensorflow.loop import Call, Data, Loop, waited
 from pipeline.worker.tensorflow.notes import Notes
 from pipeline.worker.tensorflow.own import loop as own_loop
@@ -50,9 +49,12 @@ from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
 from pipeline.worker.tensorflow.saving import check_same_data, is_good, replica_digests, save
+from pipeline.worker.tensorflow.own_loop import OwnLoop
+from pipeline.worker.tensorflow.saving import replica_digests, save
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
 from pipeline.worker.tensorflow.switched import Switched
+from pipeline.worker.tensorflow.telling import Telling
 from pipeline.worker.tensorflow.training import Preempted, Survival, Training
 
 CALIBRATION_STEPS = 3
@@ -126,8 +128,7 @@ class Work:
         self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
         self._put_back = contextlib.ExitStack()
         self._spare = False
-        # What training tells while it is timed, to be told afterwards: the conductor runs on the same cores.
-        self._held: list[Event] | None = None
+        self._telling = Telling(tell)
 
     def obey(self, command: Command[Told]) -> None:
         """Does what a command says, and tells the event that answers it."""
@@ -226,11 +227,14 @@ class Work:
         """The loop that trains the model, from where an earlier one was where there is something to go on with."""
         plan, strategy, bits = self._plan, self._strategy, self._plan.training.gradient_bits
         first, rest = (*held_out, None, None)[:2]
-        position = self._prepare_survival(resume, data.layout, digest_of(data.part))
+        chief, alone = self._process.rank == 0, len(plan.leaders) == 1
+        everywhere = partial(on_all, strategy=strategy, collective=self._collective)
+        self._survival, position = survival(
+            plan, resume, data.layout, digest_of(data.part), chief, everywhere, self._asked_to_leave, self._tell
+        )
         if plan.strategy.asynchronous:
             shares = self.data.read_by_workers(data.part)
             return ScheduledLoop(model, strategy, data, shares, plan.workers, first, outputs, bits, position)
-        chief, alone = self._process.rank == 0, len(plan.leaders) == 1
         loop = Loop
         if (own := own_step.of(model)) is not None:
             loop = OwnLoop
@@ -309,7 +313,7 @@ class Work:
             plan.training.epochs,
             plan.training.steps,
             callbacks,
-            self._tell_of_training,
+            self._telling.tell,
             hooks=partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy())),
             survival=self._survival,
         )
@@ -325,7 +329,7 @@ class Work:
 
     def _measure(self, command: commands.Measure) -> None:
         loop = self._ready()
-        with self._told_afterwards():
+        with self._telling.held():
             self._advance(command.warmup_steps, command.steps_per_call)
             timed = self._advance(command.steps, command.steps_per_call)
         waits = [
@@ -376,36 +380,6 @@ class Work:
         if self._survival is not None:
             self._survival.checkpointer.wait()
 
-    def _prepare_survival(self, resume: str | None, layout: Layout, digest: str) -> Position:
-        """Finds the checkpoint to go on from, on all processes; returns its position in the data."""
-        plan = self._plan
-        if plan.checkpoint.folder is None:
-            return Position()
-        chief, checkpointer = self._process.rank == 0, Checkpointer(plan.checkpoint, self._tell)
-        state = None
-        if resume is not None and chief:
-            state = checkpointer.last(is_good(plan))
-            if state is None and plan.checkpoint.before is not None:
-                there = dataclasses.replace(plan.checkpoint, folder=plan.checkpoint.before)
-                state = Checkpointer(there, self._tell).last(is_good(plan))
-        if resume is not None and len(plan.leaders) > 1:
-            state = on_all(state, self._strategy, self._collective)
-        data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data.build}
-        about = {"data": data, "learning_rate": plan.training.learning_rate}
-        self._survival = Survival(
-            checkpointer, state, self._asked_to_leave, plan.training.divergence_factor, plan.training.rate_scale, about
-        )
-        if resume is not None and chief:
-            if resume == "back":
-                checkpointer.drop_after(-1 if state is None else state.values["step"])
-            values = {} if state is None else state.values
-            told = tuple(events.from_plain(event) for event in values.get("told", []))
-            self._tell(events.Restored(values.get("step", 0), state is not None, told))
-        if state is None:
-            return Position()
-        check_same_data(state.values["data"], data)
-        return Position(state.values["epoch"], state.values["examples"])
-
     def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
         """At least `steps` steps: of the training while it lasts, then for the sake of timing alone."""
         loop, training = self._ready(), self._training
@@ -418,23 +392,6 @@ class Work:
             calls.append(loop.call(steps_per_call, steps - done))
             done += calls[-1].steps
         return calls
-
-    @contextlib.contextmanager
-    def _told_afterwards(self) -> Iterator[None]:
-        """Inside, what training tells is held back; afterwards it is told, also where training failed."""
-        held = self._held = []
-        try:
-            yield
-        finally:
-            self._held = None
-            for event in held:
-                self._tell(event)
-
-    def _tell_of_training(self, event: Event) -> None:
-        if self._held is None or isinstance(event, Beat):
-            self._tell(event)
-        else:
-            self._held.append(events.stamped(event, time.time()))
 
     def _ready(self) -> Loop:
         assert self._loop is not None, "build comes first"
