@@ -41,7 +41,8 @@ class Difference:
 class Check:
     """What came of it: the differences, what most likely makes them, what to try, and how long it took in seconds.
 
-    `unsaid` is why there was nothing to compare, or what was left out of it.
+    `unsaid` is why there was nothing to compare, or what was left out of it; `noted` that a note of the model names the
+    cause already, with what to type.
     """
 
     outcome: Literal["equal", "different", "not made"]
@@ -50,6 +51,7 @@ class Check:
     advice: str = ""
     unsaid: str = ""
     seconds: float | None = None
+    noted: bool = False
 
     @property
     def largest(self) -> float:

@@ -85,7 +85,7 @@ def lost_of(measured: Measured, part: str) -> int:
 
 def check_notes(check: Check | None, replicas: int) -> list[str]:
     """What is to be said of replicas that were compared with one device."""
-    if check is None or check.outcome == "equal":
+    if check is None or check.outcome == "equal" or check.noted:
         return []
     if check.outcome == "not made":
         return [f"Replicas were not compared with one device (train.check): {check.unsaid}."]

@@ -75,9 +75,11 @@ class GAN(keras.Model):
         return {"d_loss": self.d_loss_tracker.result(), "g_loss": self.g_loss_tracker.result()}
 
 
-def gan(noisy=True, normalised=False):
-    """A generator and a discriminator of points."""
+def gan(noisy=True, normalised=False, looking=None):
+    """A generator and a discriminator of points, which may end with a layer that is `looking` at its batch."""
     discriminator = dense(6, 8, 1, name="discriminator")
+    if looking is not None:
+        discriminator = keras.Sequential([keras.Input((6,)), layers.Dense(8), looking, layers.Dense(1)])
     if normalised:
         discriminator = keras.Sequential(
             [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.LeakyReLU(), layers.Dense(1)]
@@ -459,6 +461,26 @@ class Classifier(keras.Model):
 def classifier(way, optimizer="sgd"):
     """A classifier of points that is trained in a way of its own."""
     model = Classifier(way, optimizer)
+    model.compile()
+    return model
+
+
+class Centred(Classifier):
+    """Keeps a mean of its outputs beside its step, as DINO does."""
+
+    def __init__(self):
+        super().__init__("centred")
+        self.centre = self.add_weight(shape=(3,), initializer="zeros", trainable=False, name="centre")
+
+    def centred(self, x, y):
+        loss = self.at_once(x, y)
+        self.centre.assign(0.9 * self.centre + 0.1 * ops.mean(self(x), axis=0))
+        return loss
+
+
+def centred():
+    """A classifier of points that keeps a mean of its own."""
+    model = Centred()
     model.compile()
     return model
 

@@ -35,12 +35,15 @@ def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipelin
     assert "warning: on a small batch 2 replicas differ from one device in state of looking/mean by" in ran.out
 
 
-def test_a_loss_over_pairs_is_told_in_the_result_and_mlflow_and_strict_refuses_it(pipeline):
+def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_refuses_it(pipeline):
     pairs = (*SMALL, "strategy=mirrored", "+model.build.loss=pairs")
     ran = pipeline(*pairs)
     assert ran.code == 0, ran.err
-    (note,) = [note for note in ran.result["notes"] if note.startswith("On a small batch")]
-    assert "the loss is no mean over examples, as one over pairs of them. Try train.gather=true" in note
+    (note,) = [note for note in ran.result["notes"] if "train.gather=true" in note]
+    assert "received the loss pairs, which depends on the batch as a whole" in note
+    assert ran.out.count("train.gather=true") == 1
+    assert "on a small batch" not in (ran.out + str(ran.result["notes"])).lower()
+    assert "the loss is no mean over examples, as one over pairs of them" in ran.result["check"]["cause"]
     with sqlite3.connect(ran.folder / "outputs" / "mlflow.db") as store:
         tags = dict(store.execute("select key, value from tags"))
         metrics = dict(store.execute("select key, value from latest_metrics"))

@@ -1,12 +1,14 @@
 """Before training, replicas and one device make the same small step, and what differs is told: and nothing else is."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
 import looking
 import numpy as np
 import pytest
+import steps as own
 import tensorflow as tf
 from keras import layers, ops
 
@@ -17,8 +19,11 @@ from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.passes import Place
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.check.checked import check
+from pipeline.worker.tensorflow import build, own_step
+from pipeline.worker.tensorflow.checked import check
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.loop import Data, Loop
+from pipeline.worker.tensorflow.own_loop import OwnLoop
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -44,7 +49,8 @@ def loop_over(
     model, outputs = build.model(make, strategy, rows(part, 0, 2), collective=collective)
     examples = len(tf.nest.flatten(part)[0])
     layout = Layout(4, strategy.num_replicas_in_sync, 0, strategy.num_replicas_in_sync, (examples,))
-    return Loop(
+    made = Loop if own_step.of(model) is None else OwnLoop
+    return made(
         model, strategy, Data(part, layout, False, 0), outputs=outputs, collective=collective, gather=gather
     ), collective
 
@@ -230,15 +236,62 @@ def test_a_gathered_loss_over_pairs_is_equal(mirrored):
     assert checked(mirrored, lambda: looking.model(loss="pairs"), NUMBERS, gather=True).outcome == "equal"
 
 
-def test_a_model_whose_steps_are_its_own_is_not_compared(mirrored):
-    class Own(keras.Model):
-        def train_step(self, data: Any) -> Any:
-            raise AssertionError("it is not asked")
+POINTS, UNLABELLED = own.points()[0], own.points(labelled=False)[0]
+# Models of which a step of their own trains on replicas what it trains on one device.
+OWN_EQUAL: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "gan": (own.gan, UNLABELLED),
+    "normalised gan": (partial(own.gan, normalised=True), UNLABELLED),
+    "wgan": (own.wgan, UNLABELLED),
+    "vae": (own.vae, UNLABELLED),
+    "vae without noise": (partial(own.vae, noisy=False), UNLABELLED),
+    "distiller": (own.distiller, POINTS),
+    "keras's": (own.by_keras, POINTS),
+    **{way: (partial(own.classifier, way), POINTS)
+       for way in ("in_functions", "summed_loss", "clipped", "by_jacobian", "sharpness_aware", "several_times")},
+}  # fmt: skip
 
-    loop, collective = loop_over(mirrored, looking.model, NUMBERS)
-    loop.model = Own()
-    found = check(loop, collective, Place(0, 2, 2), lambda *number: rows(NUMBERS, *number))
-    assert (found.outcome, found.unsaid) == ("not made", "the model's steps are its own")
+
+@pytest.mark.parametrize("name", OWN_EQUAL)
+def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_changed(name: str, mirrored):
+    make, part = OWN_EQUAL[name]
+    loop, collective = loop_over(mirrored, make, part)
+    variables = [*loop.model.variables, *(one for made in own_step.optimizers(loop.model) for one in made.variables)]
+    before = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    found = check(loop, collective, Place(0, 2, 2), lambda *number: rows(part, *number))
+    assert (found.outcome, found.unsaid, found.differences) == ("equal", "", [])
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)
+
+
+# What is told first of a step of its own that is not, by kind and name, and of its cause.
+OWN_FOUND: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
+    "pairs": (own.contrastive, POINTS, "loss", "c_loss", "the loss is no mean over examples, as one over pairs"),
+    "running mean": (own.centred, POINTS, "state", "centre", "is assigned from each replica's own part of the batch"),
+    "minibatch": (lambda: own.gan(looking=looking.Minibatch(name="looking")), UNLABELLED, "output", "looking",
+                  "It begins in layer looking, which does not treat each example by itself"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_FOUND)
+def test_a_step_of_its_own_that_looks_at_its_batch_is_found(name: str, mirrored):
+    make, part, what, named, words = OWN_FOUND[name]
+    found = checked(mirrored, make, part)
+    assert found.outcome == "different", found
+    assert found.differences[0].what == what
+    assert named in found.differences[0].name
+    assert words in found.cause
+    assert "train.check=off" in found.advice
+    assert not found.noted
+
+
+def test_a_loss_that_a_note_tells_of_is_not_told_twice(mirrored):
+    for make, part in (
+        (partial(own.classifier, "summed_by_hand"), POINTS),
+        (partial(looking.model, loss="pairs"), NUMBERS),
+    ):
+        found = checked(mirrored, make, part)
+        assert (found.outcome, found.noted) == ("different", True)
+    assert not checked(mirrored, partial(looking.model, "batch softmax"), NUMBERS).noted
 
 
 def test_a_step_that_forgets_an_exchange_is_found_by_its_gradients_loss_and_metrics(mirrored, monkeypatch):

@@ -68,7 +68,8 @@ SEPARABLE = {
 
 def test_a_sum_over_examples_is_told_and_a_mean_or_what_is_drawn_is_not(mirrored):
     said: list[str] = []
-    for make in (own.gan, own.vae, own.distiller, partial(own.classifier, "at_once")):
+    put_right = partial(own.classifier, "summed_loss")
+    for make in (own.gan, own.vae, own.distiller, partial(own.classifier, "at_once"), put_right):
         build.model(
             make, mirrored, batches.spec(own.points(labelled=make not in (own.gan, own.vae))[0]), note=said.append
         )

@@ -160,7 +160,7 @@ class RunState:
                 self._training.saved = step
             case Profiled(values=profile):
                 return [Line(text, lasting=True) for text in profile_lines(profile)]
-            case Checked(values=check) if event.rank == 0 and check.outcome == "different":
+            case Checked(values=check) if event.rank == 0 and check.outcome == "different" and not check.noted:
                 return self._once(f"warning: {clean(check.said(self._plan.workers))}", lasting=True)
             case Explaining():
                 self._explaining = True

@@ -20,11 +20,13 @@ from pipeline.worker.input.passes import Place
 from pipeline.worker.keras_fit.agree import texts
 from pipeline.worker.tensorflow.check.compared import TOLERANCES, Rows, are_aligned, differences, first_layer
 from pipeline.worker.tensorflow.check.trial import TooLong, Trial, Trials
+from pipeline.worker.tensorflow import own_step, scaling
 from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
 from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.own_trial import OwnTrials
 from pipeline.worker.tensorflow.state import on_all
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.
@@ -38,6 +40,12 @@ MOST_ELEMENTS, QUICK_SECONDS = 20_000_000, 0.5
 LONG_SECONDS = 1.0
 # Layers that add up the rounding of one tolerance.
 LAYERS_OF_TOLERANCE = 20
+# What to try with a loss of a step of a model's own, which is not gathered.
+GATHERED = "compile(loss=...) or compute_loss, with train.gather=true, in place of train_step"
+SUMMED = (
+    "The step takes gradients of a sum over examples, of which each replica's counts by its share.",
+    "Try ops.mean over the first axis.",
+)
 FULL, WITHOUT = "with gradients", "gradients were left out, to take no longer than two seconds"
 
 
@@ -56,8 +64,6 @@ def check(loop: Loop, collective: Pausable[Addend], where: Place, examples: Exam
     Nothing of the loop is changed. What keeps it from being compared is said in `unsaid`, and raises nothing.
     """
     began = time.perf_counter()
-    if own_step.has_own(loop.model):
-        return Check("not made", unsaid="the model's steps are its own")
     try:
         found = _Comparison(loop, collective, where).made(examples)
     except NotMade as why:
@@ -70,7 +76,8 @@ class _Comparison:
 
     def __init__(self, loop: Loop, collective: Pausable[Addend], where: Place) -> None:
         self._loop, self._collective, self._where = loop, collective, where
-        self._trials = Trials(loop, collective)
+        self._own = own_step.of(loop.model)
+        self._trials = Trials(loop, collective) if self._own is None else OwnTrials(loop, collective)
         layers = loop.model._flatten_layers()
         self._layers = len(layers)
         most = max(TOLERANCES.get(layer.compute_dtype, 0.0) for layer in layers)
@@ -79,7 +86,7 @@ class _Comparison:
     def made(self, examples: Examples) -> Check:
         """What differs. Raises `NotMade`."""
         where, trials = self._where, self._trials
-        if self._runs > MOST_LAYERS:
+        if self._runs > MOST_LAYERS or (self._own is not None and not self._is_small):
             raise NotMade(f"{self._layers} layers, run one by one, would take longer than two seconds")
         shares = [SHARES[number % len(SHARES)] for number in range(where.replicas)]
         first, wanted = sum(shares[: where.first]), shares[where.first : where.first + where.local]
@@ -88,8 +95,10 @@ class _Comparison:
         parts = [_cut(mine, *pair) for pair in itertools.pairwise(edges)]
         whole = self._whole(mine)
         forward = self._together(lambda: self._forward(whole, parts))
-        trials.with_gradients = bool(self._told(FULL * self._is_quick(forward))[0])
-        one = self._together(lambda: trials.on_one(whole) if trials.with_gradients and where.chief else forward)
+        one = forward
+        if isinstance(trials, Trials):
+            trials.with_gradients = bool(self._told(FULL * self._is_quick(forward))[0])
+            one = self._together(lambda: trials.on_one(whole) if trials.with_gradients and where.chief else forward)
         # Where others take part they would wait for ever for one that failed; what may fail has been tried.
         replicas = (
             trials.on_all(_count(whole), parts)
@@ -107,22 +116,28 @@ class _Comparison:
         return self._layers * (1 + self._where.local)
 
     def _forward(self, whole: Batch, parts: list[Batch]) -> Trial:
-        """A step of one device without gradients; in each process, what its replicas do is tried beforehand."""
-        self._trials.with_gradients = False
+        """A step of one device, of Keras's own without gradients; what a process's replicas do is tried beforehand."""
+        if isinstance(self._trials, Trials):
+            self._trials.with_gradients = False
         until = time.perf_counter() + LONG_SECONDS
         for part in parts if self._where.processes > 1 else ():
             if _count(part):
                 self._trials.on_one(part, until=until)
         return self._trials.on_one(whole, until=until) if self._where.chief else Trial()
 
+    @property
+    def _is_small(self) -> bool:
+        """May gradients be compared as well?"""
+        elements = sum(int(np.prod(variable.shape)) for variable in self._loop.model.trainable_variables)
+        return self._runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
+
     def _is_quick(self, forward: Trial) -> bool:
         """Are gradients to be compared as well?"""
-        elements = sum(int(np.prod(variable.shape)) for variable in self._loop.model.trainable_variables)
-        small = self._runs <= MOST_WITH_GRADIENTS and elements <= MOST_ELEMENTS
-        return small and forward.cpu_seconds <= QUICK_SECONDS
+        return self._is_small and forward.cpu_seconds <= QUICK_SECONDS
 
     def _compared(self, replicas: Trial, one: Trial, whole: Batch, rows: dict[int, Rows]) -> Check:
-        names, unsaid = ("loss", *self._loop.outputs), "" if self._trials.with_gradients else WITHOUT
+        names = ("loss", *self._loop.outputs) if self._own is None else (self._own.train.loss,)
+        unsaid = "" if self._trials.with_gradients else WITHOUT
         if not differences(replicas, one, names, self._tolerance):
             return Check("equal", unsaid=unsaid)
         noise = np.random.default_rng(0)
@@ -136,8 +151,17 @@ class _Comparison:
         layer, aligned = None, are_aligned(replicas, one, disturbed)
         if aligned:
             layer = first_layer(replicas, one, rows, self._tolerance, disturbed)
-        cause, advice = explained(found, layer, aligned)
-        return Check("different", [layer, *found] if layer else found, cause, advice, unsaid)
+        cause, advice = explained(found, layer, aligned, self._own is not None)
+        known = aligned and layer is None and self._is_noted(found)
+        if known and self._own is not None:
+            cause, advice = SUMMED
+        return Check("different", [layer, *found] if layer else found, cause, advice, unsaid, noted=known)
+
+    def _is_noted(self, found: list[Difference]) -> bool:
+        """Has a note told, when the model was built, of the loss that makes such differences where no layer does?"""
+        if self._own is not None:
+            return self._own.sums and "state" not in {difference.what for difference in found}
+        return "loss" in {difference.what for difference in found} and scaling.fits_no_rule(self._loop.model)
 
     def _whole(self, mine: Batch) -> Batch:
         """The examples of all processes, in the order of their replicas."""
@@ -185,8 +209,9 @@ def _cut(batch: Batch, start: int, stop: int) -> Batch:
     return tf.nest.map_structure(lambda leaf: leaf[start:stop], batch)
 
 
-def explained(found: list[Difference], layer: Difference | None, aligned: bool) -> tuple[str, str]:
-    """(what most likely makes the differences, what to try), in a sentence each.
+def explained(found: list[Difference], layer: Difference | None, aligned: bool, own: bool) -> tuple[str, str]:
+    """(what most likely makes the differences, what to try), in a sentence each, of a model whose steps are its `own`
+    or Keras's.
 
     `layer` is the first one whose output differs; where what layers return could not be `aligned`, it is not known.
     """
@@ -200,8 +225,8 @@ def explained(found: list[Difference], layer: Difference | None, aligned: bool) 
     if "loss" in kinds and aligned:
         return (
             "What the layers return does not: the loss is no mean over examples, as one over pairs of them.",
-            "Try train.gather=true, or train.check=off, if each replica's own part of the batch is what it is meant "
-            "to see.",
+            f"Try {GATHERED if own else 'train.gather=true'}, or train.check=off, if each replica's own part of the "
+            f"batch is what it is meant to see.",
         )
     if "loss" not in kinds and "gradient" not in kinds and "state" in kinds:
         return (
@@ -223,5 +248,6 @@ def explained(found: list[Difference], layer: Difference | None, aligned: bool) 
         )
     return (
         "Something in it depends on the other examples of a batch.",
-        "Try train.gather=true for a loss, keras.layers.BatchNormalization for a normalization; or train.check=off.",
+        f"Try {GATHERED if own else 'train.gather=true'} for a loss, keras.layers.BatchNormalization for a "
+        f"normalization; or train.check=off.",
     )

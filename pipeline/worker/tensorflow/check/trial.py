@@ -30,6 +30,8 @@ LEAST_CPU_SECONDS = 1.0
 # The distance from 1 to the next number of a type, and how many of these a layer's output is disturbed by at most.
 EPSILONS = {"float32": 2.0**-23, "float64": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 DIGITS = 4
+# Examples after which disturbances come again, where their number is open.
+NOISY_ROWS = 16
 
 Outputs = list[tuple[str, list[tf.Tensor]]]
 
@@ -119,7 +121,7 @@ class Trials:
         # Past Keras's own setter, which would track it.
         vars(optimizer)["apply"] = apply
         try:
-            with undrawn(), _outputs_kept(trial.outputs, noise, until), self._without_gradients():
+            with undrawn(), outputs_kept(trial.outputs, noise, until), self._without_gradients():
                 yield
         finally:
             del vars(optimizer)["apply"]
@@ -197,7 +199,7 @@ def copies(variable: keras.Variable) -> Sequence[tf.Variable]:
 
 
 @contextmanager
-def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
+def outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None, until: float) -> Iterator[None]:
     """Inside, what each layer and operation returns is kept, in order, by the number of the replica."""
     kept: Callable[..., Batch] = keras.Operation.__call__
     began = time.process_time()
@@ -209,7 +211,7 @@ def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None
         if noise is not None:
             made = tf.nest.map_structure(lambda leaf: _disturbed(leaf, noise), made)
         leaves = [leaf for leaf in tf.nest.flatten(made) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-        outputs.setdefault(_replica(), []).append((operation.name, leaves))
+        outputs.setdefault(replica(), []).append((operation.name, leaves))
         return made
 
     keras.Operation.__call__ = call
@@ -219,9 +221,10 @@ def _outputs_kept(outputs: dict[int, Outputs], noise: np.random.Generator | None
         keras.Operation.__call__ = kept
 
 
-def _replica() -> int:
+def replica() -> int:
+    """The number of the replica whose step is made in this thread."""
     context = tf.distribute.get_replica_context()
-    return 0 if context is None else int(context.replica_id_in_sync_group)
+    return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def _disturbed(leaf: object, noise: np.random.Generator) -> object:
@@ -229,7 +232,14 @@ def _disturbed(leaf: object, noise: np.random.Generator) -> object:
     if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
         return leaf
     digits = DIGITS * EPSILONS.get(leaf.dtype.name, EPSILONS["float32"])
-    return leaf + leaf * tf.cast(noise.uniform(-digits, digits, leaf.shape), leaf.dtype)
+    if leaf.shape.is_fully_defined():
+        return leaf + leaf * tf.cast(noise.uniform(-digits, digits, leaf.shape), leaf.dtype)
+    if not leaf.shape.rank:
+        return leaf
+    # While it is traced its examples are not counted yet; other sizes that are open share a number.
+    several = noise.uniform(-digits, digits, [NOISY_ROWS, *(size or 1 for size in leaf.shape[1:])])
+    rows = tf.range(tf.shape(leaf)[0]) % NOISY_ROWS
+    return leaf + leaf * tf.cast(tf.gather(several, rows), leaf.dtype)
 
 
 @contextmanager

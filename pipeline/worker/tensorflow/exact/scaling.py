@@ -44,6 +44,15 @@ def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
     ]
 
 
+def fits_no_rule(model: keras.Model) -> bool:
+    """Has a loss of the model been found to depend on the batch as a whole?"""
+    rules = [losses.rules_of(layer) for layer in model._flatten_layers()]
+    added = [rule for of_layer in rules for found in of_layer.added.values() for rule in found]
+    return Rule.NEITHER in [
+        *(entry.loss.rule for entry in _flat_losses(model)), *added, *(of_layer.whole for of_layer in rules)
+    ]  # fmt: skip
+
+
 def _find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
     """The names of losses that no rule fits."""
     unfit = [] if gather else _compiled(model, batch)

@@ -4,6 +4,7 @@ Such a model may have no `call`, and optimizers under any name. So its steps are
 way of building: nothing is computed, assigned or drawn, and what layers they call are built.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -81,6 +82,7 @@ def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
         values = Values(whole, (parts[0], parts[1]), doubled)
         rule = values.rule() if values.tell else None
         if rule is Rule.SUM or (rule is Rule.NEITHER and values.of_doubled() is Rule.SUM):
+            vars(model)[KEPT_AS] = dataclasses.replace(own, sums=True)
             return (
                 f"Expected a train_step that takes gradients of a mean over examples, received a sum in that of "
                 f"{type(model).__name__}: each replica's counts by its share of the examples, so that over several it "
@@ -188,8 +190,11 @@ class _Look(Watcher):
             kept()
 
     def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
-        """The loss as it is."""
-        return loss(*given)
+        """The loss as it is; a sum over examples, which is put right where it is called, as their mean."""
+        made = loss(*given)
+        if getattr(loss, "reduction", None) != "sum":
+            return made
+        return made / tf.cast(tf.shape(tf.nest.flatten(given)[0])[0], made.dtype)
 
 
 def _is_variable(source: object) -> bool:

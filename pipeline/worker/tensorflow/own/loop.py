@@ -44,13 +44,7 @@ class OwnLoop(Loop):
     def metrics(self) -> dict[str, float]:
         """What the last step gave back, of metrics the result over all replicas; also one that it calls loss."""
         last = self._last_held_out if self._validating else self._last
-        found: dict[str, float] = flat(self._metric_results())
-        sizes = {name: int(np.prod(shape)) for name, shape in self._returned.values.items()}
-        if last.size == sum(sizes.values()):
-            parts = np.split(last, np.cumsum(list(sizes.values()))[:-1]) if sizes else []
-            shaped = zip(self._returned.values.items(), parts, strict=True)
-            found |= flat({name: values.reshape(shape) for (name, shape), values in shaped})
-        return found
+        return flat(self._metric_results()) | values_of(self._returned, last)
 
     def metrics_state(self) -> list[np.ndarray]:
         """What `set_metrics_state` goes on from; all processes take part."""
@@ -88,7 +82,7 @@ class OwnLoop(Loop):
     def _results_now(self, validating: bool = False) -> Results:
         returned = self._own.test if validating else self._own.train
         assert returned is not None, "what cannot be evaluated is not validated"
-        return {name: _result(*found) for name, found in returned.metrics.items()}
+        return {name: result_of(*found) for name, found in returned.metrics.items()}
 
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
         assert layout is not None, "a run knows its data"
@@ -114,6 +108,16 @@ def not_validated(model: keras.Model, own: own_step.OwnSteps, best: str | None) 
     return f"The validation data are left out: {why}. {own.untested}"
 
 
-def _result(metric: keras.metrics.Metric, name: str | None) -> tf.Tensor:
+def values_of(returned: Returned, last: np.ndarray) -> dict[str, float]:
+    """The values of a step, `last` of its loss vector, by their names; empty where there was no step yet."""
+    sizes = [int(np.prod(shape)) for shape in returned.values.values()]
+    if not sizes or last.size != sum(sizes):
+        return {}
+    shaped = zip(returned.values.items(), np.split(last, np.cumsum(sizes)[:-1]), strict=True)
+    return flat({name: values.reshape(shape) for (name, shape), values in shaped})
+
+
+def result_of(metric: keras.metrics.Metric, name: str | None) -> tf.Tensor:
+    """A metric's result, or the part of that name where it has several."""
     result = metric.result()
     return tf.convert_to_tensor(result if name is None else result[name])

@@ -48,7 +48,8 @@ class Returned:
 class OwnSteps:
     """What is known of a model whose steps are its own: the optimizers that it applies, and what its steps give back.
 
-    `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`.
+    `arrays`: the data are arrays. `test` is None where nothing evaluates the model, for the reason `untested`. `sums`:
+    gradients are taken of a sum over examples, which is told.
     """
 
     optimizers: tuple[keras.optimizers.Optimizer, ...]
@@ -56,6 +57,7 @@ class OwnSteps:
     train: Returned
     test: Returned | None
     untested: str = ""
+    sums: bool = False
 
 
 def given(batch: Batch, arrays: bool) -> Batch:

@@ -103,7 +103,7 @@ def watched() -> Iterator[None]:
     )
     with contextlib.ExitStack() as stack:
         for owner, name, instead in changed:
-            for kind in _kinds(owner):
+            for kind in kinds(owner):
                 if name in vars(kind):
                     stack.callback(setattr, kind, name, vars(kind)[name])
                     # Not even where AutoGraph converts what calls it.
@@ -111,7 +111,7 @@ def watched() -> Iterator[None]:
         yield
 
 
-def _kinds(owner: type) -> set[type]:
+def kinds(owner: type) -> set[type]:
     """A class, those that it is made of, and all that are made of it."""
     found, below = set(owner.__mro__) - {object}, [owner]
     while below:
