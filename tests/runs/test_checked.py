@@ -41,7 +41,7 @@ def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_
     assert ran.code == 0, ran.err
     (note,) = [note for note in ran.result["notes"] if "train.gather=true" in note]
     assert "received the loss pairs, which depends on the batch as a whole" in note
-    assert ran.out.count("train.gather=true") == 1
+    assert ran.out.count("warning: Expected losses that are means") == 1
     assert "on a small batch" not in (ran.out + str(ran.result["notes"])).lower()
     assert "the loss is no mean over examples, as one over pairs of them" in ran.result["check"]["cause"]
     with sqlite3.connect(ran.folder / "outputs" / "mlflow.db") as store:
