@@ -19,11 +19,10 @@ from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.passes import Place
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.check.checked import check
-from pipeline.worker.tensorflow import build, own_step
-from pipeline.worker.tensorflow.checked import check
 from pipeline.worker.tensorflow.collective import over
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.own_loop import OwnLoop
+from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.own.loop import OwnLoop
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

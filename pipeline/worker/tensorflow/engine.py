@@ -29,8 +29,6 @@ from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.callbacks import Callbacks
 from pipeline.worker.tensorflow.callbacks import check as check_callbacks
 from pipeline.worker.tensorflow.check.checked import check
-from pipeline.worker.tensorflow.checkpoint import Checkpointer
-from pipeline.worker.tensorflow.checked import check
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
     make_strategy,
@@ -48,8 +46,6 @@ from pipeline.worker.tensorflow.own import loop as own_loop
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
-from pipeline.worker.tensorflow.saving import check_same_data, is_good, replica_digests, save
-from pipeline.worker.tensorflow.own_loop import OwnLoop
 from pipeline.worker.tensorflow.saving import replica_digests, save
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
