@@ -76,8 +76,7 @@ def fit(
     where = passes.place(strategy)
     _check_compiled(model, where)
     hooks = _callbacks(callbacks, where)
-    epochs = min(epochs, keras.config.max_epochs() or epochs)
-    steps_per_epoch = _capped(steps_per_epoch)
+    epochs, steps_per_epoch = min(epochs, keras.config.max_epochs() or epochs), _capped(steps_per_epoch)
     due = _due(model, validation_freq)
     (x, y, sample_weight), validation_data = _split(x, y, sample_weight, validation_split, validation_data)
     with again.adding(strategy):
