@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from pipeline import strategies
-from pipeline.worker.tensorflow.step import _many
+from pipeline.worker.tensorflow.step import many
 
 
 def main(name: str, replicas: int) -> None:
@@ -27,7 +27,7 @@ def main(name: str, replicas: int) -> None:
 
     batches = (tf.constant(float(replicas)), (tf.ones((1, 32)),) * replicas)
     data = tf.data.Dataset.from_tensors(batches).repeat()
-    masks, *_ = _many(strategy, draw)(iter(data), tf.constant(3))
+    masks, *_ = many(strategy, draw)(iter(data), tf.constant(3))
     print(json.dumps(masks.numpy().tolist()))
 
 

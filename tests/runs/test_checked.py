@@ -35,6 +35,7 @@ def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipelin
     assert "warning: on a small batch 2 replicas differ from one device in state of looking/mean by" in ran.out
 
 
+@pytest.mark.slow
 def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_refuses_it(pipeline):
     pairs = (*SMALL, "strategy=mirrored", "+model.build.loss=pairs")
     ran = pipeline(*pairs)

@@ -61,6 +61,8 @@ def model(
             note(text)
         _compile(made, optimizer, learning_rate, loss, metrics)
         labels.check(made, batch)
+        if made.optimizer is not None:
+            _check_optimizer(made.optimizer, strategy)
         joined = collective or over(strategy)
         outputs = ready(made, strategy, batch, joined, note, gather, batch_statistics, arrays)
         if optimizer is not None or learning_rate is not None:
