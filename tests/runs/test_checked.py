@@ -44,7 +44,7 @@ def test_a_loss_over_pairs_is_told_once_and_in_the_result_and_mlflow_and_strict_
     assert "received the loss pairs, which depends on the batch as a whole" in note
     assert ran.out.count("warning: Expected losses that are means") == 1
     assert "on a small batch" not in (ran.out + str(ran.result["notes"])).lower()
-    assert "the loss is no mean over examples, as one over pairs of them" in ran.result["check"]["cause"]
+    assert "the loss is no mean over examples, such as one over pairs of them" in ran.result["check"]["cause"]
     with sqlite3.connect(ran.folder / "outputs" / "mlflow.db") as store:
         tags = dict(store.execute("select key, value from tags"))
         metrics = dict(store.execute("select key, value from latest_metrics"))

@@ -264,7 +264,7 @@ def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_chang
 
 # What is told first of a step of its own that is not, by kind and name, and of its cause.
 OWN_FOUND: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
-    "pairs": (own.contrastive, POINTS, "loss", "c_loss", "the loss is no mean over examples, as one over pairs"),
+    "pairs": (own.contrastive, POINTS, "loss", "c_loss", "the loss is no mean over examples, such as one over pairs"),
     "running mean": (own.centred, POINTS, "state", "centre", "is assigned from each replica's own part of the batch"),
     "minibatch": (lambda: own.gan(looking=looking.Minibatch(name="looking")), UNLABELLED, "output", "looking",
                   "It begins in layer looking, which does not treat each example by itself"),

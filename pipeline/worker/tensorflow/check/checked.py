@@ -224,7 +224,7 @@ def explained(found: list[Difference], layer: Difference | None, aligned: bool, 
         )
     if "loss" in kinds and aligned:
         return (
-            "What the layers return does not: the loss is no mean over examples, as one over pairs of them.",
+            "Layers return the same: the loss is no mean over examples, such as one over pairs of them.",
             f"Try {GATHERED if own else 'train.gather=true'}, or train.check=off, if each replica's own part of the "
             f"batch is what it is meant to see.",
         )
