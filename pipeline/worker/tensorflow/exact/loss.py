@@ -246,9 +246,12 @@ class ExactLoss:
     def _weighed(self, here: tf.Tensor) -> tf.Tensor:
         """What the weights of all replicas' examples come to, from what those `here` do: a sum or a mean."""
         is_sum = self.loss.reduction in ("sum", "none", None)
-        part = tf.reduce_sum(here) * (1.0 if is_sum else tf.cast(_tracing.share, here.dtype))
-        (total,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), here.dtype))])
-        return total
+        mask = None if is_sum or _tracing.reduced is None else _tracing.reduced.mask
+        share = tf.cast(_tracing.share if mask is None else tf.math.count_nonzero(mask), here.dtype)
+        part = tf.stack([tf.reduce_sum(here) * (1.0 if is_sum else share), share])
+        (sums,) = self._collective.sum([tf.where(_tracing.share > 0, part, tf.zeros((), here.dtype))])
+        # A mean of weights is over what is not masked.
+        return sums[0] if mask is None else tf.math.divide_no_nan(sums[0], sums[1])
 
     def _part(self, y_pred: Batch, sample_weight: tf.Tensor | None) -> tf.Tensor | None:
         """What this replica's value counts for in the global one; None where that is its share of the examples."""
