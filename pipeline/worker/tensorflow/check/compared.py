@@ -14,6 +14,9 @@ from pipeline.worker.tensorflow.collective import Addend
 TOLERANCES = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 # What differs is told where it is so many times what a disturbance of the last digits makes of it on one device.
 TIMES_NOISE = 30.0
+# Where all but gradients is equal, so far apart they may be: rounding switches a unit of a deep model on or off, like
+# one of ReLU whose input is about 0, and all gradients before it change by its part.
+SWITCHED = 1e-2
 # Of a tensor that is next to nothing beside others of its kind, element by element, the others' size counts.
 LEAST_SHARE = 1e-4
 # Of a loss or a metric next to 0.
@@ -34,7 +37,12 @@ def differences(
 ) -> list[Difference]:
     """What differs by more than `tolerance`, and by more than `disturbed`, one device's step with noise, does."""
     found = [*_of_numbers(all_replicas, one, names, disturbed), *_of_tensors(all_replicas, one, disturbed)]
-    return [difference for difference, noise in found if _is_told(difference.relative, noise, tolerance)]
+    told = [difference for difference, noise in found if _is_told(difference.relative, noise, tolerance)]
+    switched = all(
+        difference.what == "gradient" and difference.relative is not None and difference.relative <= SWITCHED
+        for difference in told
+    )
+    return [] if switched else told
 
 
 def are_aligned(*trials: Trial) -> bool:
@@ -87,13 +95,16 @@ def _of_tensors(all_replicas: Trial, one: Trial, disturbed: Trial | None) -> Ite
         apart = max((_apart(copy, there[0], size) for copy in copies), default=np.inf)
         noise = max((_apart(value, there[0], size) for value in noisy), default=0.0)
         yield Difference("state", path, _told(apart)), noise
-    typical = _typical(list(one.gradients.values()))
+    typical, found = _typical(list(one.gradients.values())), list[tuple[Difference, float]]()
     for path, gradient in one.gradients.items():
         given = [all_replicas.gradients[path], gradient]
         here, expected, *noisy = _aligned(given if disturbed is None else [*given, disturbed.gradients[path]])
         size = max(_size(expected), LEAST_SHARE * typical * expected.size**0.5)
         noise = _apart(noisy[0], expected, size) if noisy else 0.0
-        yield Difference("gradient", path, _told(_apart(here, expected, size))), noise
+        found.append((Difference("gradient", path, _told(_apart(here, expected, size))), noise))
+    # A unit that rounding switches on or off changes some gradients and no others: the noise of the largest counts.
+    most = max((noise for _, noise in found), default=0.0)
+    yield from ((difference, most) for difference, _ in found)
 
 
 def _is_told(relative: float | None, noise: float, tolerance: float) -> bool:
