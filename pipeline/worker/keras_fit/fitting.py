@@ -33,7 +33,7 @@ from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
@@ -215,7 +215,7 @@ def _check_model(model: object) -> None:
 
 def _check_step(model: keras.Model) -> None:
     for name in ("train_step", "test_step"):
-        if own_step.is_own(model, name):
+        if separable.is_own(model, name):
             raise FitError(
                 f"Expected a model without a {name} of its own, received {type(model).__name__}, which has one. "
                 f"Try python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured."

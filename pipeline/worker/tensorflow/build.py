@@ -14,7 +14,7 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow import labels, step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import metrics, normalization, scaling
+from pipeline.worker.tensorflow.exact import metrics, normalization, scaling, separable
 from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.own import build as own_build
 from pipeline.worker.tensorflow.own import step as own_step
@@ -76,7 +76,7 @@ def model(
 
 def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses a model with steps of its own where they cannot be made."""
-    name = "train_step" if own_step.is_own(made, "train_step") else "test_step"
+    name = "train_step" if separable.is_own(made, "train_step") else "test_step"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ModelError(
             f"Expected a model without a {name} of its own, since asynchronous workers make Keras's step between the "
@@ -212,7 +212,7 @@ def lent(
 def _compile(
     made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
 ) -> None:
-    if own_step.is_own(made, "compile"):
+    if separable.is_own(made, "compile"):
         asked = [
             f"train.{key}"
             for key, value in zip(CHOSEN, (optimizer, learning_rate, loss, metrics), strict=True)

@@ -19,7 +19,7 @@ from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import Rule, Values
 from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, given, is_own, of
+from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, given, of
 from pipeline.worker.tensorflow.own.watching import Gradients, Sources, Watcher, watched, watching
 
 
@@ -53,7 +53,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     try:
         test = _returned(_Look(), model, "test_step", symbols)
     except ModelError as error:
-        if is_own(model, "test_step"):
+        if separable.is_own(model, "test_step"):
             raise
         untested = str(error) if error.__cause__ is None else _said(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.

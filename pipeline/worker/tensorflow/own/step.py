@@ -21,6 +21,7 @@ from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import normalization
 from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
+from pipeline.worker.tensorflow.exact.separable import is_own
 from pipeline.worker.tensorflow.exact.whole import Whole, of_step
 from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.own.watching import Gradients, Result, Sources, Watcher, watched, watching
@@ -70,11 +71,6 @@ def given(batch: Batch, arrays: bool) -> Batch:
 def has_own(model: keras.Model) -> bool:
     """Is a step of the model its own?"""
     return any(is_own(model, name) for name in ("train_step", "test_step"))
-
-
-def is_own(model: keras.Model, name: str) -> bool:
-    """Is a method of Keras's models the model's own?"""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def of(model: keras.Model) -> OwnSteps | None:
