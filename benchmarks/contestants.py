@@ -61,6 +61,8 @@ class Ours:
             for group in self._groups:
                 group.joined()
                 timing.build(group)
+                if group.plan.is_checked:
+                    group.ask(commands.Check())
             self._pace = max(
                 answer.step_seconds for group in self._groups for answer in group.ask(commands.Calibrate(None)).values()
             )

@@ -221,6 +221,11 @@ class Plan:
         return self.workers if self.strategy.asynchronous else 1
 
     @property
+    def is_checked(self) -> bool:
+        """Is what all replicas make of a step compared, before training, with what one device makes of it?"""
+        return self.training.check != "off" and self.workers > 1 and not self.strategy.asynchronous
+
+    @property
     def leaders(self) -> tuple[int, ...]:
         """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
         return (

@@ -217,12 +217,11 @@ class _Clock:
 
 def _check_once(plan: Plan, point: Group, measured: Measured) -> None:
     """Has all replicas be compared with one device, unless an earlier attempt has. Raises `RunFailed`."""
-    asked = plan.training.check
-    if asked == "off" or plan.workers == 1 or plan.strategy.asynchronous:
+    if not plan.is_checked:
         return
     if measured.check is None:
         point.ask(commands.Check())
-    if asked == "strict" and (said := refused_of(measured.check, plan.workers)):
+    if plan.training.check == "strict" and (said := refused_of(measured.check, plan.workers)):
         raise RunFailed(Failure(said, None, lost=False), None)
 
 
