@@ -1,8 +1,9 @@
 """Turns a connection into one that is encrypted, and whose other end has shown that it knows the run's token.
 
-TLS 1.3 under a certificate that is made for the run and that nobody has signed. So each end shows the token, which never
-travels, by an HMAC over which end it is, what both have drawn, and the certificate that it sees: who stands between the
-two, under another certificate, cannot pass it on. Until then nothing is read but some hundred bytes, for some seconds.
+TLS 1.3 under a certificate that is made for the run and that nobody has signed. So each end shows the token, which
+never travels, by an HMAC over which end it is, what both have drawn, and the certificate that it sees: who stands
+between the two, under another certificate, cannot pass it on. Until then nothing is read but some hundred bytes, for
+some seconds.
 """
 
 import datetime
@@ -72,7 +73,7 @@ def greet_dialler(connected: socket.socket, identity: Identity, token: bytes) ->
 
 
 def dial(address: str, token: bytes, seconds: float = HANDSHAKE_SECONDS) -> ssl.SSLSocket:
-    """An encrypted connection to the end that listens at HOST:PORT. Raises `RefusedError`, or `OSError` if none does."""
+    """An encrypted connection to who listens at HOST:PORT. Raises `RefusedError`, or `OSError` where nobody does."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + seconds
     made: socket.socket = socket.create_connection((host, int(port)), seconds)

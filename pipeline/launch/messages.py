@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pipeline.plan.machine import Machine
 from pipeline.record import plain
 
-Made = TypeVar("Made", bound="Message")
+# What agents call the other end of their line.
+CONDUCTOR = "conductor"
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,17 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class Find(Message):
-    """Find so many free ports, or hold the ones from `base` on."""
+    """Keep these ports for the processes of the next job; 0 is any that is free."""
 
     asked: int
-    count: int
-    base: int | None = None
+    ports: list[int]
+
+
+@dataclass(frozen=True)
+class Redial(Message):
+    """The conductor, which has dialled first, is to be dialled at HOST:PORT once this connection is lost."""
+
+    address: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Held(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Who the agent is: its place among all, where its processes are reached, what it has, what must be alike, its jobs."""
+    """An agent's place among all, where its processes are reached, what its host has, what must be alike, its jobs."""
 
     order: int
     address: str
@@ -135,7 +142,7 @@ class Lost(Message):
 
 @dataclass(frozen=True)
 class Found(Message):
-    """Free ports; or in words why there are none."""
+    """The ports that are kept; or in words why they cannot be."""
 
     asked: int
     ports: list[int]
@@ -156,7 +163,7 @@ class Pulse(NamedTuple):
 
 @dataclass(frozen=True)
 class Pulses(Message):
-    """The status of an agent: the last sign of life of each of its processes, of which it sends all in one, now and then."""
+    """The status of an agent: the last sign of life of each of its processes."""
 
     pulses: list[Pulse]
 
