@@ -1,7 +1,7 @@
 """The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
 
-0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM or
-SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM,
+SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another signal n.
 """
 
 import argparse

@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import machine
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.signals import CONDUCTOR
+from pipeline.launch.signals import CONDUCTOR, STACKS
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
@@ -168,7 +168,7 @@ class LocalJob:
 
     def dump_stacks(self) -> None:
         """Has every process write its stack to its log; one that is stopped does so when it goes on."""
-        self._signal(signal.SIGUSR2)
+        self._signal(STACKS)
 
     def stop(self, grace: float) -> None:
         """Gives the processes `grace` seconds to end by themselves, kills the others, and waits for their end."""

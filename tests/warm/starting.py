@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, die_with_conductor
+from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, PREEMPTING, die_with_conductor
 
 TESTS = Path(__file__).resolve().parents[1]
 # linux/sched.h: the child is one of the caller's parent.
@@ -128,6 +128,9 @@ def _become(arguments: Sequence[str], folder: str, environ: Mapping[str, str], s
         offered.close()
         _wait(waiting)
     os.set_inheritable(offered.fileno(), True)
+    # What a fork server ignores, a command that a person starts does not.
+    for number in PREEMPTING:
+        signal.signal(number, signal.SIG_DFL)
     os.execve(arguments[0], arguments, {**environ, "WARM_FORK_SERVER": f"{offered.fileno()} {pid}"})
 
 
