@@ -12,6 +12,8 @@ import statistics
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -26,10 +28,11 @@ from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.run import run
-from pipeline.run.points import Points, Served, compose, devices
-from pipeline.run.session import Session
+from pipeline.run.points import Key, Points, Served, compose, devices
+from pipeline.run.session import PointRequest, Session
+from pipeline.run.side_by_side import SideBySide, most_at_once, under_way
 from pipeline.run.sweep import SweepError
-from pipeline.run.views import Ahead, PointResult
+from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -129,6 +132,9 @@ def _run(points: Points, session: Session, console: Console) -> None:
     say = session.screen.say
     if points.kept and points.sweep is not None:
         say(_kept_line(points))
+    if (most := most_at_once(points, session)) > 1:
+        _run_at_once(points, session, console, most)
+        return
     count, took = len(points.to_run), list[float]()
     before: int | None = None
     for done, (key, point) in enumerate(points.to_run.items()):
@@ -148,6 +154,31 @@ def _run(points: Points, session: Session, console: Console) -> None:
         _tell(ended, points.many, console)
         if session.preemption.asked:
             break
+
+
+def _run_at_once(points: Points, session: Session, console: Console, most: int) -> None:
+    """The same, with several of them at once, in one table that fills."""
+    there = session.results | {key: under_way(request, "WAITING") for key, request in points.to_run.items()}
+    with show.Board(console, there) as board:
+
+        def begun(key: Key, request: PointRequest) -> None:
+            board.begun(key, under_way(request, "RUNNING"))
+
+        def ended(key: Key, point: PointResult, seconds: float) -> None:
+            session.results[key] = point
+            if points.sweep is not None and point.result.ending.status != "PLANNED":
+                points.sweep.note(points.entries[key], point, seconds)
+            board.ended(key, point, seconds)
+            _tell(point, True, console)
+
+        SideBySide(points, session, most, _opened).run(begun, ended)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Screen]:
+    """A screen that is a file."""
+    with path.open("a", encoding="utf-8") as file:
+        yield show.Terminal(show.console_on(file))
 
 
 def _report(points: Points, session: Session) -> report.Written | None:
@@ -239,4 +270,6 @@ def _code(done: list[PointResult]) -> int:
     statuses = {point.result.ending.status for point in done}
     if "FAILED" in statuses:
         return 1
+    if "PREEMPTED" in statuses:
+        return PREEMPTED
     return 2 if statuses == {"REFUSED"} else 0

@@ -246,11 +246,12 @@ class MeasureConfig:
 
 @dataclass
 class SweepConfig:
-    """A sweep that goes on: its name, the order of its points, and how often each is run."""
+    """A sweep that goes on: its name, the order of its points, how often each is run, and how many of them at once."""
 
     name: str | None = None
     order: Order = Order.interleaved
     repeats: int = 1
+    parallel: int = 1
 
 
 @dataclass

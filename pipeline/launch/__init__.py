@@ -17,7 +17,7 @@ from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, Told
 
-__all__ = ["CLUSTERS", "Cluster", "Job", "LaunchError", "cluster_of"]
+__all__ = ["AT_ONCE", "CLUSTERS", "DEVICES", "JOBS", "Cluster", "Job", "LaunchError", "cluster_of"]
 
 
 class Job(Protocol):
@@ -71,6 +71,9 @@ class Cluster(Protocol):
         """Lets go of whatever is kept between jobs; `code` is what the command ends with."""
 
 
+# Where points of a sweep run at once: each in a job of its own, or on devices that the others leave free.
+JOBS, DEVICES = "jobs", "devices"
+AT_ONCE = {"local": DEVICES}
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
 CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",

@@ -9,6 +9,7 @@ import multiprocessing as mp
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
@@ -35,6 +36,8 @@ GONE = (EOFError, ConnectionError, ProcessLookupError)
 PRELOAD = ["pipeline.launch.preload"]
 
 Context = ForkServerContext | SpawnContext
+# The environment is the whole process's: one thread at a time has it changed.
+ENVIRONMENT = threading.Lock()
 
 
 class LocalCluster:
@@ -43,7 +46,8 @@ class LocalCluster:
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         self._config, self._environ = config, environ
         self._machine: Machine | None = None
-        self._reserved: list[socket.socket] = []
+        # Of each thread that lays out a plan.
+        self._kept = threading.local()
         forks = config.start_method is StartMethod.forkserver
         self._context: Context = mp.get_context("forkserver") if forks else mp.get_context("spawn")
         if forks:
@@ -87,8 +91,8 @@ class LocalCluster:
         """The same for these ports, of which 0 is any, at an address of this machine."""
         self._release()
         for port in ports:
-            self._reserved.append(_reserve(host, port))
-        return tuple(reserved.getsockname()[1] for reserved in self._reserved)
+            self._kept.reserved.append(_reserve(host, port))
+        return tuple(reserved.getsockname()[1] for reserved in self._kept.reserved)
 
     def start(self, plan: Plan, group: str, folder: Path, ranks: Sequence[int] | None = None) -> "LocalJob":
         """Forks a process for each of the plan's, or for some ranks of it."""
@@ -100,9 +104,9 @@ class LocalCluster:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
     def _release(self) -> None:
-        for reserved in self._reserved:
+        for reserved in getattr(self._kept, "reserved", ()):
             reserved.close()
-        self._reserved = []
+        self._kept.reserved = []
 
 
 class LocalJob:
@@ -311,12 +315,13 @@ def _quiet_environment() -> Iterator[None]:
         "KERAS_BACKEND": "tensorflow",
         CONDUCTOR: str(os.getpid()),
     }
-    kept = {name: os.environ.get(name) for name in wanted}
-    _set(wanted)
-    try:
-        yield
-    finally:
-        _set(kept)
+    with ENVIRONMENT:
+        kept = {name: os.environ.get(name) for name in wanted}
+        _set(wanted)
+        try:
+            yield
+        finally:
+            _set(kept)
 
 
 def _set(values: Mapping[str, str | None]) -> None:

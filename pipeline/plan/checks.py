@@ -89,6 +89,7 @@ def _check_counts(config: Config) -> None:
         "measure.steps": (measure.steps, 0),
         "measure.repeats": (measure.repeats, 1),
         "sweep.repeats": (config.sweep.repeats, 1),
+        "sweep.parallel": (config.sweep.parallel, 1),
         "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
         "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
         "launch.max_restarts": (launch.max_restarts, 0),

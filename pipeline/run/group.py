@@ -3,12 +3,11 @@
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.analyze import energy
 from pipeline.launch import Cluster, Job
-from pipeline.launch.signals import PREEMPTING
+from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
 from pipeline.record.commands import Answer, Command
@@ -39,15 +38,37 @@ class Preempted(Exception):
     """A scheduler asked for the machine: all processes have left, with a checkpoint where there was time for one."""
 
 
-@dataclass
 class Preemption:
-    """Whether a scheduler has asked for the machine, and how that was said."""
+    """Whether a scheduler has asked for the machine, and how that was said.
 
-    asked: str | None = None
+    What holds for a command holds for all that runs in it: `command` is its, where this is that of one of its points.
+    """
+
+    def __init__(self, command: "Preemption | None" = None) -> None:
+        self._asked: str | None = None
+        self._ended: int | None = None
+        self._command = command
+
+    @property
+    def asked(self) -> str | None:
+        """Which signal was sent to whom, in words; None where there was none."""
+        return self._asked or (self._command.asked if self._command else None)
 
     def ask(self, number: int, whom: str) -> None:
         """Notes the first signal that asked."""
-        self.asked = self.asked or f"{signal.Signals(number).name} to {whom}"
+        self._asked = self._asked or f"{signal.Signals(number).name} to {whom}"
+
+    def end(self, number: int) -> None:
+        """Notes a signal that ends the command, for what does not run in the thread that gets it."""
+        self._ended = number
+
+    def heed(self) -> None:
+        """Raises `Preempted` once a scheduler has asked, `Interrupted` once the command is to end."""
+        ended = (self._command or self)._ended
+        if ended is not None:
+            raise Interrupted(ended)
+        if self.asked:
+            raise Preempted
 
 
 class Group:
@@ -104,8 +125,7 @@ class Group:
                 if isinstance(event, answer):
                     answers[event.rank] = event
                     self._watch.answer(event.rank)
-            if self._preemption.asked:
-                raise Preempted
+            self._preemption.heed()
             self._replace(self._watch.to_replace(time.monotonic()))
             failure = self._watch.failure(time.monotonic())
             if failure:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys

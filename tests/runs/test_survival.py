@@ -102,7 +102,7 @@ def test_term_to_all_that_a_command_has_started_or_to_one_process_leaves_with_75
             pids = {event["role"]: event["pid"] for event in live(tmp_path)[-1] if event["event"] == "started"}
             before = last_step(tmp_path)
             asked = time.monotonic()
-            # As Slurm does, with all that it has started: the fork server, which processes outlive, and the tracker too.
+            # As Slurm does with all that it has started: the fork server, which processes outlive, the tracker too.
             there = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
             for pid in [process.pid, *there] if who == "all" else [pids["worker"]]:
                 os.kill(pid, signal.SIGTERM)

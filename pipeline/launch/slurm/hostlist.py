@@ -1,4 +1,4 @@
-"""Reads the host lists that Slurm writes, as `n[1-4,7],m[01-03]`, where `scontrol` is not there to ask, as in containers.
+"""Reads the host lists that Slurm writes, as `n[1-4,7],m[01-03]`, without `scontrol`, which containers lack.
 
 The form is that of "Node Ranges" in Slurm's documentation: parts with commas between, in each any number of brackets,
 in a bracket numbers and ranges, whose zeros at the front are kept.

@@ -13,7 +13,16 @@ from pipeline.launch.errors import LaunchError
 # Of `--time`: minutes, minutes:seconds, hours:minutes:seconds, days-hours, and so on.
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+")
 # Options of sbatch that are ours to give.
-OURS = ("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--signal", "--output", "--open-mode", "--requeue")
+OURS = (
+    "--nodes",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--cpus-per-task",
+    "--signal",
+    "--output",
+    "--open-mode",
+    "--requeue",
+)
 MOST = 65_536
 # What each kind of value is called.
 WORDS = {int: "a whole number", str: "text", bool: "true or false", tuple: "a list of texts"}

@@ -55,7 +55,7 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
 
 
 def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
-    """What is asked of Slurm. A node's cores and GPUs are those of its tasks together, since its agent starts them all."""
+    """What is asked of Slurm. A node has the cores and GPUs of its tasks together: its agent starts them all."""
     return [
         f"--job-name={shlex.quote(name)}",
         *_given("partition", options.partition),
