@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from pipeline.config.offers import find
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.errors import LaunchError
+from pipeline.launch.errors import Cancelled, LaunchError
+from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, Told
 
-__all__ = ["AT_ONCE", "CLUSTERS", "DEVICES", "JOBS", "Cluster", "Job", "LaunchError", "cluster_of"]
+__all__ = ["AT_ONCE", "CLUSTERS", "DEVICES", "JOBS", "Cancelled", "Cluster", "Job", "LaunchError", "cluster_of"]
 
 
 class Job(Protocol):
@@ -58,6 +59,18 @@ class Cluster(Protocol):
     def describe(self, plan: Plan) -> str:
         """In full, what would be typed or submitted to start a plan's processes; empty where that is nothing."""
 
+    def arrived(self) -> bool:
+        """Are hosts there that can be asked? Where not, `inventory` has them come, once a run needs them."""
+
+    def moved(self) -> bool:
+        """Are hosts others than were laid over last, so that what is started again is to be laid out anew?"""
+
+    def returns(self) -> str | None:
+        """How processes that a scheduler had leave can be started again, in words; None: the command is to end.
+
+        Raises `Cancelled` where somebody has ended them for good.
+        """
+
     def warm_up(self) -> None:
         """Begins what starting processes will wait for, beside what the conductor does next."""
 
@@ -73,12 +86,13 @@ class Cluster(Protocol):
 
 # Where points of a sweep run at once: each in a job of its own, or on devices that the others leave free.
 JOBS, DEVICES = "jobs", "devices"
-AT_ONCE = {"local": DEVICES}
+AT_ONCE = {"local": DEVICES, "slurm": JOBS}
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
 CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",
     "env": "pipeline.launch.env:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
+    "slurm": "pipeline.launch.slurm.cluster:SlurmCluster",
 }
 # Those that start nothing on this machine.
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
@@ -86,6 +100,7 @@ ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]
     "describe": lambda made: lambda plan: "",
+    **{part: lambda made, part=part: getattr(Steady(), part) for part in ("arrived", "moved", "returns")},
 }
 
 

@@ -6,12 +6,14 @@ Ends with what the conductor's command ends with; 75 where that was given up, af
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch.agent import Agent, Place
+from pipeline.launch.dialling import reached_from
 from pipeline.launch.hub import Hub
 from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster
@@ -47,7 +49,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return line.refused or line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    place = Place(given.order, given.address or given.name)
+    place = Place(given.order, given.address or reached_as(given.name, given.conductor))
     code = Agent(hub, link, cluster, place, gone).serve(lambda: signals[0] if signals else None)
     if code is None:
         code = ABANDONED if link.life else UNREACHED
@@ -56,6 +58,19 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     hub.close(1.0)
     cluster.close(0)
     return code
+
+
+def reached_as(name: str, conductor: str) -> str:
+    """Where other hosts reach this one: by its name where that is one, or else at the address that the conductor sees.
+
+    >>> reached_as("no such name", "127.0.0.1:80")
+    '127.0.0.1'
+    """
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return reached_from(conductor.rpartition(":")[0])
+    return name
 
 
 class _Starter:
@@ -102,7 +117,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("conductor", help="HOST:PORT at which the conductor listens")
     parser.add_argument("--name", required=True, help="what a person calls this host")
     parser.add_argument("--order", type=int, required=True, help="its place among all, from 0")
-    parser.add_argument("--address", help="where other hosts reach this one; its name if it is left out")
+    parser.add_argument("--address", help="where other hosts reach this one; else its name, if that is one")
     parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
     parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
     parser.add_argument(

@@ -15,6 +15,7 @@ from pipeline.launch.agents import POLL_SECONDS, Agents, Known
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.handshake import new_token
 from pipeline.launch.remote import RemoteJob
+from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 
@@ -40,7 +41,7 @@ class Contact:
         return path
 
 
-class DiallingCluster(ABC):
+class DiallingCluster(Steady, ABC):
     """Hosts whose agents dial this command, which starts processes by them.
 
     A kind says how many hosts there are (`count`), how agents are started there (`begin`), whether that has failed
@@ -84,17 +85,17 @@ class DiallingCluster(ABC):
     def describe(self, plan: Plan) -> str:
         """In full, what would be typed or submitted for a plan; contacts nobody."""
 
-    def check(self, absent: int) -> None:  # noqa: B027
+    def check(self, absent: int) -> None:
         """Raises `LaunchError` where so many agents have not dialled yet and it is known that they will not."""
 
-    def begin_again(self, names: Sequence[str]) -> None:  # noqa: B027
+    def begin_again(self, names: Sequence[str]) -> None:
         """Has agents started anew on hosts that were lost, where that can be done."""
 
     def waiting(self) -> str:
         """What is waited for while agents have not dialled."""
         return f"Waiting for {self.count} hosts."
 
-    def end(self) -> None:  # noqa: B027
+    def end(self) -> None:
         """Ends what was begun, once all agents were told to end."""
 
     def assumed(self) -> Machine:
@@ -110,7 +111,7 @@ class DiallingCluster(ABC):
         self.say = say
         return None
 
-    def warm_up(self) -> None:  # noqa: B027
+    def warm_up(self) -> None:
         """Nothing: agents begin to import as soon as they are there."""
 
     def inventory(self) -> Machine:

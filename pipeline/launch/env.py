@@ -24,6 +24,7 @@ from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.messages import CONDUCTOR, Redial
 from pipeline.launch.remote import RemoteJob
+from pipeline.launch.steady import Steady
 from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -41,7 +42,7 @@ GONE_SECONDS = 30.0
 KINDS = {"parameter server": SERVER, "worker": WORKER}
 
 
-class EnvCluster:
+class EnvCluster(Steady):
     """The tasks of this process's environment."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:

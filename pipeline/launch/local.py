@@ -22,6 +22,7 @@ from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import machine
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.signals import CONDUCTOR, STACKS
+from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
@@ -40,7 +41,7 @@ Context = ForkServerContext | SpawnContext
 ENVIRONMENT = threading.Lock()
 
 
-class LocalCluster:
+class LocalCluster(Steady):
     """This machine."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 
@@ -45,7 +46,7 @@ def part_for(plan: Plan, free: Part, everything: Part) -> Part | None:
     return Part(free.cores[:cores]) if cores <= len(free.cores) else None
 
 
-class Share:
+class Share(Steady):
     """This machine as a cluster, of which a plan gets `part`, whichever cores and GPUs it names."""
 
     def __init__(self, cluster: LocalCluster, part: Part) -> None:
@@ -58,6 +59,14 @@ class Share:
     def inventory(self) -> Machine:
         """All of this machine: a plan does not change with what others leave free."""
         return self._cluster.inventory()
+
+    def assumed(self) -> Machine:
+        """The same."""
+        return self.inventory()
+
+    def describe(self, plan: Plan) -> str:
+        """Nothing: the plan says all."""
+        return ""
 
     def warm_up(self) -> None:
         """Begins the imports of its processes."""

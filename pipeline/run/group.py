@@ -48,15 +48,26 @@ class Preemption:
         self._asked: str | None = None
         self._ended: int | None = None
         self._command = command
+        self._of_command = False
+
+    @property
+    def of_command(self) -> bool:
+        """Was it the command itself that was asked, which then ends?"""
+        return self._of_command or (self._command is not None and self._command.of_command)
 
     @property
     def asked(self) -> str | None:
         """Which signal was sent to whom, in words; None where there was none."""
         return self._asked or (self._command.asked if self._command else None)
 
-    def ask(self, number: int, whom: str) -> None:
+    def ask(self, number: int, whom: str, of_command: bool = False) -> None:
         """Notes the first signal that asked."""
         self._asked = self._asked or f"{signal.Signals(number).name} to {whom}"
+        self._of_command |= of_command
+
+    def forget(self) -> None:
+        """Takes note of the next signal, once what was asked for is done."""
+        self._asked = None
 
     def end(self, number: int) -> None:
         """Notes a signal that ends the command, for what does not run in the thread that gets it."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.launch.slurm.options import SlurmOptions
+from pipeline.launch.slurm.options import Options
 
 # What NCCL may catch is USR1. Without "B:", which is for the batch shell alone, it reaches all that srun has started.
 SIGNAL = "USR2"
@@ -22,7 +22,7 @@ ATTEMPTS = 4
 APPTAINER = ".sif"
 
 
-def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name: str) -> str:
+def batch_script(options: Options, agent: Sequence[str], folder: Path, name: str) -> str:
     """The script that is submitted; `agent` is the command of one, logs go to `folder`."""
     asked = [f"#SBATCH {option}" for option in sbatch_options(options, folder, name)]
     modules = [f"module load {shlex.join(options.modules)}"] if options.modules else []
@@ -44,9 +44,10 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
         *options.setup,
         "",
         f"for attempt in $(seq {ATTEMPTS}); do",
-        f"  {launch} && exit 0",
+        f"  {launch}",
         "  code=$?",
-        '  [ -z "$ended" ] || break',
+        "  # What was killed is started again; what has ended was told to.",
+        '  [ -z "$ended" ] && [ $code -gt 128 ] || break',
         "  sleep 1",
         "done",
         "exit $code",
@@ -54,7 +55,7 @@ def batch_script(options: SlurmOptions, agent: Sequence[str], folder: Path, name
     return "\n".join(lines) + "\n"
 
 
-def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
+def sbatch_options(options: Options, folder: Path, name: str) -> list[str]:
     """What is asked of Slurm. A node has the cores and GPUs of its tasks together: its agent starts them all."""
     return [
         f"--job-name={shlex.quote(name)}",
@@ -72,7 +73,7 @@ def sbatch_options(options: SlurmOptions, folder: Path, name: str) -> list[str]:
     ]
 
 
-def srun(options: SlurmOptions, agent: Sequence[str], folder: Path) -> list[str]:
+def srun(options: Options, agent: Sequence[str], folder: Path) -> list[str]:
     """The command that starts an agent on each node; the first to die takes the others with it."""
     inside: list[str] = []
     if options.container and options.container.endswith(APPTAINER):
@@ -84,7 +85,7 @@ def srun(options: SlurmOptions, agent: Sequence[str], folder: Path) -> list[str]
         inside = [f"--container-image={options.container}", f"--container-mounts={mounts}"]
         inside.append(f"--container-workdir={Path.cwd()}")
     # Slurm from 22.05 to 23.11 does not hand --cpus-per-task on from the job to its steps.
-    return ["srun", f"--ntasks={options.hosts}", *_shape(options), "--kill-on-bad-exit=1", *inside, *agent]
+    return ["srun", f"--ntasks={options.nodes}", *_shape(options), "--kill-on-bad-exit=1", *inside, *agent]
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,15 +97,15 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in STALE}
 
 
-def _shape(options: SlurmOptions) -> list[str]:
+def _shape(options: Options) -> list[str]:
     gpus = options.tasks_per_node * options.gpus_per_task
     return [
-        f"--nodes={options.hosts}",
+        f"--nodes={options.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={options.tasks_per_node * options.cpus_per_task}",
         *([f"--gres=gpu:{gpus}"] if gpus else []),
     ]
 
 
-def _given(name: str, value: str | None) -> list[str]:
-    return [] if value is None else [f"--{name}={shlex.quote(value)}"]
+def _given(name: str, value: str | int | None) -> list[str]:
+    return [] if value is None else [f"--{name}={shlex.quote(str(value))}"]
