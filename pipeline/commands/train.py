@@ -154,6 +154,7 @@ def _run(points: Points, session: Session, console: Console) -> None:
         _tell(ended, points.many, console)
         if session.preemption.asked:
             break
+        session.let_go(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
 def _run_at_once(points: Points, session: Session, console: Console, most: int) -> None:

@@ -39,7 +39,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
-    config = replace(config, hardware=replace(config.hardware, hosts=config.hardware.hosts or machine.hosts))
+    config = replace(config, hardware=replace(config.hardware, hosts=_hosts(config, machine)))
     kind, devices_per_host, notes = devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
@@ -87,6 +87,11 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         collective=config.collective,
         notes=tuple(notes),
     )
+
+
+def _hosts(config: Config, machine: Machine) -> int:
+    """How many hosts it is laid over, where nobody says: all that there are, but no more than there are workers."""
+    return config.hardware.hosts or max(1, min(machine.hosts, config.workers or machine.hosts))
 
 
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:

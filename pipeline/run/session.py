@@ -1,13 +1,13 @@
 """What the points of a command share, and one point as it was asked for."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.analyze import history, step_model
 from pipeline.config.schema import ClusterConfig, Config
-from pipeline.launch import ELSEWHERE, Cluster, cluster_of
+from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.plan.plan import Plan
 from pipeline.record.baselines import Baseline
 from pipeline.record.results import Result
@@ -70,6 +70,14 @@ class Session:
             return self.cluster(config).serve(self.screen.say, lambda: self.preemption.asked)
         finally:
             self.busy = False
+
+    def let_go(self, unused: Config, others: Iterable[Config]) -> None:
+        """Ends the job of a point that has ended, where no other point of the command goes on in it."""
+        name = f"{unused.cluster}"
+        if AT_ONCE.get(unused.cluster.name) != JOBS or any(f"{other.cluster}" == name for other in others):
+            return
+        if cluster := self._clusters.pop(name, None):
+            cluster.close(0)
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""

@@ -168,6 +168,7 @@ class SideBySide:
                 self._opened(request.folder / LOG) as screen,
                 _own(self._session, screen, clusters, preemption) as session,
             ):
+                session.serve(request.config)
                 outcome = run.run(request, session)
         except BaseException as error:
             outcome = error

@@ -21,7 +21,9 @@ from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.errors import Cancelled, LaunchError
 from pipeline.launch.messages import Close
 from pipeline.launch.options import options_of
+from pipeline.launch.remote import RemoteJob
 from pipeline.launch.slurm.allocation import Allocation, allocation_of
+from pipeline.launch.slurm.earlier import Earlier
 from pipeline.launch.slurm.options import Options, check
 from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, Followed, Slurm, State
 from pipeline.launch.slurm.script import batch_script, clean, srun
@@ -30,7 +32,7 @@ from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 
-NAME = "pipeline"
+NAME, POINT = "pipeline", "point"
 TOKEN, SCRIPT = "token", "job.sh"
 # What stands for what is not known before a job is submitted.
 ANYWHERE = "HOST:PORT"
@@ -186,6 +188,17 @@ class SlurmCluster(DiallingCluster):
             except subprocess.TimeoutExpired:
                 self._step.terminate()
                 self._step.wait()
+
+    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+        """Has the agents start a plan's processes, once none of an earlier command's writes to the same folder."""
+        assert self._folder is not None
+        if group == POINT:
+            job = self._job.job if self._job else self._inside.job if self._inside else ""
+            mine = Earlier(job, self._folder.name, step=self._job is None)
+            if (before := Earlier.read(folder)) is not None and before != mine:
+                before.end(self._slurm, self.say)
+            mine.write(folder)
+        return super().start(plan, group, folder)
 
     def describe(self, plan: Plan) -> str:
         """The script that is submitted, or, inside of an allocation, the `srun` that is typed."""

@@ -98,6 +98,12 @@ class Slurm:
         """Ends a job, if it is one."""
         self._ask(["scancel", job])
 
+    def step(self, job: str, name: str) -> str | None:
+        """The number of a job's step of that name; None where there is none."""
+        said = self._ask(["squeue", "--steps", "--noheader", f"--jobs={job}", f"--format=%i{MARK}%j"])
+        steps = dict(reversed(line.strip().split(MARK, 1)) for line in said.stdout.splitlines() if MARK in line)
+        return steps.get(name)
+
     def addresses(self, partition: str | None) -> list[str]:
         """Where nodes are reached, as Slurm reaches them; empty where it does not answer."""
         chosen = [f"--partition={partition}"] if partition else []

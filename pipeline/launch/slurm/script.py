@@ -85,7 +85,9 @@ def srun(options: Options, agent: Sequence[str], folder: Path) -> list[str]:
         inside = [f"--container-image={options.container}", f"--container-mounts={mounts}"]
         inside.append(f"--container-workdir={Path.cwd()}")
     # Slurm from 22.05 to 23.11 does not hand --cpus-per-task on from the job to its steps.
-    return ["srun", f"--ntasks={options.nodes}", *_shape(options), "--kill-on-bad-exit=1", *inside, *agent]
+    # The step has the name of the folder, by which it is found where its command is gone.
+    named = [f"--job-name={folder.name}", "--kill-on-bad-exit=1"]
+    return ["srun", f"--ntasks={options.nodes}", *_shape(options), *named, *inside, *agent]
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
