@@ -3,6 +3,7 @@
 python tests/pretend_slurm.py    # until Ctrl-C, for trying things by hand; says what to export
 """
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -12,8 +13,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from pipeline.launch.signals import PR_SET_PDEATHSIG
 
 NODES = ("n1", "n2", "n3", "n4")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
@@ -26,7 +29,7 @@ SlurmctldHost=localhost(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 ProctrackType=proctrack/linuxproc
@@ -156,7 +159,12 @@ class Slurm:
         assert found is not None
         with log:
             self._daemons[name] = subprocess.Popen(
-                [found, *arguments], env=os.environ | self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [found, *arguments],
+                env=os.environ | self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
             )
 
     def _steps(self, node: str = "") -> list[int]:
@@ -211,4 +219,6 @@ def exports(environ: Mapping[str, str]) -> Sequence[str]:
 if __name__ == "__main__":
     with pretend_slurm() as made:
         print("\n".join(exports(made.environ)), flush=True)
-        signal.sigwait([signal.SIGINT, signal.SIGTERM])
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            signal.pause()

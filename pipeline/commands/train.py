@@ -1,7 +1,8 @@
 """The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
 
 0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM,
-SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another signal n.
+SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another signal n,
+143 also where somebody cancelled a scheduler's job.
 """
 
 import argparse
@@ -48,6 +49,8 @@ NOT_ONES_OWN = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 )
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+# Of a run whose job was cancelled: 128 and the number of SIGTERM, with which that begins.
+KILLED = 143
 
 
 def main() -> int:
@@ -271,6 +274,8 @@ def _code(done: list[PointResult]) -> int:
     statuses = {point.result.ending.status for point in done}
     if "FAILED" in statuses:
         return 1
+    if "KILLED" in statuses:
+        return KILLED
     if "PREEMPTED" in statuses:
         return PREEMPTED
     return 2 if statuses == {"REFUSED"} else 0

@@ -92,6 +92,7 @@ CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",
     "env": "pipeline.launch.env:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
+    "mpi": "pipeline.launch.mpi:MpiCluster",
     "slurm": "pipeline.launch.slurm.cluster:SlurmCluster",
 }
 # Those that start nothing on this machine.
@@ -100,7 +101,9 @@ ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]
     "describe": lambda made: lambda plan: "",
-    **{part: lambda made, part=part: getattr(Steady(), part) for part in ("arrived", "moved", "returns")},
+    "arrived": lambda made: Steady().arrived,
+    "moved": lambda made: Steady().moved,
+    "returns": lambda made: Steady().returns,
 }
 
 

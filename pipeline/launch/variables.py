@@ -10,7 +10,7 @@ from pipeline.launch.errors import LaunchError
 class Variables:
     """The names under which one of them says which job, which of its processes, and which of those of a host this is.
 
-    Of several names the first that is set counts: versions differ.
+    What is in those of `job`, as far as they are set, no other job has, and all processes of one have alike.
     """
 
     name: str
@@ -22,11 +22,18 @@ class Variables:
 
 
 # https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"; those of a step, since a job has several.
-SLURM = Variables("srun", ("SLURM_JOB_ID",), "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-# https://docs.open-mpi.org, "Environment variables set by mpirun"; PMIX_NAMESPACE is of version 4 and later.
+SLURM = Variables(
+    "srun",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+)
+# https://docs.open-mpi.org, "Environment variables set by mpirun"; PMIX_NAMESPACE is of version 4 and later, and may
+# come again after a while, unlike the address of mpirun, of version 4.
 OPEN_MPI = Variables(
     "mpirun of Open MPI",
-    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"),
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -35,7 +42,7 @@ OPEN_MPI = Variables(
 # MPICH, MVAPICH and Intel MPI, whose launcher is Hydra (not ours).
 HYDRA = Variables(
     "mpirun of MPICH",
-    ("PMI_JOBID", "PMI_ID"),
+    ("PMI_JOBID", "I_MPI_HYDRA_UUID"),
     "PMI_RANK",
     "PMI_SIZE",
     "MPI_LOCALRANKID",
@@ -80,6 +87,6 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
         raise LaunchError(
             f"Expected {variables.rank} below {variables.size}, received {rank} and {size}. Try cluster=local."
         )
-    job = next((environ[name] for name in variables.job if name in environ), "")
+    job = " ".join(environ[name] for name in variables.job if name in environ)
     local_size = known.get(variables.local_size) if variables.local_size else None
     return Place(job, rank, size, known.get(variables.local_rank, 0), local_size)

@@ -74,7 +74,7 @@ def _check_texts(options: Options) -> None:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(
                 f"Expected cluster.options.extra to be options of sbatch, received {option!r}. "
-                f"Try cluster.options.extra=[--qos=high]."
+                f"Try 'cluster.options.extra=[\"--qos=high\"]'."
             )
         if option.split("=")[0].split()[0] in OURS:
             raise LaunchError(

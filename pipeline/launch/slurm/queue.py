@@ -56,8 +56,8 @@ def state_of(line: str) -> State:
     if len(parts) < 4 or not parts[0]:
         return State("GONE")
     restarts = int(parts[4]) if len(parts) > 4 and parts[4].isdecimal() else 0
-    known = ["" if part in ("None", "N/A", "(null)") else part for part in parts[:4]]
-    return State(*known, restarts)
+    name, reason, starts, nodes = ("" if part in ("None", "N/A", "(null)") else part for part in parts[:4])
+    return State(name, reason, starts, nodes, restarts)
 
 
 class Slurm:
@@ -101,8 +101,8 @@ class Slurm:
     def step(self, job: str, name: str) -> str | None:
         """The number of a job's step of that name; None where there is none."""
         said = self._ask(["squeue", "--steps", "--noheader", f"--jobs={job}", f"--format=%i{MARK}%j"])
-        steps = dict(reversed(line.strip().split(MARK, 1)) for line in said.stdout.splitlines() if MARK in line)
-        return steps.get(name)
+        steps = [line.strip().partition(MARK) for line in said.stdout.splitlines()]
+        return next((number for number, _, called in steps if called == name), None)
 
     def addresses(self, partition: str | None) -> list[str]:
         """Where nodes are reached, as Slurm reaches them; empty where it does not answer."""
