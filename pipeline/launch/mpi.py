@@ -28,7 +28,7 @@ from pipeline.launch.local import LocalCluster
 from pipeline.launch.messages import CONDUCTOR
 from pipeline.launch.options import options_of
 from pipeline.launch.remote import RemoteJob
-from pipeline.launch.variables import MPI, SLURM, Place, place_of
+from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record import plain
@@ -86,7 +86,7 @@ class MpiCluster(DiallingCluster):
         super().__init__(config, environ)
         self._options = options_of(config, Options)
         self.dial_seconds = self._options.timeout
-        found = (place_of(variables, environ) for variables in (*MPI, SLURM))
+        found = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
         self._place: Place | None = next((place for place in found if place is not None), None)
         self._local = LocalCluster(config, environ)
         self._conducts = False
@@ -98,7 +98,10 @@ class MpiCluster(DiallingCluster):
 
     def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
         """Conducts in the first place; serves in the others, and returns what the conductor's command ended with."""
-        place = self._there_is()
+        place = self._place
+        if place is None:
+            # Refused once a run needs its places.
+            return super().serve(say, asked)
         self._local = LocalCluster(self.config, _share(place, self.environ, say))
         if place.rank == 0:
             self._conducts = True

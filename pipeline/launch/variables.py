@@ -39,16 +39,6 @@ OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-# MPICH, MVAPICH and Intel MPI, whose launcher is Hydra (not ours).
-HYDRA = Variables(
-    "mpirun of MPICH",
-    ("PMI_JOBID", "I_MPI_HYDRA_UUID"),
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-)
-MPI = (OPEN_MPI, HYDRA)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01")
 TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
 # Slow enough to be harmed on the way: each step waits a while.
-SLOW = "train.callbacks=[{_target_: own.Waiting, seconds: 0.05}]"
+SLOW = "train.callbacks=[{_target_: own.Waiting, milliseconds: 50}]"
 LONG = (*TWO, "train.steps=1200", "train.steps_per_call=1", "checkpoint.every_steps=20", "train.save=false")
 
 
@@ -68,7 +68,7 @@ class Typed:
     def until(self, reached: Callable[[], object], seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not reached():
-            assert self.process.poll() is None, self.process.communicate()
+            assert self.process.poll() is None, "\n".join(self.process.communicate())
             assert time.monotonic() < deadline, f"it never came: {self.slurm.jobs('%i %T %r')}"
             time.sleep(0.2)
 
@@ -194,7 +194,7 @@ def test_inside_an_allocation_it_trains_to_the_same_losses_and_outside_scancel_e
     ran = _in(python, slurm, inside, "cluster=slurm", *command)
     assert ran.code == 0, ran.err
     assert losses(ran.result) == losses(alone.result)
-    assert "2 hosts(n1, n2)" in ran.out.replace("hosts (", "hosts(")
+    assert "(n1, n2)" in ran.out
     typed.type(*LONG, SLOW, f"--config-dir={own.CONF}")
     typed.more()
     slurm.ask("scancel", typed.job())
