@@ -30,7 +30,7 @@ from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01")
 TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
 # Slow enough to be harmed on the way: each step waits a while.
-SLOW = "train.callbacks=[{_target_: own.Waiting, milliseconds: 50}]"
+SLOW = "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]"
 LONG = (*TWO, "train.steps=1200", "train.steps_per_call=1", "checkpoint.every_steps=20", "train.save=false")
 
 
