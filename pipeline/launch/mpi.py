@@ -248,7 +248,7 @@ class MpiCluster(DiallingCluster):
 
 
 def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """Keeps this process to its part of its host's cores, where it was bound to none, and GPUs; its environment then."""
+    """Keeps this process to its part of its host's cores, unless it is bound, and of its GPUs; its environment then."""
     size, given = place.local_size or 1, dict(environ)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) == os.cpu_count():
@@ -264,7 +264,7 @@ def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None])
 
 
 def part(items: Sequence[int], number: int, parts: int) -> list[int]:
-    """The items of a part, all parts as large as each other; where there are fewer items than parts, one that it shares.
+    """The items of a part, all parts as large as each other; where there are too few items, one that it shares.
 
     >>> part([0, 1, 2, 3], 1, 2), part([0, 1], 3, 4)
     ([2, 3], [1])

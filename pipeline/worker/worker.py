@@ -57,8 +57,10 @@ def main(
 def _reach_directly(addresses: Sequence[str]) -> None:
     """Has gRPC ask no proxy for the other processes: it would even for those of this machine, where one is set."""
     hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
-    others = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
-    os.environ["no_grpc_proxy"] = ",".join(filter(None, [*hosts, others]))
+    # As gRPC spells it.
+    name = "no_grpc_proxy"
+    others = os.environ.get(name) or os.environ.get("no_proxy") or ""
+    os.environ[name] = ",".join(filter(None, [*hosts, others]))
 
 
 def _sample_system(seconds: float, host: int, tell: Tell) -> None:

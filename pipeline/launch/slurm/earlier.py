@@ -18,7 +18,7 @@ END_SECONDS, POLL_SECONDS = 120.0, 0.5
 
 @dataclass(frozen=True)
 class Earlier:
-    """A job, the name of its agents' folder, and whether they are a step of an allocation that others may go on with."""
+    """A job, the name of its agents' folder, and whether they are a step of an allocation that others go on with."""
 
     job: str
     name: str
