@@ -65,10 +65,10 @@ class Cluster(Protocol):
     def moved(self) -> bool:
         """Are hosts others than were laid over last, so that what is started again is to be laid out anew?"""
 
-    def returns(self) -> str | None:
+    def returns(self, ends: bool) -> str | None:
         """How processes that a scheduler had leave can be started again, in words; None: the command is to end.
 
-        Raises `Cancelled` where somebody has ended them for good.
+        `ends`: it was asked to itself. Raises `Cancelled` where somebody has taken the hosts away for good.
         """
 
     def warm_up(self) -> None:

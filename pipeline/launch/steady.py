@@ -12,6 +12,9 @@ class Steady:
         """Are hosts others than were laid over last, so that what is started again is to be laid out anew?"""
         return False
 
-    def returns(self) -> str | None:
-        """How processes that a scheduler had leave can be started again, in words; None: the command is to end."""
+    def returns(self, ends: bool) -> str | None:
+        """How processes that a scheduler had leave can be started again, in words; None: the command is to end.
+
+        `ends`: it was asked to itself.
+        """
         return None

@@ -59,7 +59,7 @@ def conduct(
             _attempt(cluster, now, baseline, folder, tell, measured, ask_size, resumed, preemption, one_device)
             return
         except Preempted:
-            what = None if preemption.of_command else cluster.returns()
+            what = cluster.returns(preemption.of_command)
             if what is None:
                 raise
             text = f"The run was asked to leave by {preemption.asked}. {what}, and on from the last checkpoint."

@@ -25,7 +25,7 @@ from pipeline.launch.remote import RemoteJob
 from pipeline.launch.slurm.allocation import Allocation, allocation_of
 from pipeline.launch.slurm.earlier import Earlier
 from pipeline.launch.slurm.options import Options, check
-from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, Followed, Slurm, State
+from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Followed, Slurm, State
 from pipeline.launch.slurm.script import batch_script, clean, srun
 from pipeline.launch.variables import SLURM, place_of
 from pipeline.plan.checks import stays_here
@@ -149,10 +149,11 @@ class SlurmCluster(DiallingCluster):
         """Are there other agents than were laid over, maybe on other nodes, or none yet?"""
         return self.contact is not None and {known.life for known in self._present()} != self._laid_over
 
-    def returns(self) -> str | None:
+    def returns(self, ends: bool) -> str | None:
         """Has Slurm start the job again, once it has asked for its nodes. Raises `Cancelled`."""
         if self._job is None:
             self._end_inside()
+        if self._job is None or ends:
             return None
         job, state = self._job.job, self._job.look(now=True)
         before = state.restarts
@@ -285,7 +286,7 @@ class SlurmCluster(DiallingCluster):
         inside = self._inside
         assert inside is not None
         state = self._slurm.look(inside.job) or State(RUNNING)
-        if state.name == COMPLETING and state.restarts == inside.restarts:
+        if state.name == COMPLETING and state.restarts == inside.restarts and state.left not in UP:
             raise _cancelled(inside.job)
         if inside.batch and state.name == RUNNING and self._options.requeue and self._slurm.requeue(inside.job):
             self.say(f"Slurm's job {inside.job} is in the queue again: the same script goes on there.")

@@ -25,17 +25,22 @@ OVER = (
 )  # fmt: skip
 # What says of a job that time alone has ended it, or a node, or another job: it may be submitted anew.
 AGAIN = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
+# What is left of a job's time once it is up.
+UP = ("0:00", "INVALID")
 MARK = "|"
 
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a job: its state's name, why it waits, when it starts, its nodes, how often it began anew."""
+    """What has become of a job: its state's name, why it waits, when it starts, its nodes, how much of its time is left,
+    and how often it began anew.
+    """
 
     name: str
     reason: str = ""
     starts: str = ""
     nodes: str = ""
+    left: str = ""
     restarts: int = 0
 
     @property
@@ -47,17 +52,16 @@ class State:
 def state_of(line: str) -> State:
     """What a line of `squeue` says; GONE where there is none, as some minutes after a job's end.
 
-    >>> state_of("PENDING|Resources|2026-11-25T10:00:00||0")
-    State(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', restarts=0)
+    >>> state_of("PENDING|Resources|2026-11-25T10:00:00||30:00|0")
+    State(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', left='30:00', restarts=0)
     >>> state_of("").over
     True
     """
     parts = [part.strip() for part in line.strip().split(MARK)]
-    if len(parts) < 4 or not parts[0]:
+    if len(parts) < 6 or not parts[0]:
         return State("GONE")
-    restarts = int(parts[4]) if len(parts) > 4 and parts[4].isdecimal() else 0
-    name, reason, starts, nodes = ("" if part in ("None", "N/A", "(null)") else part for part in parts[:4])
-    return State(name, reason, starts, nodes, restarts)
+    name, reason, starts, nodes, left = ("" if part in ("None", "N/A", "(null)") else part for part in parts[:5])
+    return State(name, reason, starts, nodes, left, int(parts[5]) if parts[5].isdecimal() else 0)
 
 
 class Slurm:
@@ -80,7 +84,7 @@ class Slurm:
     def look(self, job: str) -> State | None:
         """What has become of a job; None where Slurm does not answer."""
         said = self._ask(
-            ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format=%T{MARK}%r{MARK}%S{MARK}%N"]
+            ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format=%T{MARK}%r{MARK}%S{MARK}%N{MARK}%L"]
         )
         if said.returncode and "Invalid job id" not in said.stderr:
             return None
