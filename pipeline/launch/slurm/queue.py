@@ -32,7 +32,7 @@ MARK = "|"
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a job: its state's name, why it waits, when it starts, its nodes, how much of its time is left,
+    """What has become of a job: its state, why it waits, when it starts, its nodes, how much of its time is left,
     and how often it began anew.
     """
 
