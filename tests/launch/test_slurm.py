@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import own
 import pretend_slurm
 import pytest
 from conftest import Ran, environment, finish, left_behind, start
@@ -52,6 +52,16 @@ class Typed:
     def type(self, *arguments: str, **environ: str) -> None:
         self.process = start(self.folder, "cluster=slurm", *arguments, **self.slurm.environ, **environ)
 
+    def submit(self, *arguments: str) -> None:
+        """Has Slurm run the command on the first of two nodes."""
+        python = shlex.join([sys.executable, "-m", "pipeline", "cluster=slurm", *arguments])
+        script = self.folder / "job.sh"
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --requeue --open-mode=append\n{python}\n"
+        )
+        asked = ["sbatch", f"--chdir={self.folder}", f"--output={self.folder}/said", str(script)]
+        self.slurm.ask(*asked, PYTHONPATH=environment()["PYTHONPATH"])
+
     def ended(self, timeout: float = 400.0) -> Ran:
         return finish(self.process, self.folder, time.monotonic(), timeout)
 
@@ -65,12 +75,12 @@ class Typed:
         ]
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
-    def until(self, reached: Callable[[], object], seconds: float = 240.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not reached():
+    def until(self, reached: Callable[[], object]) -> None:
+        def reached_or_over() -> object:
             assert self.process.poll() is None, "\n".join(self.process.communicate())
-            assert time.monotonic() < deadline, f"it never came: {self.slurm.jobs('%i %T %r')}"
-            time.sleep(0.2)
+            return reached()
+
+        until(reached_or_over)
 
     def saved(self) -> int:
         """How many checkpoints there are."""
@@ -95,6 +105,13 @@ def typed(slurm: Slurm, tmp_path: Path) -> Iterator[Typed]:
         made.process.communicate()
     assert not left_behind(made.folder, 30)
     assert not slurm.jobs()
+
+
+def until(reached: Callable[[], object], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.2)
 
 
 def losses(result: dict[str, Any]) -> tuple[Any, ...]:
@@ -152,7 +169,7 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     unharmed = finish(start(here, *LONG), here, time.monotonic(), 240)
     assert unharmed.code == 0, unharmed.err
     limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
-    typed.type(*LONG, SLOW, "hardware.hosts=2", *limits, f"--config-dir={own.CONF}")
+    typed.type(*LONG, SLOW, "hardware.hosts=2", *limits)
     typed.more()
     # Slurm looks at limits twice a minute, and sends USR2 half a minute before this one.
     ends = datetime.now() + timedelta(seconds=32)
@@ -182,22 +199,28 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
 
 
 @pytest.mark.slow
-def test_inside_an_allocation_it_trains_to_the_same_losses_and_outside_scancel_ends_it_as_killed(
-    typed, slurm, tmp_path
-):
+def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed(typed, slurm, tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    command = (*TWO, "train.steps=30")
-    alone = finish(start(here, *command), here, time.monotonic(), 240)
+    short = (*TWO, "train.steps=120", "train.steps_per_call=1", "checkpoint.every_steps=20")
+    alone = finish(start(here, *short), here, time.monotonic(), 240)
     assert alone.code == 0, alone.err
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    python = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--quiet"]
-    ran = _in(python, slurm, inside, "cluster=slurm", *command)
-    assert ran.code == 0, ran.err
-    assert losses(ran.result) == losses(alone.result)
-    assert "(n1, n2)" in ran.out
-    typed.type(*LONG, SLOW, f"--config-dir={own.CONF}")
+    inside = Typed(slurm, tmp_path / "inside")
+    inside.submit(*short, SLOW)
+    job = inside.job()
+    until(lambda: inside.saved() >= 2)
+    # To its steps, as before the time is up.
+    slurm.ask("scancel", "--signal=USR2", job)
+    until(lambda: not slurm.jobs())
+    said = (inside.folder / "said").read_text()
+    (result,) = [json.loads(path.read_text()) for path in inside.folder.glob("outputs/runs/*/result.json")]
+    assert result["status"] == "FINISHED", said
+    assert f"Slurm's job {job} is in the queue again" in said
+    assert "(n1, n2)" in said
+    assert result["resumed"] == 1
+    assert result["steps_repeated"] == 0
+    assert losses(result) == losses(alone.result)
+    typed.type(*LONG, SLOW)
     typed.more()
     slurm.ask("scancel", typed.job())
     ended = typed.ended()
@@ -205,20 +228,6 @@ def test_inside_an_allocation_it_trains_to_the_same_losses_and_outside_scancel_e
     assert "was cancelled (scancel)" in ended.err
     assert ended.code == 143
     assert ended.result["checkpoint_step"]
-
-
-def _in(before: list[str], slurm: Slurm, folder: Path, *arguments: str) -> Ran:
-    """A command that something of Slurm's starts."""
-    began = time.monotonic()
-    ran = subprocess.run(
-        [*before, sys.executable, "-m", "pipeline", *arguments],
-        cwd=folder,
-        env=environment(**slurm.environ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
 
 
 def test_the_script_is_printed_in_full_where_there_is_no_slurm(asked, tmp_path):

@@ -1,5 +1,6 @@
 """`sweep.parallel`: points of a sweep at once, on devices of one machine that they leave each other."""
 
+import io
 import json
 import os
 import re
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 from conftest import QUICK, finish, left_behind, start
+from rich.console import Console
 from test_plan import config, machine
 
 from pipeline.launch.share import Part, moved, part_for, whole
 from pipeline.plan.planning import make
+from pipeline.record.results import Choices, Ending, Layout, Result, Speed
+from pipeline.run.views import PointResult
+from pipeline.views.terminal import Board
 
 SWEEP = Path("outputs/sweeps/beside")
 # Long enough to be killed in the middle of two.
@@ -62,6 +67,24 @@ def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
     crowded, small = make(config("mirrored", "8cpu", 8), machine(2)), whole(machine(2))
     assert part_for(crowded, small, small) == small
     assert part_for(crowded, Part((1,)), small) is None
+
+
+def test_a_table_on_a_terminal_fills_as_points_end():
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=100, legacy_windows=False)
+
+    def point(status: str, **speed: float) -> PointResult:
+        return PointResult(
+            Result(Ending(status), Choices("mirrored"), Layout(workers=2), Speed(**speed)), "", ("workers=2",)
+        )
+
+    with Board(console, {(0, 0): point("WAITING"), (1, 0): point("WAITING")}) as board:
+        board.begun((0, 0), point("RUNNING"))
+        board.ended((0, 0), point("FINISHED", examples_per_second=1234.0, speedup=1.5), 3.0)
+    last = shown.getvalue().split("status")[-1]
+    assert "1,234" in last
+    assert "FINISHED" in last
+    assert "WAITING" in last
 
 
 @pytest.mark.slow
