@@ -103,6 +103,9 @@ def typed(slurm: Slurm, tmp_path: Path) -> Iterator[Typed]:
     if made.process is not None and made.process.poll() is None:
         made.process.kill()
         made.process.communicate()
+        # What a command that is killed leaves trains on for a while.
+        slurm.ask("scancel", "--user=root")
+        until(lambda: not slurm.jobs(), 60.0)
     assert not left_behind(made.folder, 30)
     assert not slurm.jobs()
 
