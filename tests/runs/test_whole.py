@@ -11,7 +11,7 @@ from pathlib import Path
 import own
 import psutil
 import pytest
-from conftest import Ran, finish, left_behind, start
+from conftest import QUICK, Ran, finish, left_behind, start
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -159,3 +159,20 @@ def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
     _, (run,) = tracked(tmp_path)
     assert run.info.status == status
     assert run.data.metrics["loss"] >= 0
+
+
+@pytest.mark.slow
+def test_a_language_model_learns_on_two_devices_what_it_learns_on_one(pipeline):
+    small = ("model.build.blocks=1", "model.build.width=16", "model.build.heads=2", "data.build.length=32")
+    batch = ("train.global_batch=6", "train.steps=3", "train.deterministic=true", "measure.scaling=strong")
+    ran: Ran = pipeline(
+        "-m", "model=transformer", "data=text", "strategy=one_device,mirrored", "hardware=2cpu", *small, *batch, *QUICK,
+        timeout=240,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    one, two = sorted(ran.results, key=lambda result: result["replicas"])
+    assert (one["replicas"], two["replicas"]) == (1, 2)
+    for kind in ("metrics", "val_metrics"):
+        assert set(one[kind]) >= {"accuracy", "perplexity"}
+        assert one[kind] == pytest.approx(two[kind], rel=1e-5)
+    assert 1 < two["val_metrics"]["perplexity"] < 300
