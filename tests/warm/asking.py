@@ -4,7 +4,9 @@ The code of `python -m pipeline` runs from its first line to its exit code, in a
 environment, the arguments and the module path of one that was started. What is imported already is not imported again.
 """
 
+import contextlib
 import gc
+import io
 import json
 import os
 import runpy
@@ -55,11 +57,7 @@ class Asking:
 
 def serve(descriptor: int) -> None:
     """Imports what commands do, and runs them, one after the other, until the tests have ended."""
-    from pipeline.commands import train  # noqa: F401
-    from pipeline.config import config
-
-    # The first command of a process pays for the grammar of overrides.
-    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    compose_once()
     # Memory that a fork looks through for garbage is copied for it.
     gc.freeze()
     # Without the folder and what PYTHONPATH names, which each command has of its own.
@@ -77,6 +75,17 @@ def serve(descriptor: int) -> None:
             os.close(stream)
         _, status = os.waitpid(pid, 0)
         tests.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def compose_once() -> None:
+    """What the first command of a process pays for: imports, the grammar of overrides, Hydra's search for plugins."""
+    from pipeline.commands import train
+    from pipeline.config import config
+
+    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    sys.argv[1:] = ["--cfg=job"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.main()
 
 
 def _run(
