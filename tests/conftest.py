@@ -121,7 +121,13 @@ def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: 
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+def pipeline(started: Callable[..., Ran]) -> Callable[..., Ran]:
+    """As `started`, where a file of tests does not say otherwise."""
+    return started
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     """Runs the command in a fresh folder; afterwards no process of it may be left."""
 
     def run(*arguments: str, timeout: float = 240.0, **environ: str) -> Ran:

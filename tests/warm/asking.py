@@ -59,8 +59,6 @@ class Asking:
 def serve(descriptor: int) -> None:
     """Imports what commands do, and runs them, one after the other, until the tests have ended."""
     compose_once()
-    # Memory that a fork looks through for garbage is copied for it.
-    gc.freeze()
     path = path_of_all()
     tests = socket.socket(fileno=descriptor)
     while True:
@@ -91,6 +89,8 @@ def compose_once() -> None:
         train.main()
     # Each looks anew for the plugins on its own path.
     del Singleton._instances[Plugins]
+    # Memory that a fork looks through for garbage is copied for it.
+    gc.freeze()
 
 
 def _run(
