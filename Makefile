@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two tests at a time: most of them wait for processes to start.
 TWO := --numprocesses 2 --dist worksteal
+# Python keeps what it compiled: to compile all of it again takes each of a thousand commands a quarter of a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run ui test test-slow lint format lock wheel benchmark figures clean

@@ -21,6 +21,7 @@ from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import run_job
@@ -214,6 +215,18 @@ class _Loader(ConfigLoaderImpl):
             if name is not None and (wrong := wrong_name(str(name))):
                 raise ConfigError(wrong)
         return composed
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """The choices of a group, without a copy of all that is known, which Hydra makes for each group it lists."""
+        if config_name is None and not overrides:
+            return list(self.repository.get_group_options(group_name, results_filter))
+        return super().get_group_options(group_name, results_filter, config_name, overrides)
 
     def _is_group(self, config_name: str | None, overrides: list[str], key: str) -> bool:
         """Are there choices of `key`? Only what is no other key either is looked for where a config says to."""

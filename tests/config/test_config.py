@@ -26,7 +26,7 @@ SECONDS = 10.0
 
 @pytest.fixture
 def pipeline(asked):
-    """Hardly a command here trains."""
+    """Hardly a command here trains; those that do are `started`, with a fork server at hand."""
     return asked
 
 
@@ -504,8 +504,8 @@ def test_a_sweep_whose_every_point_is_refused_ends_with_two(pipeline):
     assert ran.err.count("Skipped: Expected one host") == 2
 
 
-def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(pipeline):
-    ran: Ran = pipeline(
+def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(started):
+    ran: Ran = started(
         *QUICK, "model.build._target_=own.tiny", "data.build._target_=own.numbered", "+data.build.examples=64",
         "+data.build.validation=8", "train.steps=2", "workers=1",
     )  # fmt: skip
@@ -527,8 +527,8 @@ def failures(ran: Ran) -> list[str]:
     return errors
 
 
-def test_a_fault_in_a_model_s_function_ends_the_run_in_one_message(pipeline):
-    ran: Ran = pipeline(
+def test_a_fault_in_a_model_s_function_ends_the_run_in_one_message(started):
+    ran: Ran = started(
         "-m", *QUICK, "data=digits", "workers=1",
         "model.build._target_=own.raises,own.not_a_model,own.own_step,faulty.WIDTH",
     )  # fmt: skip
@@ -539,8 +539,8 @@ def test_a_fault_in_a_model_s_function_ends_the_run_in_one_message(pipeline):
     assert not_a_function.endswith("received faulty.WIDTH, which cannot be called.")
 
 
-def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(pipeline):
-    ran: Ran = pipeline(
+def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(started):
+    ran: Ran = started(
         "-m", *QUICK, "model=mlp", "workers=1",
         "data.build._target_=faulty.raising_data,own.not_data,faulty.one_part,own.empty_data",
     )  # fmt: skip
@@ -551,9 +551,9 @@ def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(pipeline):
     assert empty == "Expected training data with examples, received none."
 
 
-def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pipeline, tmp_path):
+def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(started, tmp_path):
     nowhere = "http://127.0.0.1:9"
-    ran: Ran = pipeline(
+    ran: Ran = started(
         "-m", *QUICK, CONF, "model=cnn", "workers=1", "data=flat,mnist", KERAS_HOME=str(tmp_path / "keras"),
         HTTPS_PROXY=nowhere, https_proxy=nowhere, NO_PROXY="", no_proxy="",
     )  # fmt: skip
@@ -571,7 +571,7 @@ def test_a_plan_leaves_no_file_and_no_folder(pipeline, tmp_path, many):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_choice_of_one_s_own_is_called_as_its_file_is(pipeline, tmp_path):
+def test_a_choice_of_one_s_own_is_called_as_its_file_is(started, tmp_path):
     for group, text in (
         ("model", "build: {_target_: own.tiny}"),
         ("data", "build: {_target_: own.numbered}"),
@@ -581,8 +581,8 @@ def test_a_choice_of_one_s_own_is_called_as_its_file_is(pipeline, tmp_path):
         (tmp_path / "mine" / group).mkdir(parents=True)
         (tmp_path / f"mine/{group}/my_{group}.yaml").write_text(text + "\n")
     chosen = [f"{group}=my_{group}" for group in ("model", "data", "strategy", "hardware")]
-    ran: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1")
+    ran: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1")
     assert ran.code == 0, ran.err
     assert "my_model on my_data, my_strategy on my_hardware" in ran.out
-    named: Ran = pipeline("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
+    named: Ran = started("--config-dir=mine", "mode=plan", *chosen, "workers=1", "model.name=another")
     assert "another on my_data" in named.out
