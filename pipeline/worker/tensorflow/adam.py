@@ -64,9 +64,9 @@ class _Scalars:
         optimizer, ops = self.optimizer, keras.ops
         step = ops.cast(optimizer.iterations + 1, dtype)
         power_1, power_2 = (ops.power(ops.cast(beta, dtype), step) for beta in (optimizer.beta_1, optimizer.beta_2))
-        rests = [tf.constant(1 - beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2)]
+        rest_1, rest_2 = (tf.constant(1 - beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
         rate = ops.cast(learning_rate, dtype) * ops.sqrt(1 - power_2) / (1 - power_1)
-        return _OfStep(rate, *rests, tf.constant(optimizer.epsilon, dtype))
+        return _OfStep(rate, rest_1, rest_2, tf.constant(optimizer.epsilon, dtype))
 
 
 def _update(

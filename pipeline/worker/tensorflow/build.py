@@ -171,8 +171,8 @@ def _is_known_on(made: keras.Model, x: Batch) -> bool:
     """Does a call of the model on such an input give the outputs that it names, and build nothing?"""
     if type(made).__module__.partition(".")[0] != "keras" or not all(layer.built for layer in made._flatten_layers()):
         return False
-    (made_for, *others), given = made.inputs, keras.tree.flatten(x)
-    return not others and given == [x] and made_for.shape[1:] == x.shape[1:]
+    made_for, *others = made.inputs
+    return isinstance(x, keras.KerasTensor) and not others and made_for.shape[1:] == x.shape[1:]
 
 
 def _symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
