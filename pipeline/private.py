@@ -48,6 +48,9 @@ from tensorflow.python.distribute import parameter_server_strategy, parameter_se
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
 
+# What graphs are optimized by, of which the public options name only a part.
+from tensorflow.python.eager import context as eager_context
+
 # A compiled function's Python as it is converted before it is compiled, for one that becomes a part of another.
 from tensorflow.python.eager.polymorphic_function import autograph_util
 
@@ -81,6 +84,7 @@ __all__ = [
     "compute_output_spec",
     "custom_gradients",
     "dataset_ops",
+    "eager_context",
     "gen_random_ops",
     "gen_stateful_random_ops",
     "gen_stateless_random_ops",
@@ -116,6 +120,7 @@ ATTRIBUTES = {
     "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
     "custom_gradients": ("_get_dependent_variables",),
     "dataset_ops": ("_OptionsDataset",),
+    "eager_context": ("context",),
     "gen_random_ops": (
         "multinomial",
         "parameterized_truncated_normal",
