@@ -7,6 +7,7 @@ SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
 import argparse
 import os
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -67,6 +68,12 @@ def _shown(composer: Composer, given: argparse.Namespace) -> bool:
     """Was something printed that was asked for in place of a run? Where nobody reads it on, as by `head`, it ends."""
     kept = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
+        if given.help:
+            # Only where it is asked for: what reads the pages is no part of a run.
+            from pipeline.commands import help as pages
+
+            print(pages.text(composer, given.overrides, shutil.get_terminal_size().columns), end="")
+            return True
         shown = composer.show(given)
         sys.stdout.flush()
         return shown

@@ -23,8 +23,8 @@ def test_a_verb_says_how_it_is_typed(asked, verb):
     assert f"python -m pipeline {verb}" in told.out
 
 
-def test_the_help_of_a_training_names_all_verbs(asked):
-    assert f"\n{', '.join(verbs.VERBS)}\n" in asked("--help").out
+def test_every_verb_says_what_it_does():
+    assert set(verbs.DOES) == set(verbs.VERBS)
 
 
 @pytest.mark.parametrize("asks", ["--help", "--cfg job", "--hydra-help"])
