@@ -207,7 +207,7 @@ class _Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """The composed config, Hydra's own part included. Raises `ConfigError`."""
-        typed = _parsed(overrides)
+        typed = _parsed(overrides, schema=self._schema)
         if run_mode is RunMode.RUN:
             check_not_swept(typed)
         check_overrides(typed, self._schema, partial(self._is_group, config_name, overrides))
@@ -256,8 +256,10 @@ def _task(composed: DictConfig) -> list[str]:
     return [str(line) for line in OmegaConf.to_container(composed.hydra.overrides.task, resolve=False) or ()]
 
 
-def _parsed(overrides: Sequence[str], loader: ConfigLoaderImpl | None = None) -> list[Override]:
-    with _refused(Config):
+def _parsed(
+    overrides: Sequence[str], loader: ConfigLoaderImpl | None = None, schema: Schema = Config
+) -> list[Override]:
+    with _refused(schema):
         return OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
 
 

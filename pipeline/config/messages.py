@@ -54,7 +54,9 @@ def _explained(error: Exception, schema: type, typed: Sequence[Override]) -> str
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
-        return f"Expected key=value or group=choice, received {error.override}. Try {_repaired(error.override)}."
+        return (
+            f"Expected key=value or group=choice, received {error.override}. Try {_repaired(error.override, schema)}."
+        )
     cause = next((cause for cause in _chain(error) if isinstance(cause, OmegaConfBaseException)), None)
     # Hydra says of a file where it is, of an override what it is for.
     said, _, rest = str(error).partition(" ")
@@ -224,7 +226,7 @@ def _broken_yaml(error: Exception) -> str:
     return f"Expected YAML in {mark.name}, received in line {mark.line + 1}: {error.problem or _line(error)}."
 
 
-def _repaired(override: str) -> str:
+def _repaired(override: str, schema: type = Config) -> str:
     """What was probably meant by an override that is none.
 
     >>> _repaired("epochs"), _repaired("train.epochs==3"), _repaired("a=[{b:")
@@ -233,28 +235,30 @@ def _repaired(override: str) -> str:
     '`python -m pipeline --help`'
     """
     if "=" not in override:
-        return meant(override) or "`python -m pipeline --help`"
+        return meant(override, schema) or f"`{'python -m pipeline' + ' prepare' * (schema is not Config)} --help`"
     return override.replace("==", "=") if "==" in override else "quotes around the whole of it"
 
 
-def meant(word: str) -> str | None:
+def meant(word: str, schema: type = Config) -> str | None:
     """The `key=value` or `group=choice` that a word alone was probably meant to be; None where there is none.
 
-    >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("foo")
-    ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', None)
+    >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
+    ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
     """
-    chosen = {choice: group for group, choices in shipped.choices().items() for choice in choices}
-    usual = shipped.defaults()
-    known = list(keys(Config))
-    closest = near(word, [*usual, *_groups(Config), *known, *chosen]) or near_keys(word, known, 1)
+    groups, known = _groups(schema), list(keys(schema))
+    of_groups = {group: of for group, of in shipped.choices().items() if group in groups or schema is Config}
+    chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
+    usual = {group: choice for group, choice in shipped.defaults().items() if group in groups}
+    closest = near(word, [*usual, *groups, *known, *chosen]) or near_keys(word, known, 1)
     if not closest:
         return None
     name = closest[0]
     if name in usual or name in chosen:
         return f"{name}={usual[name]}" if name in usual else f"{chosen[name]}={name}"
     key = next(key for key in known if f"{key}.".startswith(f"{name}."))
-    _, kind, default, _ = find(key)
-    return f"{key}={(_usual(key, kind, default, '') or 'VALUE').partition(',')[0]}"
+    _, kind, default, _ = find(key, schema)
+    value = (_usual(key, kind, default, "") or "null").partition(",")[0]
+    return f"{key}={'VALUE' if value in ('null', '[]') else value}"
 
 
 def keys(schema: object = Config, prefix: str = "") -> Iterator[str]:
