@@ -84,22 +84,21 @@ def _shown(composer: Composer, given: argparse.Namespace) -> bool:
 def command(composer: Composer, given: argparse.Namespace) -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
-    session = Session(
-        search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=show.Terminal(console), track=Tracker
-    )
+    screen = show.Terminal(console, time.time)
+    session = Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=screen, track=Tracker)
     points, written, code = Points(), None, 1
     try:
         with signals.interrupt(run.leaves_running(session)):
             compose(composer, given, session, points, partial(_tell, console=console))
             _run(points, session, console)
             written = _report(points, session)
-        code = _code(_done(session))
+        code = _code(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
-        if session.preemption.asked and (points.many or _done(session)[-1].result.ending.status == "PREEMPTED"):
+        if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
             code = PREEMPTED
     except signals.Interrupted as interrupted:
         if points.many and session.results:
-            console.print(show.sweep_table(_done(session)))
+            console.print(show.sweep_table(_done(points, session)))
         print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
         return code
@@ -113,9 +112,9 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         points.release()
         session.close(code)
     if points.many and session.results:
-        console.print(show.sweep_table(_done(session) if written is None else written.results))
+        console.print(show.sweep_table(_done(points, session) if written is None else written.results))
     for line in written.shown() if written else ():
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
     return code
 
 
@@ -133,17 +132,20 @@ def _refusal(error: Exception) -> str:
 
 def _run(points: Points, session: Session, console: Console) -> None:
     """Runs what is to be run, and writes down what became of each."""
-    say = session.screen.say
+    screen = session.screen
     if points.kept and points.sweep is not None:
-        say(_kept_line(points))
+        screen.say(_kept_line(points))
     count, took = len(points.to_run), list[float]()
+    if points.many and points.to_run:
+        screen.shares([*points.shown(session.results).values()])
     before: int | None = None
     for done, (key, point) in enumerate(points.to_run.items()):
         began = time.monotonic()
         if points.many:
             left = statistics.fmean(took) * (count - done) if took else None
-            session.ahead = Ahead(done, count, left)
-            say(f"\n-- {' '.join(point.overrides) or 'defaults'} ({show.ahead_text(session.ahead)})")
+            shown = points.shown(session.results)
+            session.ahead = Ahead(shown[key].number or 0, tuple(shown.values()), left)
+            screen.begins(session.ahead)
         if before not in (None, key[1]):
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
@@ -152,7 +154,10 @@ def _run(points: Points, session: Session, console: Console) -> None:
         took.append(time.monotonic() - began)
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
-        _tell(ended, points.many, console)
+        shown_now = points.shown(session.results)[key]
+        _tell(shown_now, points.many, console)
+        if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
+            screen.ended(shown_now, took[-1])
         if session.preemption.asked:
             break
 
@@ -168,7 +173,7 @@ def _report(points: Points, session: Session) -> report.Written | None:
         if store is not None:
             report.track(folder, written, session.tracker(folder.parents[1] / "tracker.log"), store)
     except (HistoryError, OSError) as error:
-        print(show.error_text(f"The report of the sweep was not written: {error}"), file=sys.stderr)
+        show.say_error(f"The report of the sweep was not written: {error}")
         return None
     return written
 
@@ -179,8 +184,9 @@ def _kept_line(points: Points) -> str:
     return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
-def _done(session: Session) -> list[PointResult]:
-    return [session.results[key] for key in sorted(session.results)]
+def _done(points: Points, session: Session) -> list[PointResult]:
+    """What has become of the points that have ended, by their numbers."""
+    return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
 def _version() -> str:
@@ -193,11 +199,11 @@ def _version() -> str:
 def _tell(point: PointResult, many: bool, console: Console) -> None:
     ending = point.result.ending
     if ending.status == "REFUSED":
-        print(show.error_text(("Skipped: " if many else "") + str(ending.error)), file=sys.stderr)
+        show.say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif ending.status not in ("PLANNED", "PREDICTED"):
         if ending.error:
             _show_log(ending.log, ending.error, console)
-            print(show.error_text(f"{ending.error} See {point.folder}."), file=sys.stderr)
+            show.say_error(f"{ending.error} See {point.folder}.")
         elif not many:
             console.print(show.result_table(point))
 
@@ -214,7 +220,7 @@ def _show_log(log: str | None, error: str, console: Console) -> None:
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
     for line in shown:
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
 
 
 def own_frames(log: str, error: str) -> list[str] | None:
@@ -238,7 +244,7 @@ def own_frames(log: str, error: str) -> list[str] | None:
 
 
 def _refuse(message: str) -> int:
-    print(show.error_text(message), file=sys.stderr)
+    show.say_error(message)
     return 2
 
 

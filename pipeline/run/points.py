@@ -25,11 +25,9 @@ from pipeline.plan import planning
 from pipeline.record.sweeps import Entry
 from pipeline.run import results, run
 from pipeline.run import sweep as sweeps
-from pipeline.run.session import PointRequest, Session
+from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.views import PointResult
 
-# The point's place in the command, and which repeat of it this is.
-Key = tuple[int, int]
 Tell = Callable[[PointResult, bool], None]
 
 
@@ -45,6 +43,18 @@ class Points:
     sweep: sweeps.Sweep | None = None
     entries: dict[Key, Entry] = field(default_factory=dict)
     kept: int = 0
+
+    def shown(self, results: Mapping[Key, PointResult]) -> dict[Key, PointResult]:
+        """What has become of all points so far, in the order of their numbers, which a sweep's report has as well.
+
+        One that has not ended is there as it was asked for.
+        """
+        listed = sorted(self.sweep.entries, key=lambda entry: (entry.place, entry.repeat)) if self.sweep else []
+        found = {key: results.get(key) or self.to_run[key].asked() for key in sorted({*results, *self.to_run})}
+        numbers = {key: place for place, key in enumerate(found)}
+        numbers |= {key: listed.index(entry) for key, entry in self.entries.items() if entry in listed}
+        numbered = {key: dataclasses.replace(point, number=numbers[key]) for key, point in found.items()}
+        return dict(sorted(numbered.items(), key=lambda item: item[1].number or 0))
 
     def release(self) -> None:
         """Lets other commands work on the sweep."""
@@ -150,6 +160,9 @@ class _Composing:
             if first := self._points.entries.get((place, 0)):
                 for repeat in range(1, request.config.sweep.repeats):
                     self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
+        for key, point in self._points.shown(self._session.results).items():
+            if key in self._session.results and point.result.ending.status == "REFUSED":
+                self._tell(point, self._points.many)
         if not self._asked:
             return
         (order, repeats) = next(
@@ -219,7 +232,6 @@ class _Composing:
         self._session.results[place, 0] = result
         if (made := self._points.sweep) is not None:
             made.note(self._points.entries[place, 0], result)
-        self._tell(result, self._points.many)
 
 
 def _mode(composed: DictConfig) -> Mode:

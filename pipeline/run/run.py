@@ -18,7 +18,7 @@ from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.run import resume, sweep
 from pipeline.run.laying_out import lay_out, reachable
-from pipeline.run.point import Point
+from pipeline.run.point import Point, known_baseline
 from pipeline.run.predicting import estimated, predicted, tell_shards
 from pipeline.run.results import refused
 from pipeline.run.resume import Earlier, ResumeError
@@ -75,7 +75,8 @@ def run(request: PointRequest, session: Session) -> PointResult:
     elif (request.folder / "events.jsonl").exists():
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
     folder = request.folder
-    session.screen.planned(planned, full)
+    known = known_baseline(baseline, Path(config.output_dir), session) if starts else None
+    session.screen.planned(planned, full, None if known is None else known.folder)
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
@@ -86,7 +87,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
     if full:
         return estimated(planned, request, cluster, session)
     tell_shards(planned, request, session)
-    point = Point(request, _with_folder(planned, request, earlier), session, earlier)
+    point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)
     return request.ended(point.run(cluster, baseline))
 
 

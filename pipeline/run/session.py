@@ -9,9 +9,13 @@ from pipeline.config.schema import Config
 from pipeline.launch import Cluster, cluster_of
 from pipeline.plan.plan import Plan
 from pipeline.record.baselines import Baseline
-from pipeline.record.results import Result
+from pipeline.record.results import Layout, Result
 from pipeline.run.group import Preemption
+from pipeline.run.results import chosen
 from pipeline.run.views import Ahead, PointResult, Screen, Tracking
+
+# The point's place in the command, and which repeat of it this is.
+Key = tuple[int, int]
 
 
 @dataclass
@@ -23,8 +27,7 @@ class Session:
     screen: Screen
     # Starts who tracks runs, whose own words go to the log that it is given.
     track: Callable[[Mapping[str, str], Path], Tracking]
-    # By the point's place in the command, and which repeat of it this is.
-    results: dict[tuple[int, int], PointResult] = field(default_factory=dict)
+    results: dict[Key, PointResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
@@ -94,6 +97,12 @@ class PointRequest:
     sweep: str | None
     own: bool = False
     laid_out: LaidOut | None = None
+
+    def asked(self) -> PointResult:
+        """What there is to say of it before it has ended."""
+        made = self.laid_out
+        layout = Layout(workers=made.plan.workers if made else self.config.workers)
+        return self.ended(Result(choices=chosen(self.config), layout=layout))
 
     def ended(self, result: Result) -> PointResult:
         """What became of it."""

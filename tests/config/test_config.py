@@ -58,11 +58,11 @@ def refusal(ran: Ran) -> str:
         (["experiment=mine"], "Expected experiment to be one of batch, precision, scaling, strategies, received mine."),
         (["data=tfds"], "Expected data.name, which this choice of data leaves open, received none. Try data.name="),
         # Keys.
-        (["workerz=2"], "received workerz. Try workers."),
-        (["train.epoch=3"], "received train.epoch. Try train.epochs."),
-        (["+train.epoch=3"], "received train.epoch. Try train.epochs."),
+        (["workerz=2"], "received workerz. Try workers=2."),
+        (["train.epoch=3"], "received train.epoch. Try train.epochs=3."),
+        (["+train.epoch=3"], "received train.epoch. Try train.epochs=3."),
         (["++hardware.gpus=3"], "Expected a key of hardware (name, hosts, devices_per_host"),
-        (["+lerning_rate=3"], "received lerning_rate. Try train.learning_rate."),
+        (["+lerning_rate=3"], "received lerning_rate. Try train.learning_rate=3."),
         (["~train"], "Expected train to keep its keys, received ~train. Try without it, or train.epochs=... for a key"),
         (["~launch"], "Expected launch to keep its keys, received ~launch."),
         (["-m", "~measure", "workers=1,2"], "Expected measure to keep its keys, received ~measure."),
@@ -269,10 +269,16 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["train.epochs="], "a whole number or null, received nothing"),
         (["train.epochs=[1]"], "a whole number or null, received [1]"),
         (["train.epochs={a: 1}"], "a whole number or null, received {a: 1}"),
-        (["train.learning_rate=fast"], "a number or null, received fast. Try train.learning_rate=null."),
+        (
+            ["train.learning_rate=fast"],
+            "a number or null, received fast. Try train.learning_rate=0.001, or train.learning_rate=null.",
+        ),
         (["train.deterministic=maybe"], "true or false, received maybe. Try train.deterministic=false."),
         (["train.precision=float64"], "one of float32, mixed_bfloat16, mixed_float16 or null, received float64."),
-        (["measure.scaling=both"], "one of weak, strong or null, received both. Try measure.scaling=null."),
+        (
+            ["measure.scaling=both"],
+            "one of weak, strong or null, received both. Try measure.scaling=weak, or measure.scaling=null.",
+        ),
         (["mode=1"], "one of run, plan, predict, received 1. Try mode=run."),
         (["output_dir=[a]"], "text, received [a]. Try output_dir=outputs."),
         (["output_dir=null"], "text, received null. Try output_dir=outputs."),
@@ -473,14 +479,14 @@ def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out(pip
     ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu")
     assert ran.code == 0, ran.err
     assert ran.out.count("\nprocesses ") == 3
-    assert ran.err.startswith("pipeline: Skipped: Expected workers=1, since one_device trains on one device")
+    assert ran.err.startswith("pipeline: Point 1 refused: Expected workers=1, since one_device trains on one device")
     assert len(ran.err.splitlines()) == 1
 
 
 def test_a_sweep_whose_every_point_is_refused_ends_with_two(pipeline):
     ran: Ran = pipeline("-m", "mode=plan", "strategy=mirrored", "hardware=2x1cpu,2x4gpu")
     assert ran.code == 2
-    assert ran.err.count("Skipped: Expected one host") == 2
+    assert ran.err.count("refused: Expected one host") == 2
 
 
 def test_a_model_and_data_of_ones_own_train_with_nothing_but_their_names(pipeline):

@@ -162,7 +162,7 @@ def test_repeats_run_in_rounds_and_each_round_measures_the_baseline_anew(pipelin
     assert source["0_default"] == source["1_one_device_2"] == "measured in this run"
     assert source["1_one_device"].endswith("0_default")
     assert source["0_default_2"].endswith("1_one_device_2")
-    assert "point 4 of 4, about" in ran.out
+    assert "(3 of 4 done, about" in ran.out
 
 
 @pytest.mark.parametrize("mode", ["plan", "predict"])

@@ -137,7 +137,7 @@ def _became(point: Point) -> PointResult:
     ending = point.result.ending
     if ending.status is None:
         ending = Ending(point.status, ending.error or "it was not run yet")
-    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides)
+    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
 
 
 def _row(point: Point, sweep: Sweep) -> dict[str, object]:
