@@ -95,11 +95,11 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         code = _code(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
-            code = PREEMPTED
+            code = 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
     except signals.Interrupted as interrupted:
         if points.many and session.results:
             console.print(show.sweep_table(_done(points, session)))
-        print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
+        show.say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
         return code
     except Served as served:
@@ -128,6 +128,21 @@ def _refusal(error: Exception) -> str:
             f"{error.strerror or error}. Try output_dir=..."
         )
     raise error
+
+
+def _how_to_go_on(points: Points, session: Session) -> str:
+    """What is there of the point that a signal has ended, and what goes on with it."""
+    ended = session.ended_early
+    if ended is None:
+        return "The same command begins again." if points.many else "No run had begun."
+    step = ended.result.survival.checkpoint_step
+    there = f"{ended.folder} has a checkpoint of step {step:,}" if step else f"{ended.folder} has no checkpoint yet"
+    how = "from there" if step else "from its beginning"
+    if not points.many:
+        return f"{there}: the same command goes on {how}."
+    if all(request.config.sweep.name is None for request in points.to_run.values()):
+        return f"{there}: the same command goes on {how}; with sweep.name=mine it would keep other points too."
+    return f"{there}: the same command goes on {how}, and keeps the points that have finished."
 
 
 def _run(points: Points, session: Session, console: Console) -> None:

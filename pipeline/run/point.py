@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ from pipeline.run.resume import Earlier
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
-from pipeline.run.views import Tracking
+from pipeline.run.views import PointResult, Tracking
 
 
 class Point:
@@ -119,7 +120,7 @@ class Point:
             tracker.follow(self._folder, self._store)
         status, error, interrupted = "FAILED", None, None
         session = self._session
-        session.busy = True
+        session.busy = session.saves = True
         try:
             with self._progress:
                 conduct(
@@ -138,15 +139,19 @@ class Point:
             status = "FINISHED"
         except Preempted:
             status, error = "PREEMPTED", preempted(session.preemption, self._measured)
+            if session.preemption.by_person:
+                status, interrupted = "KILLED", Interrupted(signal.SIGINT)
         except RunFailed as failure:
             error = str(failure)
             self._blamed = failure.log
         except Interrupted as signalled:
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
+            session.at_once = session.preemption.by_person
         except LaunchError as lost:
             error = str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
+        session.saves = False
         try:
             return self._end(status, error, tracker, interrupted)
         finally:
@@ -177,7 +182,8 @@ class Point:
             # What goes on with a run that did not finish reads it again.
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
         if tracker:
-            drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
+            hurry = 0.2 if self._session.at_once else 3.0
+            drained, problem = tracker.drain(hurry if hurried else self._config.tracking.drain_timeout)
             if not drained:
                 note = (
                     f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
@@ -191,6 +197,7 @@ class Point:
         except OSError as problem:
             result = unwritten(result, problem)
         if interrupted:
+            self._session.ended_early = PointResult(result, str(self._folder))
             raise interrupted
         return result
 

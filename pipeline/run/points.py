@@ -117,7 +117,8 @@ class _Composing:
             about = sweeps.fingerprint_of_words(overrides)
             request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
             self._end(place, request.ended(results.unread(str(error), request.folder)))
-            if request.config.mode is not Mode.run:
+            # What is refused leaves nothing but its place in a sweep.
+            if request.config.mode is not Mode.run or not many:
                 self._of_nothing.append((request.folder, _output(composed)))
             return
         if config.mode is Mode.run:
@@ -188,6 +189,8 @@ class _Composing:
             self._asked[place] = self._points.to_run[place, 0] = looked_over
         else:
             self._end(place, looked_over)
+            if request.sweep is None or request.config.mode is not Mode.run:
+                self._of_nothing.append((request.folder, Path(request.config.output_dir)))
 
     def _in_sweep(self, place: int, request: PointRequest, folder: Path, about: str, name: str) -> PointRequest:
         """The point in the folder that it has in its sweep; as it is where it is not of one that is run."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -92,7 +93,10 @@ def run(request: PointRequest, session: Session) -> PointResult:
 
 
 def _refused(error: Exception, request: PointRequest) -> PointResult:
-    return request.ended(refused(str(error), request.config, request.folder))
+    ended = request.ended(refused(str(error), request.config, request.folder))
+    if request.sweep is None:
+        remove(request.folder, Path(request.config.output_dir))
+    return ended
 
 
 def _instead(request: PointRequest, earlier: Earlier) -> PointRequest:
@@ -142,9 +146,13 @@ def _empty(folder: Path) -> None:
 
 
 def leaves_running(session: Session) -> Callable[[int], bool]:
-    """Tells whether a signal is a scheduler's that comes while a point is under way, which then ends by itself."""
+    """Tells whether a signal comes while a point is under way, which then ends by itself: a scheduler's, or a first
+    Ctrl-C."""
 
     def spared(number: int) -> bool:
+        if number == signal.SIGINT and session.saves and session.preemption.asked is None:
+            session.preemption.ask(number, "the conductor")
+            return True
         if number not in PREEMPTING:
             return False
         session.preemption.ask(number, "the conductor")

@@ -16,6 +16,8 @@ from pipeline.run.views import Ahead, PointResult, Screen, Tracking
 
 # The point's place in the command, and which repeat of it this is.
 Key = tuple[int, int]
+# For the tracker to send what is left; `python -m pipeline sync` sends the rest.
+CLOSE_SECONDS, AT_ONCE_SECONDS = 12.0, 0.2
 
 
 @dataclass
@@ -38,8 +40,12 @@ class Session:
     # What was logged before, by the sweep that is asked for.
     histories: dict[str | None, list[history.TimedRun]] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
-    # Is a point under way, which a scheduler's signal lets end by itself?
+    # Is a point under way, which a scheduler's signal lets end by itself? And a Ctrl-C, too?
     busy: bool = False
+    saves: bool = False
+    # The point that a signal has ended, and whether a second Ctrl-C has.
+    ended_early: PointResult | None = None
+    at_once: bool = False
     # How far the sweep is that the point under way belongs to.
     ahead: Ahead | None = None
     _clusters: dict[str, Cluster] = field(default_factory=dict)
@@ -69,7 +75,7 @@ class Session:
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
         if self._tracker is not None:
-            self._tracker.close()
+            self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS)
         for cluster in self._clusters.values():
             cluster.close(code)
 

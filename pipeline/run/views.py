@@ -141,8 +141,8 @@ class Tracking(Protocol):
     def drain(self, timeout: float) -> tuple[bool, str | None]:
         """(Is all that the logs hold there, what was wrong), after `timeout` seconds at most."""
 
-    def close(self) -> None:
-        """Sends what is left and ends."""
+    def close(self, timeout: float) -> None:
+        """Sends what is left, for so many seconds at most, and ends."""
 
 
 Make = Callable[[Plan, Path], View]

@@ -37,6 +37,7 @@ def refusal(ran: Ran) -> str:
     assert "received" in ran.err
     assert ran.out == ""
     assert not [*ran.folder.rglob("events.jsonl"), *ran.folder.rglob("plan.json"), *ran.folder.rglob("*.log")]
+    assert not [*ran.folder.glob("outputs/runs/*")]
     assert ran.seconds < SECONDS
     return ran.err
 
