@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         run = load(find(given.run, given.output_dir))
-        lines = explained_lines(run.result.explained)
+        lines = explained_lines(run.result.explained, run.result.speed.efficiency)
         if not lines:
             raise HistoryError(
                 f"Expected a run that was explained, received {run.folder}, which was not. "

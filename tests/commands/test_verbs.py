@@ -87,7 +87,7 @@ def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     told = asked("explain", "one")
     assert told.code == 0, told.err
     assert told.out.splitlines()[0] == "Try less."
-    assert "communication 40% (38% to 42%)" in told.out
+    assert "= communication 40% (38% to 42%)" in told.out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))
     told = asked("explain", "one")
     assert told.code == 2

@@ -72,7 +72,7 @@ def result_rows(point: PointResult) -> list[tuple[str, str]]:
         ("step time", _step_times(result.speed)),
         ("input wait", _input_wait(result)),
         *_labelled("profile", profile_lines(result.profile)),
-        *_labelled("lost", explained_lines(result.explained)),
+        *_labelled("lost", explained_lines(result.explained, result.speed.efficiency)),
         ("staleness", _staleness(result)),
         ("steps", _steps_of_workers(result)),
         ("training", trained),

@@ -220,7 +220,9 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
     if any(result.input.bound is True for result in measured):
         lines.append("input-bound: a faster input would make it faster; data.profile=true says which part of it.")
     if any(explained_line(result.explained) for result in measured):
-        lines.append("lost: what efficiency lacks of 100%, and to what; shares of the step time.")
+        lines.append(
+            "lost: to scaling, as shares of a step's time, timed once more after training; eff. is of its first steps."
+        )
     if metric and not stacked:
         lines.append(f"val: {metric} on the validation data.")
     doubts = {doubt for result in measured for doubt in comparable.doubts(result.layout)}

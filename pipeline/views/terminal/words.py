@@ -57,10 +57,10 @@ def bare_times(value: float) -> str:
 def percent(value: float) -> str:
     """A share.
 
-    >>> percent(0.923), percent(0.0412)
-    ('92%', '4.1%')
+    >>> percent(0.923), percent(0.0412), percent(-0.122)
+    ('92%', '4.1%', '-12%')
     """
-    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
+    return f"{value:.0%}" if abs(value) >= 0.0995 else f"{value:.1%}"
 
 
 def figure(value: float) -> str:
