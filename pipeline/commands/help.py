@@ -37,7 +37,7 @@ MORE = (
     ("--help strategy", "a group: its choices and keys; likewise model, data, train, measure, checkpoint, launch ..."),
     ("--help train.epochs", "a key"),
     ("--help model=mlp", "a choice, with the arguments of its function"),
-    ("--config-dir FOLDER", "choices of your own, in folders like those of conf/"),
+    ("--config-dir FOLDER", "choices of your own, as model/mine.yaml in it"),
     ("--cfg job", "the config as composed, in place of a run"),
     ("--completion bash", "what a shell sources to complete all this; zsh, fish"),
     ("--hydra-help", "Hydra's own options"),

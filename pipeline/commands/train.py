@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline import moved
 from pipeline.analyze.history import HistoryError
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer, options
@@ -268,3 +269,7 @@ def _code(done: list[PointResult]) -> int:
     if "FAILED" in statuses:
         return 1
     return 2 if statuses == {"REFUSED"} else 0
+
+
+if __name__ == "__main__":
+    moved.answer("", called="commands.train")

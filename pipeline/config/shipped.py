@@ -17,6 +17,11 @@ def defaults() -> dict[str, str]:
     return {group: choice for group, choice in lines if choice != "null"}
 
 
+def is_checkout_here() -> bool:
+    """Is this the folder of a checkout, whose `make` has what is to be typed?"""
+    return folder().parent == Path.cwd() and Path("Makefile").is_file()
+
+
 def choices() -> dict[str, list[str]]:
     """The choices of each group that are shipped, by the names of their files."""
     groups = sorted(path for path in folder().iterdir() if path.is_dir())

@@ -87,7 +87,7 @@ def help_text() -> str:
         f"== data=SOURCE ==\n{choices},\n"
         "your own function with data.build._target_=package.function, or your own choice with --config-dir FOLDER\n\n"
         f"== Keys and their values: key=value ==\n{keys}\n\n"
-        "Keys of data: conf/data/ and conf/config.yaml.\n"
+        "Keys of data: python -m pipeline --help data, and of each source --help data=SOURCE.\n"
     )
 
 

@@ -11,7 +11,8 @@ from conftest import environment
 from pipeline.commands import verbs
 
 MOVED = {
-    "report": "report", "compare": "compare", "prepare": "prepare", "ui": "ui", "predict": "predict",
+    "sync": "sync", "commands.report": "report", "report": "report",
+    "compare": "compare", "prepare": "prepare", "ui": "ui", "predict": "predict",
     "explain": "explain", "track sync": "sync", "run": "",
 }  # fmt: skip
 
@@ -25,6 +26,18 @@ def test_a_verb_says_how_it_is_typed(asked, verb):
 
 def test_every_verb_says_what_it_does():
     assert set(verbs.DOES) == set(verbs.VERBS)
+
+
+@pytest.mark.parametrize("verb", ["report", "compare", "sync", "ui", "explain"])
+def test_keys_are_typed_alike_whatever_the_verb(asked, verb):
+    told = asked(verb, "--help")
+    assert f"python -m pipeline {verb} " in told.out
+    assert "[output_dir=outputs]" in told.out
+    assert "--" not in told.out.replace("--help", "")
+    told = asked(verb, "x", "y", "--output-dir", "there")
+    assert (told.code, told.err) == (2, "pipeline: Expected key=value, received --output-dir. Try output_dir=there.\n")
+    told = asked(verb, "x", "y", "outputdir=there")
+    assert told.err.endswith("received outputdir. Try output_dir=there.\n")
 
 
 @pytest.mark.parametrize("asks", ["--help", "--cfg job", "--hydra-help"])

@@ -216,7 +216,8 @@ def test_equal_points_tie(tmp_path):
     [
         (["sweep=nothing"], "Expected sweep to be a sweep's name or folder, received nothing. Try sweep=there, or "),
         ([], "Expected sweep to be a sweep's name or folder, received none. Try sweep=there, or "),
-        (["swep=there"], "Expected sweep=... and output_dir=..., received swep. Try python -m pipeline report NAME"),
+        (["swep=there"], "Expected a key of report (output_dir, sweep), received swep. Try sweep=there."),
+        (["--output-dir", "x"], "Expected key=value, received --output-dir. Try output_dir=x."),
     ],
 )
 def test_a_sweep_that_is_not_there_is_refused_in_words(tmp_path, capsys, arguments, words):

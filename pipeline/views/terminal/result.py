@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.config import shipped
 from pipeline.record.results import Result, Speed
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.explained import explained_lines
@@ -231,4 +232,5 @@ def _joined(folder: str, path: str) -> str:
 
 
 def _tracked(run_id: str) -> str:
-    return f"run {run_id}; to browse and compare: make ui" if run_id else ""
+    typed = "make ui" if shipped.is_checkout_here() else "python -m pipeline ui"
+    return f"run {run_id}; to browse and compare: {typed}" if run_id else ""
