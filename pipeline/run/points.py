@@ -65,8 +65,8 @@ class Points:
 def compose(composer: Composer, given: argparse.Namespace, session: Session, points: Points, tell: Tell) -> None:
     """Composes all points of a command into `points`. The session gets the results that are there without a run.
 
-    In a sweep, a strategy of one device is the control of the others: it has a point, on its one device, also where all
-    points of the sweep ask for more.
+    A strategy of one device trains on one, whatever `workers` says, and that is told. In a sweep it has one such point,
+    the control of the others; another is refused.
     """
     composing = _Composing(session, points, tell)
     for composed in composer.points(given.overrides, given.multirun):
@@ -98,6 +98,8 @@ class _Composing:
         self._seen: Counter[str] = Counter()
         # Folders of points of which nothing stays, and their output folders.
         self._of_nothing: list[tuple[Path, Path]] = []
+        # Strategies of which it was told that they train on one device.
+        self._told: set[str] = set()
         # Where Hydra has put the points.
         self._folder: Path | None = None
 
@@ -125,8 +127,11 @@ class _Composing:
             self._serve(config, point.folder)
         request = PointRequest(config, point.folder, overrides, sweep)
         self._asked[place] = request
-        if not many or planning.on_one_device(config) is config:
+        one = planning.on_one_device(config)
+        if one is config:
             self._look_over(place, request)
+        elif not many:
+            self._look_over(place, self._as_one(request, one))
 
     def _serve(self, config: Config, folder: Path) -> None:
         """Raises `Served` once this process has served a conductor elsewhere, to which the points are left."""
@@ -148,11 +153,11 @@ class _Composing:
             one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
             if request is None or one is None or one is request.config:
                 continue
-            if all(other is None or other.config != one for other in self._asked):
-                request = self._asked[place] = dataclasses.replace(request, config=one)
-                say = f"Point {place} trains on one device, as {one.strategy.name} does."
-                self._session.screen.say(say)
-            self._look_over(place, request)
+            if any(other is not None and other.config == one for other in self._asked):
+                self._refuse(place, request)
+            else:
+                self._asked[place] = self._as_one(request, one)
+                self._look_over(place, self._as_one(request, one))
         for folder, output in self._of_nothing:
             run.remove(folder, output)
         there = {place: request for place, request in enumerate(self._asked) if request is not None}
@@ -176,6 +181,27 @@ class _Composing:
         elif self._folder is not None and self._folder.name == COMPOSED:
             shutil.rmtree(self._folder, ignore_errors=True)
             run.remove(self._folder, self._folder.parents[2])
+
+    def _as_one(self, request: PointRequest, one: Config) -> PointRequest:
+        """The point on the one device of its strategy, which is told once."""
+        name, workers = one.strategy.name, request.config.workers
+        if name not in self._told:
+            self._told.add(name)
+            self._session.screen.say(f"{name} trains on one device: workers={workers} is taken as workers=1.")
+        return dataclasses.replace(request, config=one)
+
+    def _refuse(self, place: int, request: PointRequest) -> None:
+        """Refuses a second point of a strategy that trains on one device."""
+        config = request.config
+        name, about = config.strategy.name, sweeps.fingerprint(config)
+        request = self._in_sweep(place, request, request.folder.parent, about, name)
+        error = (
+            f"Expected one point of {name}, which trains on one device whatever workers says, received another with "
+            f"workers={config.workers}. Try workers=1."
+        )
+        self._end(place, request.ended(results.refused(error, config, request.folder)))
+        if config.mode is not Mode.run:
+            self._of_nothing.append((request.folder, Path(config.output_dir)))
 
     def _look_over(self, place: int, request: PointRequest) -> None:
         request = self._in_sweep(

@@ -82,7 +82,6 @@ def refusal(ran: Ran) -> str:
         (["hardware=8gpu", "hardware.hosts=9"], "hardware.rehearse=true to run the same layout on logical CPU devices"),
         (["hardware=2gpu", "hardware.rehearse=true", "workers=3"], "received workers=3 on hardware=2gpu with 2."),
         (["strategy=mirrored", "hardware=2x1cpu"], "Expected one host, since mirrored holds all its devices in one"),
-        (["strategy=one_device", "workers=2"], "Expected workers=1, since one_device trains on one device"),
         ([*TWO, "strategy.devices_per_process=3"], "to divide the 2 workers of a host, received 3."),
         # Functions.
         (["model.build._target_=nowhere.cnn"], "there is no module 'nowhere'. Run from the folder that holds it"),
@@ -454,6 +453,10 @@ def test_version_is_ours(pipeline):
     ("arguments", "words"),
     [
         ((), ["cnn on mnist5k, mirrored on auto", "1 chief", "weak scaling", "each CPU     4.6 MiB"]),
+        (
+            ("strategy=one_device", "workers=2", "hardware=2cpu"),
+            ["one_device trains on one device: workers=2 is taken as workers=1.", "one_device on 2cpu: 1 CPU worker"],
+        ),
         (("strategy=one_device", "hardware=8cpu"), ["one_device on 8cpu: 1 CPU worker", "CPU:0"]),
         (
             ("strategy=multi_worker", "hardware=2x4gpu"),
@@ -480,7 +483,9 @@ def test_a_sweep_with_mode_plan_prints_each_plan_and_why_a_point_is_left_out(pip
     ran: Ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", "hardware=2cpu")
     assert ran.code == 0, ran.err
     assert ran.out.count("\nprocesses ") == 3
-    assert ran.err.startswith("pipeline: Point 1 refused: Expected workers=1, since one_device trains on one device")
+    assert ran.err.startswith(
+        "pipeline: Point 1 refused: Expected one point of one_device, which trains on one device whatever"
+    )
     assert len(ran.err.splitlines()) == 1
 
 

@@ -194,4 +194,4 @@ def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(asked, tmp_path):
 def test_every_ready_sweep_can_be_planned(asked, experiment, points):
     ran: Ran = asked(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
     assert ran.code == 0, ran.err
-    assert ran.out.count("\n-- ") == points
+    assert ran.out.count(" -- point ") == points

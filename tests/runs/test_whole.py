@@ -78,7 +78,7 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
     assert ran.code == 0, ran.err
     statuses = [result["status"] for result in ran.results]
     assert sorted(statuses) == ["FINISHED"] * 5 + ["REFUSED"]
-    assert "Point 1 refused: Expected workers=1, since one_device trains on one device" in ran.err
+    assert "Point 1 refused: Expected one point of one_device, which trains on one device" in ran.err
     # One number a point, a line for each as it ends; of the plans, what they share once; one device, measured once.
     begun = r"^\d\d:\d\d:\d\d -- point (\d): strategy=\w+ workers=\d \(\d of 6 done"
     ended = r"^\d\d:\d\d:\d\d point (\d): FINISHED, .* examples/s .*, \d\.\d\dx, efficiency \d+%"
