@@ -18,6 +18,7 @@ COMMANDS = {
     "prepare": "pipeline.commands.prepare",
     "sync": "pipeline.commands.sync",
     "ui": "pipeline.commands.ui",
+    "clean": "pipeline.commands.clean",
 }
 # Those that train, or say what training would do, and what they are short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
@@ -28,6 +29,7 @@ DOES = {
     "prepare": "turns images, tables or arrays into files that training reads fast",
     "sync": "sends to MLflow what a server that was down has missed",
     "ui": "opens MLflow at the runs by speedup",
+    "clean": "removes old runs from disk and MLflow together, once it has said which",
     "predict": "says how fast a training would be, from the runs that were logged",
     "explain": "trains, and says what the lost efficiency was made of",
 }
@@ -69,7 +71,7 @@ def unknown(word: str, arguments: Sequence[str] = ()) -> str:
     """What is wrong with a word that is no verb.
 
     >>> unknown("reprot", ["mine"])
-    'Expected a verb (report, compare, prepare, sync, ui, predict, explain) or key=value, received reprot. \
+    'Expected a verb (report, compare, prepare, sync, ui, clean, predict, explain) or key=value, received reprot. \
 Try python -m pipeline report mine.'
     """
     # Only where something is wrong: Hydra's own errors, which `messages` puts into words, take a moment to import.

@@ -17,7 +17,7 @@ MOVED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "predict", "explain"])
+@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "clean", "predict", "explain"])
 def test_a_verb_says_how_it_is_typed(asked, verb):
     told = asked(verb, "--help")
     assert told.code == 0, told.err
@@ -28,7 +28,7 @@ def test_every_verb_says_what_it_does():
     assert set(verbs.DOES) == set(verbs.VERBS)
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "sync", "ui", "explain"])
+@pytest.mark.parametrize("verb", ["report", "compare", "sync", "ui", "clean", "explain"])
 def test_keys_are_typed_alike_whatever_the_verb(asked, verb):
     told = asked(verb, "--help")
     assert f"python -m pipeline {verb} " in told.out
@@ -67,7 +67,7 @@ def test_what_was_a_module_of_its_own_answers_with_the_verb(asked, before, now):
 def test_a_word_that_is_no_verb_gets_the_nearest_one(asked, tmp_path, word, instead):
     told = asked(word, "mine")
     assert (told.code, told.out) == (2, "")
-    assert told.err.startswith("pipeline: Expected a verb (report, compare, prepare, sync, ui, predict, explain) or ")
+    assert told.err.startswith(f"pipeline: Expected a verb ({', '.join(verbs.VERBS)}) or ")
     assert told.err.strip().endswith(instead)
     assert not list(tmp_path.iterdir())
 

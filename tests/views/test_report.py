@@ -319,7 +319,7 @@ def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(p
             command, cwd=ran.folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
         )
         assert (told.returncode, told.stderr) == (0, "")
-        assert f"report: {sweep / 'report.html'}" in told.stdout
+        assert f"report: {(sweep / 'report.html').relative_to(ran.folder)}" in told.stdout
     client = MlflowClient(f"sqlite:///{ran.folder / 'outputs' / 'mlflow.db'}")
     (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "pipeline"]
     runs = client.search_runs([experiment], f"tags.sweep = '{sweep.name}'")

@@ -32,7 +32,7 @@ from pipeline.commands.sync import main
 from pipeline.record.events import Ended, Resumed, Run, Warned, from_plain, to_line
 from pipeline.record.log import EventLog
 from pipeline.record.tracking import Store, recall
-from pipeline.views.mlflow import Tracker
+from pipeline.views.mlflow import Tracker, removing
 from pipeline.views.mlflow import sync as syncing
 from pipeline.views.mlflow.change import Begin, End, Point, Tag
 from pipeline.views.mlflow.changes import Replay, changes
@@ -377,6 +377,15 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
         assert again.data.to_dictionary() == run.data.to_dictionary()
         assert (again.info.status, again.info.end_time) == (run.info.status, run.info.end_time)
         assert len(again.inputs.dataset_inputs) == 1
+    # It is on the disk once; removed, it is gone from there and from the store, and nothing else is.
+    there = Path(again.info.artifact_uri.removeprefix("file://"))
+    assert (there / "model.keras").samefile(writer.folder / "model.keras")
+    experiments = len(MlflowClient(uri).search_experiments())
+    assert (removing.remove(writer.folder), removing.remove(writer.folder)) == (1, 0)
+    assert not there.parent.exists()
+    assert (writer.folder / "model.keras").read_bytes() == b"model"
+    assert MlflowClient(uri).search_runs([run.info.experiment_id], run_view_type=ViewType.ALL) == []
+    assert len(MlflowClient(uri).search_experiments()) == experiments
 
 
 def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker) -> None:

@@ -56,7 +56,9 @@ class Written:
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(self.lines, str(self.html), [(figure.title, figure.why) for figure in self.left_out])
+        here = Path.cwd()
+        html = self.html.relative_to(here) if self.html.is_relative_to(here) else self.html
+        return report_lines(self.lines, str(html), [(figure.title, figure.why) for figure in self.left_out])
 
 
 def write(folder: Path) -> Written:
