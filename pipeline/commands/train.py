@@ -27,7 +27,7 @@ from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
-from pipeline.run import run
+from pipeline.run import resume, run
 from pipeline.run.points import Points, Served, compose, devices
 from pipeline.run.session import Session
 from pipeline.run.sweep import SweepError
@@ -133,17 +133,21 @@ def _refusal(error: Exception) -> str:
 
 def _how_to_go_on(points: Points, session: Session) -> str:
     """What is there of the point that a signal has ended, and what goes on with it."""
-    ended = session.ended_early
+    ended, configs_of = session.ended_early, [request.config for request in points.to_run.values()]
+    named = any(config.sweep.name is not None for config in configs_of)
     if ended is None:
-        return "The same command begins again." if points.many else "No run had begun."
+        return "The same command goes on with the sweep." if named else "Nothing was under way."
     step = ended.result.survival.checkpoint_step
     there = f"{ended.folder} has a checkpoint of step {step:,}" if step else f"{ended.folder} has no checkpoint yet"
     how = "from there" if step else "from its beginning"
-    if not points.many:
-        return f"{there}: the same command goes on {how}."
-    if all(request.config.sweep.name is None for request in points.to_run.values()):
-        return f"{there}: the same command goes on {how}; with sweep.name=mine it would keep other points too."
-    return f"{there}: the same command goes on {how}, and keeps the points that have finished."
+    if any(config.resume == resume.NEVER for config in configs_of):
+        return f"{there}: resume={ended.folder} goes on {how}."
+    kept = (
+        ", and keeps the points that have finished"
+        if named
+        else "; with sweep.name=mine it would keep other points too"
+    )
+    return f"{there}: the same command goes on {how}{kept * points.many}."
 
 
 def _run(points: Points, session: Session, console: Console) -> None:
