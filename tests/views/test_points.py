@@ -94,6 +94,8 @@ def test_the_table_fills_above_the_bars_as_points_end(width: int) -> None:
             *["3,412", "REFUSED", "3,412", "3,412", "FAILED", "3,412"][:ended], "running", *["-"] * (5 - ended),
         ]  # fmt: skip
         assert f"{ended} of 6" in text
+        # Epochs are in the bars, and of a sweep do not stay.
+        assert "val_accuracy 0.89" not in text
 
 
 def test_of_more_points_than_lines_those_around_the_one_under_way_are_shown() -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import Event
+from pipeline.record.events import Epoch, Event
 from pipeline.run.views import Ahead
 from pipeline.views.terminal.points import filling_table
 from pipeline.views.terminal.run_state import RunState
@@ -74,7 +74,9 @@ class Progress:
         self._clock = said if said is not None and 0 < said < LATEST else self._clock
         lines = self._seen.take(event, self._now)
         if self._open:
-            self._waiting += [line.text for line in lines if line.lasting]
+            # Of a sweep it is the points that stay.
+            stay = self._ahead is None or not isinstance(event, Epoch)
+            self._waiting += [line.text for line in lines if line.lasting and stay]
             if self._is_time_to_draw():
                 self._draw()
         elif self._console.is_interactive:
