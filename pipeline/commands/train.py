@@ -99,6 +99,7 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
             code = 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
     except signals.Interrupted as interrupted:
         if points.many and session.results:
+            session.screen.say("")
             console.print(show.sweep_table(_done(points, session)))
         show.say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
@@ -113,6 +114,7 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         points.release()
         session.close(code)
     if points.many and session.results:
+        session.screen.say("")
         console.print(show.sweep_table(_done(points, session) if written is None else written.results))
     for line in written.shown() if written else ():
         show.say(console, line)

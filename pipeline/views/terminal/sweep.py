@@ -57,11 +57,11 @@ def sweep_table(points: Sequence[PointResult]) -> RenderableType:
     results = [point.result for point in points]
     if any(result.ending.status == "PLANNED" for result in results):
         header, *planned = planned_rows(points)
-        return Lines([("", ""), (header, "bold"), *((line, "") for line in [*planned, "", *_reasons(points)])])
+        return Lines([(header, "bold"), *((line, "") for line in [*planned, "", *_reasons(points)])])
     if any(result.ending.status == "PREDICTED" for result in results):
         header, *predicted = predicted_rows(results)
         below = [*predicted, "", *outlook_lines(points), *_reasons(points)]
-        return Lines([("", ""), (header, "bold"), *((line, "") for line in below)])
+        return Lines([(header, "bold"), *((line, "") for line in below)])
     return Rows(points)
 
 
