@@ -51,7 +51,7 @@ def refusal(ran: Ran) -> str:
             "one of central_storage, default, mirrored, multi_worker, one_device, parameter_server, tpu, "
             "received mirored. Try strategy=mirrored.",
         ),
-        (["model=tiny"], "Expected model to be one of cnn, mlp, recommender, resnet20, received tiny."),
+        (["model=tiny"], "Expected model to be one of cnn, mlp, recommender, resnet20, transformer, received tiny."),
         ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),
         (["strategy=null"], "Expected the name of a choice after a group, received null."),
         (["+strategy=mirrored"], "Expected one choice of strategy, received a second one with +strategy."),
