@@ -27,6 +27,7 @@ from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
+from pipeline.record.log import from_here
 from pipeline.run import resume, run
 from pipeline.run.points import Points, Served, compose, devices
 from pipeline.run.session import Session
@@ -139,11 +140,11 @@ def _how_to_go_on(points: Points, session: Session) -> str:
     named = any(config.sweep.name is not None for config in configs_of)
     if ended is None:
         return "The same command goes on with the sweep." if named else "Nothing was under way."
-    step = ended.result.survival.checkpoint_step
-    there = f"{ended.folder} has a checkpoint of step {step:,}" if step else f"{ended.folder} has no checkpoint yet"
+    step, folder = ended.result.survival.checkpoint_step, from_here(Path(ended.folder))
+    there = f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
     how = "from there" if step else "from its beginning"
     if any(config.resume == resume.NEVER for config in configs_of):
-        return f"{there}: resume={ended.folder} goes on {how}."
+        return f"{there}: resume={folder} goes on {how}."
     kept = (
         ", and keeps the points that have finished"
         if named

@@ -17,6 +17,7 @@ from pipeline.launch import LaunchError, reach
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
+from pipeline.record import log
 from pipeline.run import resume, sweep
 from pipeline.run.laying_out import lay_out, reachable
 from pipeline.run.point import Point, known_baseline
@@ -77,7 +78,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
     folder = request.folder
     known = known_baseline(baseline, Path(config.output_dir), session) if starts else None
-    session.screen.planned(planned, full, None if known is None else _from_here(Path(known.folder)))
+    session.screen.planned(planned, full, None if known is None else str(log.from_here(Path(known.folder))))
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
@@ -97,11 +98,6 @@ def _refused(error: Exception, request: PointRequest) -> PointResult:
     if request.sweep is None:
         remove(request.folder, Path(request.config.output_dir))
     return ended
-
-
-def _from_here(folder: Path) -> str:
-    """A folder as a person would type it here."""
-    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def _instead(request: PointRequest, earlier: Earlier) -> PointRequest:
