@@ -30,7 +30,7 @@ run: setup ## train the default model on real digits, on every core of this mach
 	@$(BIN)/python -m pipeline $(ARGS)
 
 ui: setup ## MLflow's UI on 127.0.0.1, opened at the runs by speedup; PORT=5000
-	@$(BIN)/python -m pipeline ui --port $(or $(PORT),5000) $(ARGS)
+	@$(BIN)/python -m pipeline ui port=$(or $(PORT),5000) $(ARGS)
 
 test: setup ## the tests, without the slow ones
 	@$(BIN)/python -m pytest -q $(TWO) -m "not slow" $(ARGS)

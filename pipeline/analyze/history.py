@@ -96,7 +96,7 @@ def find(name: str, output: Path) -> Path:
             f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
         )
     last = max(there, key=log.written, default=None)
-    instead = f"Try {last}." if last else "Try --output-dir=..."
+    instead = f"Try {last}." if last else "Try output_dir=..."
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 

@@ -221,7 +221,7 @@ class Restarted(Told):
 
 @dataclass(frozen=True)
 class Signalled(Told):
-    """Process: got a scheduler's signal."""
+    """Process: got a scheduler's signal. Conductor: got a Ctrl-C, upon which processes write a checkpoint and leave."""
 
     signal: int
 

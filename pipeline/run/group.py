@@ -20,6 +20,8 @@ POLL_SECONDS = 0.2
 
 # Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
+# For a checkpoint after Ctrl-C.
+PERSON_SECONDS = 5.0
 
 
 class RunFailed(RuntimeError):
@@ -36,18 +38,28 @@ class RunFailed(RuntimeError):
 
 
 class Preempted(Exception):
-    """A scheduler asked for the machine: all processes have left, with a checkpoint where there was time for one."""
+    """A scheduler, or a person by Ctrl-C, asked for the machine.
+
+    All processes have left, with a checkpoint where there was time for one.
+    """
 
 
 @dataclass
 class Preemption:
-    """Whether a scheduler has asked for the machine, and how that was said."""
+    """Whether a scheduler, or a person by Ctrl-C, has asked for the machine, and how that was said."""
 
     asked: str | None = None
+    by_person: bool = False
 
     def ask(self, number: int, whom: str) -> None:
         """Notes the first signal that asked."""
-        self.asked = self.asked or f"{signal.Signals(number).name} to {whom}"
+        if self.asked is None:
+            self.asked = f"{signal.Signals(number).name} to {whom}"
+            self.by_person = number == signal.SIGINT
+
+    def patience(self, limit: float) -> float:
+        """Seconds for a last checkpoint: `limit`, or the few that a person waits for."""
+        return min(limit, PERSON_SECONDS) if self.by_person else limit
 
 
 class Group:
@@ -121,12 +133,12 @@ class Group:
         self.job.send(commands.Begin())
 
     def save_and_leave(self) -> dict[int, Finished] | None:
-        """Has the processes write a checkpoint and leave, within `preempt_timeout`.
+        """Has the processes write a checkpoint and leave, within `preempt_timeout`, or seconds where a person waits.
 
         Returns what they told where training turned out to be over.
         """
         self.job.send(commands.Leave())
-        until = time.monotonic() + self.plan.launch.preempt_timeout
+        until = time.monotonic() + self._preemption.patience(self.plan.launch.preempt_timeout)
         left, leaders = set[int](), set(self.plan.leaders)
         while time.monotonic() < until and not left | self._finished.keys() >= leaders:
             left |= {event.rank for event in self._events() if isinstance(event, Left | Exited)}

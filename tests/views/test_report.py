@@ -76,21 +76,18 @@ def written(tmp_path_factory) -> report.Written:
 
 
 def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(written):
-    lines = written.lines
-    assert (
-        lines[0]
-        == "mirrored on 4 workers (point 2) is the fastest: 320 examples/s (314 to 326), 3.20 times one device."
-    )
-    assert re.match(
-        r"Fairly sure: it is 1.73 times as fast as mirrored on 2 workers \(point 1\), the next, by chance", lines[1]
-    )
-    assert lines[2] == "Up to 4 workers, the most measured, each brought 50% of one alone or more."
-    assert lines[3] == "Left out of the verdict: point 5 (oversubscribed)."
-    assert lines[4] == (
+    assert written.lines == [
+        "mirrored on 4 workers (point 2) is the fastest: 320 examples/s (314 to 326), 3.20 times one device, and 1.73 "
+        "times as fast as mirrored on 2 workers (point 1), the next; fairly sure, since chance alone would do that "
+        "about once in 14,000 times; type sweep.repeats=3 to be surer.",
+        "Each point was run once, which does not show how far equal runs lie apart, so nothing here is surer.",
+        "Up to 4 workers, the most measured, each brought 50% of one alone or more.",
+        "Left out of the verdict: point 5 (oversubscribed).",
+        "Without a speed, and so not judged: points 6 and 7.",
         "Points 2 mirrored, 4 workers; 1 mirrored, 2 workers; 4 multi_worker, 2 workers; 5 multi_worker, 4 workers: "
-        "Communication takes 20% of the ideal throughput: try train.gradient_bits=16."
-    )
-    assert lines[-1] == "6 predictions scored: off by 10% (median), 100% of intervals held."
+        "Communication takes 20% of the ideal throughput: try train.gradient_bits=16.",
+        "6 predictions scored: off by 10% (median), 100% of intervals held.",
+    ]
 
 
 def test_every_figure_is_there_in_both_formats(written):
@@ -212,7 +209,6 @@ def test_equal_points_tie(tmp_path):
     assert made.lines[0].startswith(
         "A tie: mirrored on 2 workers (point 1) and mirrored on 2 workers (point 0) cannot be"
     )
-    assert made.lines[1].startswith("mirrored on 2 workers (point 1) came out first: 106 examples/s")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +216,8 @@ def test_equal_points_tie(tmp_path):
     [
         (["sweep=nothing"], "Expected sweep to be a sweep's name or folder, received nothing. Try sweep=there, or "),
         ([], "Expected sweep to be a sweep's name or folder, received none. Try sweep=there, or "),
-        (["swep=there"], "Expected sweep=... and output_dir=..., received swep. Try python -m pipeline report NAME"),
+        (["swep=there"], "Expected a key of report (output_dir, sweep), received swep. Try sweep=there."),
+        (["--output-dir", "x"], "Expected key=value, received --output-dir. Try output_dir=x."),
     ],
 )
 def test_a_sweep_that_is_not_there_is_refused_in_words(tmp_path, capsys, arguments, words):
@@ -322,7 +319,7 @@ def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(p
             command, cwd=ran.folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200
         )
         assert (told.returncode, told.stderr) == (0, "")
-        assert f"report: {sweep / 'report.html'}" in told.stdout
+        assert f"report: {(sweep / 'report.html').relative_to(ran.folder)}" in told.stdout
     client = MlflowClient(f"sqlite:///{ran.folder / 'outputs' / 'mlflow.db'}")
     (experiment,) = [each.experiment_id for each in client.search_experiments() if each.name == "pipeline"]
     runs = client.search_runs([experiment], f"tags.sweep = '{sweep.name}'")

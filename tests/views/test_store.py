@@ -243,7 +243,7 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
     assert values(server.uri, only_run(server.uri, key_of(log))) == told(log)
     # Another who logs in with what the server does not know, so that its answer repeats it.
     wrong = {name: f"{text}-wrong" for name, text in environ.items()}
-    refused = synced(tmp_path, wrong, "--uri", uri.replace("127.0.0.1", "localhost"))
+    refused = synced(tmp_path, wrong, f"uri={uri.replace('127.0.0.1', 'localhost')}")
     assert refused.code == 1
     assert "401" in refused.out
     words = secrets(environ)

@@ -29,24 +29,22 @@ def test_a_port_that_is_taken_is_told_with_one_to_try_instead(capfd, tmp_path):
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["--port", str(port), "--output-dir", str(tmp_path)]) == 2
+        assert main([f"port={port}", f"output_dir={tmp_path}"]) == 2
     out, err = capfd.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert err.startswith(f"pipeline: Expected port {port} of 127.0.0.1 to be free, received: Address already in use.")
-    assert " Try PORT=" in err
+    assert " Try port=" in err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "five", "-1", "5000.0"])
 def test_a_port_that_is_none_is_refused_in_one_message(capfd, port):
-    assert main([f"--port={port}"]) == 2
-    assert capfd.readouterr().err == (
-        f"pipeline: Expected a port from 1 to 65535, received {port}. Try PORT=5001, or --port=5001.\n"
-    )
+    assert main([f"port={port}"]) == 2
+    assert capfd.readouterr().err == (f"pipeline: Expected a port from 1 to 65535, received {port}. Try port=5001.\n")
 
 
 def test_an_output_folder_that_cannot_be_written_is_told_in_one_message(capfd):
-    assert main(["--port", str(free_port()), "--output-dir", "/proc/x"]) == 2
+    assert main([f"port={free_port()}", "output_dir=/proc/x"]) == 2
     assert capfd.readouterr().err.startswith("pipeline: Expected to be able to write /proc/x, received: No such file")
 
 
@@ -92,7 +90,7 @@ def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
     said = folder / "said"
     with said.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "ui", "--port", str(port)],
+            [sys.executable, "-m", "pipeline", "ui", f"port={port}"],
             cwd=folder,
             env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
             stdout=output,

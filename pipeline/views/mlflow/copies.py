@@ -20,6 +20,7 @@ from pipeline.record.tracking import LOG, Copied, Store
 from pipeline.views.mlflow import page
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
 from pipeline.views.mlflow.changes import NAME_CHARACTERS, Replay, changes, ms, text
+from pipeline.views.mlflow.removing import local_artifacts
 from pipeline.views.mlflow.stores import open_client, requests_may_take, without_password
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
@@ -270,14 +271,22 @@ class Copy:
             if twin != self.run_id:
                 self._open().delete_run(twin)
 
+    def _place(self) -> Path | None:
+        """Where the files of this run are in a local store, which links them: so they are on the disk once."""
+        if self._store.artifacts is None:
+            return None
+        return local_artifacts(self._open().get_run(self.run_id).info.artifact_uri)
+
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG]
         if self.seen.model and self._store.log_model:
             names.append(self.seen.model)
         with requests_may_take(UPLOAD_SECONDS):
+            linked = self._place()
             for path in (self.folder / name for name in names):
                 # A path from the log must not reach out of the folder.
-                if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
+                inside = path.is_file() and path.resolve().is_relative_to(self.folder.resolve())
+                if inside and not (linked and _linked(path, linked / path.name)):
                     client.log_artifact(self.run_id, str(path))
             # A report lies beside the points of its sweep.
             sweep = self.folder.resolve().parent
@@ -289,6 +298,16 @@ class Copy:
                 client.log_artifact(self.run_id, str(log), "logs")
             if (self.folder / "hydra").is_dir():
                 client.log_artifacts(self.run_id, str(self.folder / "hydra"), "hydra")
+
+
+def _linked(path: Path, other: Path) -> bool:
+    """Makes `other` a second name of a file; False where that cannot be, as on another disk."""
+    with contextlib.suppress(OSError):
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.unlink(missing_ok=True)
+        os.link(path, other)
+        return True
+    return False
 
 
 def _key(run: Run) -> str:

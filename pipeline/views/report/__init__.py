@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
-from pipeline.record.log import EventLog, read, write_whole
+from pipeline.record.log import EventLog, from_here, read, write_whole
 from pipeline.record.results import Ending, Speed, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.views import PointResult, Tracking
@@ -56,7 +56,9 @@ class Written:
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(self.lines, str(self.html), [(figure.title, figure.why) for figure in self.left_out])
+        return report_lines(
+            self.lines, str(from_here(self.html)), [(figure.title, figure.why) for figure in self.left_out]
+        )
 
 
 def write(folder: Path) -> Written:
@@ -137,7 +139,7 @@ def _became(point: Point) -> PointResult:
     ending = point.result.ending
     if ending.status is None:
         ending = Ending(point.status, ending.error or "it was not run yet")
-    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides)
+    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
 
 
 def _row(point: Point, sweep: Sweep) -> dict[str, object]:
