@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import log, results, sweeps
+from pipeline.record import events, log, results, sweeps
 from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
 from pipeline.record.results import Result
 
@@ -66,6 +66,12 @@ class Run:
             for event, _ in log.read(self.folder / "events.jsonl")
             if isinstance(event, Resumed | Restarted) or (isinstance(event, Measured) and event.group == "point")
         ]
+
+    @cached_property
+    def began(self) -> events.Run | None:
+        """What was said when it began; None where nothing was."""
+        first = next((event for event, _ in log.read(self.folder / "events.jsonl")), None)
+        return first if isinstance(first, events.Run) else None
 
     @cached_property
     def train_examples(self) -> int | None:

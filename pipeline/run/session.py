@@ -23,6 +23,8 @@ class Session:
     screen: Screen
     # Starts who tracks runs, whose own words go to the log that it is given.
     track: Callable[[Mapping[str, str], Path], Tracking]
+    # Those of the command that say where configs are.
+    options: tuple[str, ...] = ()
     # By the point's place in the command, and which repeat of it this is.
     results: dict[tuple[int, int], PointResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)

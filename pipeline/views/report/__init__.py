@@ -21,7 +21,8 @@ from pipeline.record.results import Ending, Speed, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.views import PointResult, Tracking
 from pipeline.views.report import page
-from pipeline.views.report.figures import Drawn, LeftOut, draw
+from pipeline.views.report.canvas import Drawn, LeftOut
+from pipeline.views.report.figures import draw
 from pipeline.views.report.gather import Point, Sweep, gather
 from pipeline.views.terminal import report_lines
 from pipeline.views.terminal.verdict import contestant_name, mark_texts, verdict_lines
