@@ -12,6 +12,9 @@ from pipeline.record import events, log, results, sweeps
 from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
 from pipeline.record.results import Result
 
+# Of a run's id, at the end of its name in MLflow.
+ID_LETTERS = 5
+
 
 class HistoryError(ValueError):
     """A run that cannot be found or read: the message says what was expected, received, and what to type instead."""
@@ -95,6 +98,10 @@ def find(name: str, output: Path) -> Path:
         return Path(name)
     there = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
     found = [folder for folder in there if folder.name == name or _run_id_of(folder).startswith(name)]
+    # What MLflow shows as its name ends in letters of the id.
+    ending = name.partition(" (")[0].rpartition("-")[2]
+    if not found and len(ending) >= ID_LETTERS:
+        found = [folder for folder in there if _run_id_of(folder).startswith(ending)]
     if len(found) == 1:
         return found[0]
     if found:
