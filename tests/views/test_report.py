@@ -98,7 +98,7 @@ def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(writt
         "Points 2 mirrored, 4 workers; 1 mirrored, 2 workers; 4 multi_worker, 2 workers; 5 multi_worker, 4 workers: "
         "Communication takes 20% of the ideal throughput: try train.gradient_bits=16."
     )
-    assert lines[-1] == "6 predictions scored: off by 10% (median), 100% of intervals held."
+    assert lines[-1] == "6 predictions scored: off by 10% (median), 6 of 6 intervals held."
 
 
 def test_every_figure_is_there_in_both_formats(written):
