@@ -477,6 +477,14 @@ def test_one_mlflow_run_stands_for_a_sweep_however_often_its_report_is_written(p
     assert len(runs) == 3
     assert run.info.status == "FINISHED"
     assert run.data.tags["verdict"] in " ".join(told.stdout.split())
-    assert run.data.metrics["speedup"] > 0
+    # Its points have the numbers, which it would double; its page says how to run them again.
+    assert run.data.metrics == {}
+    asked = "measure.steps=4 strategy=one_device,mirrored workers=2"
+    assert (
+        f"`python -m pipeline -m data=digits model=mlp train.epochs=1 measure.repeats=2 {asked}`"
+        in (run.data.tags["mlflow.note.content"])
+    )
+    (point, *_) = [run for run in runs if run.data.tags.get("kind") is None]
+    assert point.data.tags["command"].startswith("python -m pipeline data=digits model=mlp train.epochs=1 ")
     there = {each.path for folder in ("", "figures") for each in client.list_artifacts(run.info.run_id, folder)}
     assert {"report.html", "points.csv", "figures/throughput.svg", "figures/learning.png"} <= there
