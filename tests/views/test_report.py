@@ -162,6 +162,8 @@ def test_the_head_says_what_was_run_and_how_to_run_it_again(written):
     assert page.index('id="facts"') < page.index('id="figures"')
     assert all(f"<dt>{name}</dt>" in page for name in told)
     assert "Under throughput and speedup: 94% interval." in page
+    # In the table stands what not all points share.
+    assert '<td class="long">strategy=mirrored workers=2</td>' in page
 
 
 def test_points_that_differ_in_what_was_run_are_told_with_it(tmp_path):

@@ -21,9 +21,8 @@ from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.tags import origin
 from pipeline.run.views import PointResult, Tracking
-from pipeline.views.report import page
+from pipeline.views.report import facts, page
 from pipeline.views.report.canvas import Drawn, LeftOut
-from pipeline.views.report.facts import facts
 from pipeline.views.report.figures import draw
 from pipeline.views.report.gather import Point, Sweep, gather
 from pipeline.views.terminal import report_lines
@@ -168,7 +167,7 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
 def _told(written: Written, now: float) -> Report:
     """What MLflow shows of a report: files, and what it says. Its points have the numbers."""
     best = written.verdict.best
-    typed = [command for fact in facts(written.sweep) for command in fact.commands]
+    typed = [command for fact in facts.facts(written.sweep) for command in fact.commands]
     listed = [
         f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points

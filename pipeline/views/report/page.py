@@ -157,7 +157,8 @@ def score(sweep: Sweep) -> str:
 
 def own_overrides(point: Point, sweep: Sweep) -> list[str]:
     """What was typed for a point and not for all points; the command at the head of the page has the rest."""
-    shared = set.intersection(*(set(other.overrides) for other in sweep.points)) if len(sweep.points) > 1 else set()
+    typed = [set(other.overrides) for other in sweep.points if other.overrides]
+    shared = set.intersection(*typed) if len(typed) > 1 else set()
     return [override for override in point.overrides if override not in shared]
 
 
