@@ -109,7 +109,7 @@ def test_a_sweep_over_every_strategy_finishes_and_compares_them_with_one_device(
     assert {run.data.params["strategy"] for run in runs} == set(strategies)
     assert {run.info.status for run in runs} == {"FINISHED"}
     (racing,) = [run for run in runs if run.data.params["strategy"] == "parameter_server"]
-    assert {"staleness_mean", "staleness_max", "updates", "restarts"} <= set(racing.data.metrics)
+    assert {"staleness/mean", "staleness/max", "staleness/updates", "survival/restarts"} <= set(racing.data.metrics)
     assert racing.data.tags["asynchronous"] == "true"
     table = ran.out.rsplit("-- ", 1)[1]
     for strategy in strategies:
