@@ -39,7 +39,11 @@ SURPRISE = 0.1
 
 @dataclass(frozen=True)
 class Prediction:
-    """Examples per second with an interval, `parts` of the step time as shares, and what it was fitted on."""
+    """Examples per second with an interval, `parts` of the step time as shares, and what it was fitted on.
+
+    Once it is calibrated: what the fit's speed was multiplied by, how sure the fit was (a standard deviation of the
+    logarithm), how far equal runs lie apart (likewise), and how many have told that.
+    """
 
     examples_per_second: float
     low: float
@@ -49,6 +53,10 @@ class Prediction:
     parts: Mapping[str, float]
     fitted_on: FittedOn
     notes: tuple[str, ...] = ()
+    correction: float = 1.0
+    unsure: float | None = None
+    spread: float | None = None
+    equal: int = 0
 
 
 def predict(

@@ -22,7 +22,7 @@ from rich.console import Console
 from pipeline import moved
 from pipeline.analyze.history import HistoryError
 from pipeline.config import config as configs
-from pipeline.config.composing import Composer, options
+from pipeline.config.composing import Composer, options, where_configs_are
 from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
 from pipeline.launch import signals
@@ -87,7 +87,13 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
     screen = show.Terminal(console, time.time)
-    session = Session(search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=screen, track=Tracker)
+    session = Session(
+        search=(os.getcwd(), *sys.path),
+        environ=dict(os.environ),
+        screen=screen,
+        track=Tracker,
+        options=where_configs_are(given),
+    )
     points, written, code = Points(), None, 1
     try:
         with signals.interrupt(run.leaves_running(session)):

@@ -79,6 +79,18 @@ arguments: --nonsense. Try --hydra-help.
     raise ConfigError(f"Expected options that exist, with their values, received: {problem}. Try --hydra-help.")
 
 
+def where_configs_are(given: argparse.Namespace) -> tuple[str, ...]:
+    """The options that say so, to be typed again.
+
+    >>> where_configs_are(options(["--config-dir", "mine", "model=own", "-m"]))
+    ('--config-dir=mine',)
+    """
+    named = {
+        f"--{name.replace('_', '-')}": getattr(given, name) for name in ("config_path", "config_name", "config_dir")
+    }
+    return tuple(f"{name}={value}" for name, value in named.items() if value)
+
+
 class Composer:
     """Hydra, on our choices and those of a person's own folder. All it does raises `ConfigError`."""
 

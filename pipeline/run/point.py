@@ -90,7 +90,7 @@ class Point:
                 # No baseline will join any more.
                 timed = [event for event in timed if event.group == "point"]
             self._progress.recall(timed, time.monotonic())
-        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request))
+        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request, session.options))
         if earlier is not None and earlier.events:
             self._first: Event = Resumed(params, tags, os.getpid(), os.uname().nodename, time=time.time())
         else:

@@ -29,6 +29,8 @@ class Session:
     screen: Screen
     # Starts who tracks runs, whose own words go to the log that it is given.
     track: Callable[[Mapping[str, str], Path], Tracking]
+    # Those of the command that say where configs are.
+    options: tuple[str, ...] = ()
     results: dict[Key, PointResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
     # Addresses where a TPU has answered.

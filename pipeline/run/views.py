@@ -32,9 +32,17 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How far equal runs lie apart, as a relative standard deviation, and how many runs have told that."""
+
+    deviation: float
+    runs: int
+
+
+@dataclass(frozen=True)
 class Foreseen:
     """What is known of a predicted point beside its speed: a step's seconds and the shares of its parts, the runs that
-    tell, how good earlier predictions were, and the share of a worker that pays.
+    tell, how good earlier predictions were, the share of a worker that pays, and how far equal runs lie apart.
     """
 
     step_seconds: float
@@ -42,6 +50,7 @@ class Foreseen:
     fitted_on: FittedOn
     score: "Score"
     knee_share: float
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True)

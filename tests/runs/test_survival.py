@@ -156,9 +156,9 @@ def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_ever
     client = MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
     (run_,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert run_.info.status == "FINISHED"
-    points = client.get_metric_history(run_.info.run_id, "loss")
+    points = client.get_metric_history(run_.info.run_id, "train/loss")
     assert [point.step for point in sorted(points, key=lambda each: each.step)] == list(range(1, 97))
-    assert len(client.get_metric_history(run_.info.run_id, "epoch/val_loss")) == 8
+    assert len(client.get_metric_history(run_.info.run_id, "val/loss")) == 8
     assert ran.result["resumed"] == 1
 
 

@@ -76,7 +76,7 @@ def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in
         run = only_run(uri, key_of(log))
         assert run.info.run_id == result["mlflow_run_id"]
         assert run.info.status == "FINISHED"
-        losses = [name for name, *_ in values(uri, run) if name == "loss"]
+        losses = [name for name, *_ in values(uri, run) if name == "train/loss"]
         assert len(losses) == 40
         assert values(uri, run) == told(log)
     assert not list(tmp_path.glob("outputs/mlflow.db.new*"))
