@@ -31,6 +31,9 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 # Logs as callbacks get them.
 from keras.src.utils.python_utils import pythonify_logs
 
+# How long processes of a collective group go on without a word from each other, before the strategy sets it.
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+
 # Whether AutoGraph converts what is called, which a compiled function says for its own Python.
 from tensorflow.python.autograph.core import ag_ctx
 
@@ -48,8 +51,9 @@ from tensorflow.python.distribute import parameter_server_strategy, parameter_se
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
 
-# What graphs are optimized by, of which the public options name only a part.
-from tensorflow.python.eager import context as eager_context
+# How processes of several hosts watch over each other, which has no public setting; and what graphs are optimized by, of
+# which the public options name only a part.
+from tensorflow.python.eager import context
 
 # A compiled function's Python as it is converted before it is compiled, for one that becomes a part of another.
 from tensorflow.python.eager.polymorphic_function import autograph_util
@@ -82,9 +86,10 @@ __all__ = [
     "cardinality",
     "collective",
     "compute_output_spec",
+    "context",
+    "coordination_config_pb2",
     "custom_gradients",
     "dataset_ops",
-    "eager_context",
     "gen_random_ops",
     "gen_stateful_random_ops",
     "gen_stateless_random_ops",
@@ -118,9 +123,11 @@ ATTRIBUTES = {
     "cardinality": ("_AssertCardinalityDataset",),
     "collective": ("CollectiveAllReduceExtended",),
     "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
+    "context": ("context",),
+    "context.Context": ("configure_coordination_service",),
+    "coordination_config_pb2": ("CoordinatedJob",),
     "custom_gradients": ("_get_dependent_variables",),
     "dataset_ops": ("_OptionsDataset",),
-    "eager_context": ("context",),
     "gen_random_ops": (
         "multinomial",
         "parameterized_truncated_normal",

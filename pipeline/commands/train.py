@@ -1,7 +1,8 @@
 """The command: `python -m pipeline [-m] key=value ...`. Hydra composes, `run` runs, the exit code says how it went.
 
-0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM or
-SIGUSR1, and the same command goes on. 128 + n: ended by another signal n.
+0: all finished. 1: a run failed. 2: the config was refused and nothing was started. 75: preempted by SIGTERM,
+SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another signal n,
+143 also where somebody cancelled a scheduler's job.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import statistics
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -29,10 +32,11 @@ from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
 from pipeline.run import resume, run
-from pipeline.run.points import Points, Served, compose, devices
-from pipeline.run.session import Session
+from pipeline.run.points import Key, Points, Served, compose, devices
+from pipeline.run.session import PointRequest, Session
+from pipeline.run.side_by_side import SideBySide, most_at_once, under_way
 from pipeline.run.sweep import SweepError
-from pipeline.run.views import Ahead, PointResult
+from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -48,6 +52,8 @@ NOT_ONES_OWN = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
 )
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
+# Of a run whose job was cancelled: 128 and the number of SIGTERM, with which that begins.
+KILLED = 143
 
 
 def main() -> int:
@@ -164,6 +170,9 @@ def _run(points: Points, session: Session, console: Console) -> None:
     screen = session.screen
     if points.kept and points.sweep is not None:
         screen.say(_kept_line(points))
+    if (most := most_at_once(points, session)) > 1:
+        _run_at_once(points, session, console, most)
+        return
     count, took = len(points.to_run), list[float]()
     if points.many and points.to_run:
         screen.shares([*points.shown(session.results).values()])
@@ -189,6 +198,32 @@ def _run(points: Points, session: Session, console: Console) -> None:
             screen.ended(shown_now, took[-1])
         if session.preemption.asked:
             break
+        session.let_go(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
+
+
+def _run_at_once(points: Points, session: Session, console: Console, most: int) -> None:
+    """The same, with several of them at once, in one table that fills."""
+    there = session.results | {key: under_way(request, "WAITING") for key, request in points.to_run.items()}
+    with show.Board(console, there) as board:
+
+        def begun(key: Key, request: PointRequest) -> None:
+            board.begun(key, under_way(request, "RUNNING"))
+
+        def ended(key: Key, point: PointResult, seconds: float) -> None:
+            session.results[key] = point
+            if points.sweep is not None and point.result.ending.status != "PLANNED":
+                points.sweep.note(points.entries[key], point, seconds)
+            board.ended(key, point, seconds)
+            _tell(point, True, console)
+
+        SideBySide(points, session, most, _opened).run(begun, ended)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Screen]:
+    """A screen that is a file."""
+    with path.open("a", encoding="utf-8") as file:
+        yield show.Terminal(show.console_on(file))
 
 
 def _report(points: Points, session: Session) -> report.Written | None:
@@ -281,6 +316,10 @@ def _code(done: list[PointResult]) -> int:
     statuses = {point.result.ending.status for point in done}
     if "FAILED" in statuses:
         return 1
+    if "KILLED" in statuses:
+        return KILLED
+    if "PREEMPTED" in statuses:
+        return PREEMPTED
     return 2 if statuses == {"REFUSED"} else 0
 
 

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from pipeline.config.offers import find
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.errors import LaunchError
+from pipeline.launch.errors import Cancelled, LaunchError
+from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Event, Told
 
-__all__ = ["CLUSTERS", "Cluster", "Job", "LaunchError", "cluster_of"]
+__all__ = ["AT_ONCE", "CLUSTERS", "DEVICES", "JOBS", "Cancelled", "Cluster", "Job", "LaunchError", "cluster_of"]
 
 
 class Job(Protocol):
@@ -52,6 +53,24 @@ class Cluster(Protocol):
     def inventory(self) -> Machine:
         """What there is to lay a plan over, looked at once."""
 
+    def assumed(self) -> Machine:
+        """The same where nothing is to be started: nobody is asked, what is not known is taken to be as here."""
+
+    def describe(self, plan: Plan) -> str:
+        """In full, what would be typed or submitted to start a plan's processes; empty where that is nothing."""
+
+    def arrived(self) -> bool:
+        """Are hosts there that can be asked? Where not, `inventory` has them come, once a run needs them."""
+
+    def moved(self) -> bool:
+        """Are hosts others than were laid over last, so that what is started again is to be laid out anew?"""
+
+    def returns(self, ends: bool) -> str | None:
+        """How processes that a scheduler had leave can be started again, in words; None: the command is to end.
+
+        `ends`: it was asked to itself. Raises `Cancelled` where somebody has taken the hosts away for good.
+        """
+
     def warm_up(self) -> None:
         """Begins what starting processes will wait for, beside what the conductor does next."""
 
@@ -65,8 +84,27 @@ class Cluster(Protocol):
         """Lets go of whatever is kept between jobs; `code` is what the command ends with."""
 
 
+# Where points of a sweep run at once: each in a job of its own, or on devices that the others leave free.
+JOBS, DEVICES = "jobs", "devices"
+AT_ONCE = {"local": DEVICES, "slurm": JOBS}
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
-CLUSTERS = {"local": "pipeline.launch.local:LocalCluster", "env": "pipeline.launch.env:EnvCluster"}
+CLUSTERS = {
+    "local": "pipeline.launch.local:LocalCluster",
+    "env": "pipeline.launch.env:EnvCluster",
+    "hosts": "pipeline.launch.hosts:HostsCluster",
+    "mpi": "pipeline.launch.mpi:MpiCluster",
+    "slurm": "pipeline.launch.slurm.cluster:SlurmCluster",
+}
+# Those that start nothing on this machine.
+ELSEWHERE = {*CLUSTERS} - {"local", "env"}
+# What a package's cluster may be without, and what stands for it.
+OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]
+    "describe": lambda made: lambda plan: "",
+    "arrived": lambda made: Steady().arrived,
+    "moved": lambda made: Steady().moved,
+    "returns": lambda made: Steady().returns,
+}
 
 
 def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
@@ -92,7 +130,8 @@ class _Offered:
         self._name, self._made = name, made
 
     def __getattr__(self, part: str) -> Any:
-        found = _Offered(self._name, getattr(self._made, part))
+        lacks = part in OPTIONAL and not hasattr(self._made, part)
+        found = _Offered(self._name, OPTIONAL[part](self._made) if lacks else getattr(self._made, part))
         return (lambda *given: _Offered(self._name, found(*given))) if part == "start" else found
 
     def __call__(self, *given: Any) -> Any:

@@ -15,7 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from pipeline.launch.signals import PREEMPTING
+from pipeline.launch.signals import PREEMPTING, STACKS
 from pipeline.record.commands import Command, Leave, from_json
 from pipeline.record.events import Beat, Event, Failed, Signalled, System, Told, stamped, to_line
 
@@ -36,8 +36,11 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before there is another thread, so that all of them, TensorFlow's too, leave these to the one that waits for them.
     signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTING)
+    # The fork server ignores them, and what is ignored is not waited for everywhere.
+    for number in PREEMPTING:
+        signal.signal(number, signal.SIG_DFL)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)
+    faulthandler.register(STACKS)
     line = Line(events, group, rank)
     try:
         threading.Thread(target=_beat, args=(line,), daemon=True).start()

@@ -9,6 +9,7 @@ import multiprocessing as mp
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
@@ -20,7 +21,8 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import machine
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.signals import CONDUCTOR
+from pipeline.launch.signals import CONDUCTOR, STACKS
+from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
@@ -35,15 +37,18 @@ GONE = (EOFError, ConnectionError, ProcessLookupError)
 PRELOAD = ["pipeline.launch.preload"]
 
 Context = ForkServerContext | SpawnContext
+# The environment is the whole process's: one thread at a time has it changed.
+ENVIRONMENT = threading.Lock()
 
 
-class LocalCluster:
+class LocalCluster(Steady):
     """This machine."""
 
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         self._config, self._environ = config, environ
         self._machine: Machine | None = None
-        self._reserved: list[socket.socket] = []
+        # Of each thread that lays out a plan.
+        self._kept = threading.local()
         forks = config.start_method is StartMethod.forkserver
         self._context: Context = mp.get_context("forkserver") if forks else mp.get_context("spawn")
         if forks:
@@ -59,6 +64,14 @@ class LocalCluster:
             self._machine = machine.detect(self._environ)
         return self._machine
 
+    def assumed(self) -> Machine:
+        """The same."""
+        return self.inventory()
+
+    def describe(self, plan: Plan) -> str:
+        """Nothing: the plan says all."""
+        return ""
+
     def warm_up(self) -> None:
         """Starts the server's imports, so that they run beside what the conductor does next."""
         if self._config.start_method.value == "forkserver":
@@ -72,11 +85,15 @@ class LocalCluster:
 
     def free(self, count: int) -> Sequence[int]:
         """Free ports, or the configured ones, reserved until the next call. Raises `LaunchError`."""
-        self._release()
         base = self._config.base_port
-        for number in range(count):
-            self._reserved.append(_reserve(self._config.host, 0 if base is None else base + number))
-        return tuple(reserved.getsockname()[1] for reserved in self._reserved)
+        return self.hold(self._config.host, [0 if base is None else base + number for number in range(count)])
+
+    def hold(self, host: str, ports: Sequence[int]) -> Sequence[int]:
+        """The same for these ports, of which 0 is any, at an address of this machine."""
+        self._release()
+        for port in ports:
+            self._kept.reserved.append(_reserve(host, port))
+        return tuple(reserved.getsockname()[1] for reserved in self._kept.reserved)
 
     def start(self, plan: Plan, group: str, folder: Path, ranks: Sequence[int] | None = None) -> "LocalJob":
         """Forks a process for each of the plan's, or for some ranks of it."""
@@ -88,9 +105,9 @@ class LocalCluster:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
     def _release(self) -> None:
-        for reserved in self._reserved:
+        for reserved in getattr(self._kept, "reserved", ()):
             reserved.close()
-        self._reserved = []
+        self._kept.reserved = []
 
 
 class LocalJob:
@@ -156,7 +173,7 @@ class LocalJob:
 
     def dump_stacks(self) -> None:
         """Has every process write its stack to its log; one that is stopped does so when it goes on."""
-        self._signal(signal.SIGUSR2)
+        self._signal(STACKS)
 
     def stop(self, grace: float) -> None:
         """Gives the processes `grace` seconds to end by themselves, kills the others, and waits for their end."""
@@ -299,12 +316,13 @@ def _quiet_environment() -> Iterator[None]:
         "KERAS_BACKEND": "tensorflow",
         CONDUCTOR: str(os.getpid()),
     }
-    kept = {name: os.environ.get(name) for name in wanted}
-    _set(wanted)
-    try:
-        yield
-    finally:
-        _set(kept)
+    with ENVIRONMENT:
+        kept = {name: os.environ.get(name) for name in wanted}
+        _set(wanted)
+        try:
+            yield
+        finally:
+            _set(kept)
 
 
 def _set(values: Mapping[str, str | None]) -> None:

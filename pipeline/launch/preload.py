@@ -6,12 +6,16 @@ An import that starts a thread or runs an operation would make the server unfit 
 import atexit
 import gc
 import os
+import signal
 import sys
 
-from pipeline.launch.signals import die_with_conductor
+from pipeline.launch.signals import PREEMPTING, die_with_conductor
 
 # Left to itself, the server hears of its conductor's end only once it has imported all this.
 die_with_conductor()
+# A scheduler sends them to all that it has started. With this server processes would seem gone that write a checkpoint.
+for _number in PREEMPTING:
+    signal.signal(_number, signal.SIG_IGN)
 
 # What TensorFlow writes while it is imported would land in the conductor's terminal; what is wrong with it, a process
 # finds out again and writes into its own log.

@@ -7,8 +7,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to.
-PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
+# What a scheduler sends before it takes the machine away: Slurm and Kubernetes SIGTERM, Slurm also what it is told to,
+# which is USR2 where NCCL catches USR1.
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Has a process write its stack to its log: none that a scheduler may send to all that it has started.
+STACKS = signal.SIGRTMIN
 ENDING = (signal.SIGINT, signal.SIGHUP, *PREEMPTING)
 # linux/prctl.h
 PR_SET_PDEATHSIG = 1

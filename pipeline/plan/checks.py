@@ -89,6 +89,7 @@ def _check_counts(config: Config) -> None:
         "measure.steps": (measure.steps, 0),
         "measure.repeats": (measure.repeats, 1),
         "sweep.repeats": (config.sweep.repeats, 1),
+        "sweep.parallel": (config.sweep.parallel, 1),
         "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),
         "tracking.drain_timeout": (config.tracking.drain_timeout, 0),
         "launch.max_restarts": (launch.max_restarts, 0),
@@ -117,6 +118,7 @@ def _check_amounts(config: Config) -> None:
         "launch.progress_timeout": (launch.progress_timeout, 50),
         "launch.stop_timeout": (launch.stop_timeout, 4),
         "launch.preempt_timeout": (launch.preempt_timeout, 25),
+        "launch.orphan_timeout": (launch.orphan_timeout, 300),
         "train.divergence_factor": (train.divergence_factor, 10_000),
         "checkpoint.every_minutes": (config.checkpoint.every_minutes, 10),
     }

@@ -12,7 +12,7 @@ from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
-from pipeline.plan.machine import Machine
+from pipeline.plan.machine import Machine, differences
 from pipeline.plan.plan import (
     Checkpoints,
     DataPart,
@@ -27,6 +27,9 @@ from pipeline.plan.plan import (
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
+# For how long processes go on without a conductor where that is not said: what a cut line or a slip takes; where the
+# conductor is meant to go, a week.
+ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
 
 
 def make(config: Config, machine: Machine, present: bool = True, files: Sequence[int] = ()) -> Plan:
@@ -36,7 +39,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
-    config = replace(config, hardware=replace(config.hardware, hosts=config.hardware.hosts or machine.hosts))
+    config = replace(config, hardware=replace(config.hardware, hosts=_hosts(config, machine)))
     kind, devices_per_host, notes = devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
@@ -69,12 +72,13 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             oversubscribed=oversubscribed,
             machine=_machine_name(machine),
             cache_bytes=machine.cache_bytes,
+            host_names=tuple(host.hostname for host in machine.members),
         ),
         model=ModelPart(config.model.name, config.model.build),
         data=_data(config, files, 1 if asynchronous else layout.training),
         training=_training(config, (scaling, replica_batch, global_batch), layout.workers if asynchronous else 1),
         measurement=_measurement(config, kind),
-        launch=LaunchPart(**{field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}),
+        launch=_launch(config),
         processes=processes,
         workers=layout.workers,
         checkpoint=_checkpoints(config),
@@ -83,6 +87,11 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         collective=config.collective,
         notes=tuple(notes),
     )
+
+
+def _hosts(config: Config, machine: Machine) -> int:
+    """How many hosts it is laid over, where nobody says: all that there are, but no more than there are workers."""
+    return config.hardware.hosts or max(1, min(machine.hosts, config.workers or machine.hosts))
 
 
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
@@ -150,9 +159,17 @@ def _measurement(config: Config, kind: str) -> MeasurementPart:
     )
 
 
+def _launch(config: Config) -> LaunchPart:
+    """How processes are watched."""
+    given = {field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}
+    usual = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
+    return LaunchPart(**given | {"orphan_timeout": config.launch.orphan_timeout or usual})
+
+
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
     """What a person should know of how a plan is laid out."""
-    notes, here, threads, cores = [], layout.here, layout.threads, len(machine.cores)
+    here, threads, cores = layout.here, layout.threads, len(machine.cores)
+    notes = [f"{unlike}: the slowest decides." for unlike in differences(machine.members)]
     if oversubscribed:
         notes.append(
             f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "
@@ -181,7 +198,8 @@ def listening(plan: Plan, given: Sequence[str]) -> Plan:
         for process, address in zip(plan.processes, given, strict=True)
     )
     addresses = [process.address for process in processes if process.address]
-    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses)))
+    several = len(plan.hardware.host_names) > 1
+    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses, several)))
 
 
 def on_one_device(config: Config) -> Config:
@@ -293,17 +311,18 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _notes_on_network(addresses: Collection[str]) -> list[str]:
+def _notes_on_network(addresses: Collection[str], several: bool) -> list[str]:
     """What is open to others where processes listen beyond this machine."""
     if all(stays_here(address) for address in addresses):
         return []
     ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
     host = _host(next(iter(addresses)))
+    instead = "" if several else ", or try cluster.host=127.0.0.1"
+    which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
     return [
         f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
         f"training, change it and run code in it. It binds every network interface of each host, not "
-        f"{host} alone (ports {ports[0]} to {ports[-1]}). Keep others out of this network, or try "
-        f"cluster.host=127.0.0.1."
+        f"{host} alone ({which}). Keep others out of this network{instead}."
     ]
 
 

@@ -38,6 +38,7 @@ def conduct(
     resume: bool = False,
     preemption: Preemption | None = None,
     fewer: Callable[[Plan], Plan | None] = lambda plan: None,
+    laid_again: Callable[[Plan], Plan] = lambda plan: plan,
     one_device: Plan | None = None,
 ) -> None:
     """Runs `plan`, measured in turn with `baseline` where there is one, filling `measured` as it goes.
@@ -46,7 +47,8 @@ def conduct(
 
     With `ask_size`, also with the size of the model, where a process has it at hand. With `resume`, training goes on
     from its last checkpoint. `fewer` lays the plan over fewer workers, where a lost one does not come back; None: it
-    cannot. Raises `RunFailed`, and `Preempted` once there is a checkpoint. No process is left, however it ends.
+    cannot. `laid_again` lays it over hosts that are others than before. Raises `RunFailed`, and `Preempted` once there
+    is a checkpoint. No process is left, however it ends.
     """
     preemption = preemption or Preemption()
     measured.workers = plan.workers
@@ -57,14 +59,24 @@ def conduct(
             now, resumed = recovery.plan, recovery.resume
             _attempt(cluster, now, baseline, folder, tell, measured, ask_size, resumed, preemption, one_device)
             return
+        except Preempted:
+            what = cluster.returns(preemption.of_command)
+            if what is None:
+                raise
+            text = f"The run was asked to leave by {preemption.asked}. {what}, and on from the last checkpoint."
+            preemption.forget()
+            recovery.resume = "last"
+            measured.restarts += 1
         except RunFailed as failed:
             what = recovery.after(failed, measured.step > step)
             if what is None:
                 raise
             text = f"{failed.failure.error.rstrip('.')}. {what}"
-            measured.notes.append(text)
-            now = recovery.plan
-            tell(Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
+        measured.notes.append(text)
+        if cluster.moved():
+            recovery.plan = laid_again(recovery.plan)
+        now = recovery.plan
+        tell(Restarted(text, now.workers, len(now.processes), len(now.leaders), time=time.time()))
 
 
 @dataclass

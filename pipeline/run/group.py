@@ -3,12 +3,11 @@
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.analyze import energy
 from pipeline.launch import Cluster, Job
-from pipeline.launch.signals import PREEMPTING
+from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
 from pipeline.record.commands import Answer, Command
@@ -44,22 +43,60 @@ class Preempted(Exception):
     """
 
 
-@dataclass
 class Preemption:
-    """Whether a scheduler, or a person by Ctrl-C, has asked for the machine, and how that was said."""
+    """Whether a scheduler, or a person by Ctrl-C, has asked for the machine, and how that was said.
 
-    asked: str | None = None
-    by_person: bool = False
+    What holds for a command holds for all that runs in it: `command` is its, where this is that of one of its points.
+    """
 
-    def ask(self, number: int, whom: str) -> None:
+    def __init__(self, command: "Preemption | None" = None) -> None:
+        self._asked: str | None = None
+        self._by_person = False
+        self._ended: int | None = None
+        self._command = command
+        self._of_command = False
+
+    @property
+    def of_command(self) -> bool:
+        """Was it the command itself that was asked, which then ends?"""
+        return self._of_command or (self._command is not None and self._command.of_command)
+
+    @property
+    def asked(self) -> str | None:
+        """Which signal was sent to whom, in words; None where there was none."""
+        return self._asked or (self._command.asked if self._command else None)
+
+    @property
+    def by_person(self) -> bool:
+        """Was it a person who asked, by Ctrl-C?"""
+        return self._by_person or (self._command is not None and self._command.by_person)
+
+    def ask(self, number: int, whom: str, of_command: bool = False) -> None:
         """Notes the first signal that asked."""
-        if self.asked is None:
-            self.asked = f"{signal.Signals(number).name} to {whom}"
-            self.by_person = number == signal.SIGINT
+        if self._asked is None:
+            self._asked = f"{signal.Signals(number).name} to {whom}"
+            self._by_person = number == signal.SIGINT
+        self._of_command |= of_command
 
     def patience(self, limit: float) -> float:
         """Seconds for a last checkpoint: `limit`, or the few that a person waits for."""
         return min(limit, PERSON_SECONDS) if self.by_person else limit
+
+    def forget(self) -> None:
+        """Takes note of the next signal, once what was asked for is done."""
+        self._asked = None
+
+    def end(self, number: int) -> None:
+        """Notes a signal that ends the command, for what does not run in the thread that gets it."""
+        self._ended = number
+
+    def heed(self) -> None:
+        """Raises `Preempted` once a scheduler has asked, `Interrupted` once the command is to end."""
+        ended = (self._command or self)._ended
+        if ended is not None:
+            raise Interrupted(ended)
+        if self.asked:
+            raise Preempted
 
 
 class Group:
@@ -116,8 +153,7 @@ class Group:
                 if isinstance(event, answer):
                     answers[event.rank] = event
                     self._watch.answer(event.rank)
-            if self._preemption.asked:
-                raise Preempted
+            self._preemption.heed()
             self._replace(self._watch.to_replace(time.monotonic()))
             failure = self._watch.failure(time.monotonic())
             if failure:

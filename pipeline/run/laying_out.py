@@ -10,6 +10,7 @@ from pipeline.data import manifest
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.run import views
 from pipeline.run.session import LaidOut, Session
@@ -20,22 +21,32 @@ from pipeline.worker.engine import check_engine
 PREPARED = "pipeline.data.tfrecord"
 
 
-def lay_out(config: Config, session: Session) -> LaidOut:
-    """The plans of a point, without ports. Raises where the config is refused; nothing is started."""
+def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
+    """The plans of a point, without ports. Raises where the config is refused; no process is started.
+
+    Without `begin`, hosts that would have to come first are taken to have what is asked for.
+    """
     check_targets(config, session.search)
     check_engine(config.backend)
     check_collective(config.collective)
     views.offered(config.views)
     cluster = session.cluster(config)
-    planned = planned_on(config, cluster, present=config.mode is Mode.run)
+    planned = planned_on(config, cluster, config.mode is Mode.run, begin)
     wanted = planned.measurement.baseline != "none" and planned.measurement.steps != 0
-    return LaidOut(planned, planning.baseline_of(planned, cluster.inventory()) if wanted else None, cluster)
+    one = planning.baseline_of(planned, machine_of(config, cluster, begin)) if wanted else None
+    return LaidOut(planned, one, cluster)
 
 
-def planned_on(config: Config, cluster: Cluster, present: bool = True) -> Plan:
+def planned_on(config: Config, cluster: Cluster, present: bool = True, begin: bool = True) -> Plan:
     """The plan, with what a manifest says of the data."""
     described, files = _described(config)
-    return planning.make(described, cluster.inventory(), present, files)
+    return planning.make(described, machine_of(config, cluster, begin), present, files)
+
+
+def machine_of(config: Config, cluster: Cluster, begin: bool = True) -> Machine:
+    """What a plan is laid over: the cluster's hosts, which nobody asks where nothing is to be started."""
+    ask = config.mode is Mode.run and (begin or cluster.arrived())
+    return cluster.inventory() if ask else cluster.assumed()
 
 
 def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.analyze import measure, outlook, scoring, step_model
-from pipeline.launch import Cluster, LaunchError
+from pipeline.launch import Cancelled, Cluster, LaunchError
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.errors import PlanError
@@ -134,6 +134,7 @@ class Point:
                     resume=self._earlier is not None,
                     preemption=session.preemption,
                     fewer=partial(self._fewer, cluster),
+                    laid_again=partial(self._laid_out, cluster),
                     one_device=baseline,
                 )
             status = "FINISHED"
@@ -147,7 +148,9 @@ class Point:
         except Interrupted as signalled:
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
             session.at_once = session.preemption.by_person
-        except LaunchError as lost:
+        except Cancelled as cancelled:
+            status, error = "KILLED", str(cancelled)
+        except (LaunchError, PlanError) as lost:
             error = str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
@@ -161,13 +164,17 @@ class Point:
     def _fewer(self, cluster: Cluster, planned: Plan) -> Plan | None:
         """The plan over the most workers below its own that it can be laid over; None where there are too few."""
         for workers in range(planned.workers - 1, planned.launch.min_workers - 1, -1):
-            config = dataclasses.replace(self._config, workers=workers)
             with suppress(PlanError):
-                made = with_addresses(planned_on(config, cluster), cluster)
-                # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
-                scale = planned.training.rate_scale * made.training.global_batch / planned.training.global_batch
-                return dataclasses.replace(with_rate_scale(made, scale), checkpoint=planned.checkpoint)
+                return self._laid_out(cluster, planned, workers)
         return None
+
+    def _laid_out(self, cluster: Cluster, planned: Plan, workers: int | None = None) -> Plan:
+        """The plan over the hosts that are there now, with as many workers or others. Raises `PlanError`."""
+        config = dataclasses.replace(self._config, workers=workers or planned.workers)
+        made = with_addresses(planned_on(config, cluster), cluster)
+        # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
+        scale = planned.training.rate_scale * made.training.global_batch / planned.training.global_batch
+        return dataclasses.replace(with_rate_scale(made, scale), checkpoint=planned.checkpoint)
 
     def _end(self, status: str, error: str | None, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
         result = self._result(status, error)

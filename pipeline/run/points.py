@@ -281,6 +281,12 @@ def _output(composed: DictConfig) -> Path:
 def _check_sweep(config: Config, many: bool) -> None:
     """Refuses what only a sweep can have. Raises `SweepError`."""
     request = config.sweep
-    if not many and (request.name is not None or request.repeats > 1):
-        key = f"sweep.repeats={request.repeats}" if request.name is None else f"sweep.name={request.name}"
-        raise sweeps.SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")
+    if many:
+        return
+    for key, given in (
+        (f"sweep.name={request.name}", request.name is not None),
+        (f"sweep.repeats={request.repeats}", request.repeats > 1),
+        (f"sweep.parallel={request.parallel}", request.parallel > 1),
+    ):
+        if given:
+            raise sweeps.SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")

@@ -181,6 +181,11 @@ def refused(error: str, config: Config, folder: Path) -> Result:
     return _kept(Result(Ending("REFUSED", error), chosen(config), Layout(workers=config.workers)), folder)
 
 
+def killed(error: str, config: Config, folder: Path) -> Result:
+    """The same of one whose hosts were taken away before it began."""
+    return _kept(Result(Ending("KILLED", error), chosen(config), Layout(workers=config.workers)), folder)
+
+
 def unread(error: str, folder: Path) -> Result:
     """The same of a config that cannot be read."""
     return _kept(Result(Ending("REFUSED", error)), folder)

@@ -13,7 +13,7 @@ from pipeline.config import targets
 from pipeline.config.offers import OfferError
 from pipeline.config.schema import Mode, Store
 from pipeline.data.errors import DataError
-from pipeline.launch import LaunchError, reach
+from pipeline.launch import Cancelled, LaunchError, reach
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
@@ -22,7 +22,7 @@ from pipeline.run import resume, sweep
 from pipeline.run.laying_out import lay_out, reachable
 from pipeline.run.point import Point, known_baseline
 from pipeline.run.predicting import estimated, predicted, tell_shards
-from pipeline.run.results import refused
+from pipeline.run.results import killed, refused
 from pipeline.run.resume import Earlier, ResumeError
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.views import PointResult
@@ -42,15 +42,17 @@ def look_over(request: PointRequest, session: Session) -> PointRequest | PointRe
     """The point laid out, whose imports begin; the result of one that cannot be, before any is run."""
     config = request.config
     try:
-        made = lay_out(config, session)
-        reachable(made.plan, made.cluster, config, session)
+        made = lay_out(config, session, begin=False)
+        there = config.mode is not Mode.run or made.cluster.arrived()
+        if there:
+            reachable(made.plan, made.cluster, config, session)
     except REFUSALS as error:
         return _refused(error, request)
     if config.mode is Mode.run:
         made.cluster.warm_up()
         if config.tracking.store is not Store.none:
             session.tracker(Path(config.output_dir) / "tracker.log").begin()
-    return dataclasses.replace(request, laid_out=made)
+    return dataclasses.replace(request, laid_out=made if there else None)
 
 
 def run(request: PointRequest, session: Session) -> PointResult:
@@ -69,6 +71,8 @@ def run(request: PointRequest, session: Session) -> PointResult:
             attempts = list(sweep.attempts(request.folder))
             only = request.folder if request.own else None
             earlier = resume.find(config, planned, Path(config.output_dir), only, attempts)
+    except Cancelled as cancelled:
+        return request.ended(killed(str(cancelled), config, request.folder))
     except REFUSALS as error:
         return _refused(error, request)
     if earlier is not None:
@@ -79,15 +83,17 @@ def run(request: PointRequest, session: Session) -> PointResult:
     folder = request.folder
     known = known_baseline(baseline, Path(config.output_dir), session) if starts else None
     session.screen.planned(planned, full, None if known is None else str(log.from_here(Path(known.folder))))
+    if full and (typed := cluster.describe(planned)):
+        session.screen.described(typed)
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
         try:
-            return predicted(planned, request, cluster, session)
+            return predicted(planned, request, session.here(config), session)
         except REFUSALS as error:
             return _refused(error, request)
     if full:
-        return estimated(planned, request, cluster, session)
+        return estimated(planned, request, session.here(config), session)
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)
     return request.ended(point.run(cluster, baseline))
@@ -152,11 +158,11 @@ def leaves_running(session: Session) -> Callable[[int], bool]:
 
     def spared(number: int) -> bool:
         if number == signal.SIGINT and session.saves and session.preemption.asked is None:
-            session.preemption.ask(number, "the conductor")
+            session.preemption.ask(number, "the conductor", of_command=True)
             return True
         if number not in PREEMPTING:
             return False
-        session.preemption.ask(number, "the conductor")
+        session.preemption.ask(number, "the conductor", of_command=True)
         return session.busy
 
     return spared

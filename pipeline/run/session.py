@@ -1,12 +1,13 @@
 """What the points of a command share, and one point as it was asked for."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.analyze import history, step_model
-from pipeline.config.schema import Config
-from pipeline.launch import Cluster, cluster_of
+from pipeline.config.schema import ClusterConfig, Config
+from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.plan.plan import Plan
 from pipeline.record.baselines import Baseline
 from pipeline.record.results import Layout, Result
@@ -60,6 +61,13 @@ class Session:
             self._clusters[name] = cluster_of(config.cluster, self.environ)
         return self._clusters[name]
 
+    def here(self, config: Config) -> Cluster:
+        """The cluster, or this machine in place of others, for what is built or timed though nothing is to be run."""
+        if config.cluster.name not in ELSEWHERE:
+            return self.cluster(config)
+        local = dataclasses.replace(config.cluster, name="local", host=ClusterConfig.host, options={})
+        return self.cluster(dataclasses.replace(config, cluster=local))
+
     def tracker(self, log: Path) -> Tracking:
         """The process that writes to MLflow; `log` takes what it says."""
         if self._tracker is None:
@@ -73,6 +81,14 @@ class Session:
             return self.cluster(config).serve(self.screen.say, lambda: self.preemption.asked)
         finally:
             self.busy = False
+
+    def let_go(self, unused: Config, others: Iterable[Config]) -> None:
+        """Ends the job of a point that has ended, where no other point of the command goes on in it."""
+        name = f"{unused.cluster}"
+        if AT_ONCE.get(unused.cluster.name) != JOBS or any(f"{other.cluster}" == name for other in others):
+            return
+        if cluster := self._clusters.pop(name, None):
+            cluster.close(0)
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -35,6 +35,7 @@ def main(
     """
     plan = from_json(plan_text)
     process = plan.processes[rank]
+    _reach_directly([other.address for other in plan.processes if other.address])
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     engine = engine_of(plan.backend)(plan, process, tell, asked_to_leave)
@@ -51,6 +52,15 @@ def main(
         tell(engine.failure(error))
         leave(1)
     leave(0)
+
+
+def _reach_directly(addresses: Sequence[str]) -> None:
+    """Has gRPC ask no proxy for the other processes: it would even for those of this machine, where one is set."""
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
+    # As gRPC spells it.
+    name = "no_grpc_proxy"
+    others = os.environ.get(name) or os.environ.get("no_proxy") or ""
+    os.environ[name] = ",".join(filter(None, [*hosts, others]))
 
 
 def _sample_system(seconds: float, host: int, tell: Tell) -> None:

@@ -398,6 +398,17 @@ class Preempting(keras.callbacks.Callback):
             time.sleep(1.0)
 
 
+class Pausing(keras.callbacks.Callback):
+    """Pauses after each step, so that there is time for what a test does meanwhile."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(self.seconds)
+
+
 class Spinning(keras.callbacks.Callback):
     """Computes for ever once the first epoch is over."""
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from pipeline.launch import machine
+from pipeline.launch.signals import STACKS
 from pipeline.record.events import (
     Built,
     Calibrated,
@@ -132,7 +132,7 @@ class Job:
     def dump_stacks(self):
         for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGUSR2)
+                process.send_signal(STACKS)
 
     def stop(self, grace):
         deadline = time.monotonic() + grace

@@ -83,6 +83,8 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
         (("-m", "mode=run,plan"), "Expected one value of mode for a whole sweep, received mode=run,plan."),
         (("sweep.name=x",), "Try python -m pipeline -m sweep.name=x."),
         (("sweep.repeats=2",), "Try python -m pipeline -m sweep.repeats=2."),
+        (("sweep.parallel=2",), "Try python -m pipeline -m sweep.parallel=2."),
+        (("-m", "sweep.parallel=0", "workers=1"), "Expected sweep.parallel to be 1 or more, received 0."),
         (("-m", "experiment=scalings"), "Expected experiment to be one of batch, precision, scaling, strategies"),
     ],
 )

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, die_with_conductor
+from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, PREEMPTING, die_with_conductor
 from warm.asking import compose_once
 from warm.running import path_of_all, run, take_streams
 
@@ -175,6 +175,9 @@ def _become(
         offered.close()
         _wait(waiting)
     waiting.close()
+    # What a fork server ignores, a command that a person starts does not.
+    for number in PREEMPTING:
+        signal.signal(number, signal.SIG_DFL)
     _offer(offered, pid)
     theirs.forget_others()
     _, _, module, *rest = arguments

@@ -47,6 +47,7 @@ from pipeline.record.events import (
     System,
     Told,
     Unknown,
+    Unreachable,
     Warned,
 )  # fmt: skip
 from pipeline.views.mlflow import names
@@ -149,7 +150,8 @@ def _changes(event: Event, seen: Replay) -> Iterable[Change] | None:
             return _ended(event, seen)
         case (
             Started() | Joined() | Loaded() | Sized() | Profiling() | Calibrated() | Restored() | Checkpoint() | Left()
-            | Signalled() | Failed() | Finished() | Explaining() | Beat() | Stopped() | Exited() | Unknown()
+            | Signalled() | Failed() | Finished() | Explaining() | Beat() | Stopped() | Unreachable() | Exited()
+            | Unknown()
         ):  # fmt: skip
             return None
     assert_never(event)

@@ -5,6 +5,7 @@ It is all that the conductor imports; it leaves MLflow to the process that it st
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -29,7 +30,7 @@ class Tracker:
         self._run_ids: dict[str, str] = {}
         self._errors: dict[str, str | None] = {}
         self._answers: dict[int, dict[str, Any]] = {}
-        self._asked = 0
+        self._numbers = itertools.count(1)
         self._problem: str | None = None
 
     def begin(self) -> None:
@@ -66,8 +67,7 @@ class Tracker:
         """(Is all that the logs hold in MLflow, what was wrong), after `timeout` seconds at most."""
         if self._process is None:
             return self._problem is None, self._problem
-        self._asked += 1
-        asked = self._asked
+        asked = next(self._numbers)
         # It is told to be done a little earlier, so that its answer comes in time.
         said = self._say({"drain": max(0.0, timeout - 0.2), "id": asked})
         with self._news:

@@ -17,7 +17,7 @@ from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
 from pipeline.record.log import EventLog, from_here, read, write_whole
-from pipeline.record.results import Ending, Speed, to_values
+from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, Store, recall
 from pipeline.run.tags import origin
 from pipeline.run.views import PointResult, Tracking

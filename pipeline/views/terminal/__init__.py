@@ -4,6 +4,7 @@ It records nothing, decides nothing and reads no clock: time comes in with each 
 something is drawn, so that importing this package costs next to nothing.
 """
 
+from pipeline.views.terminal.board import Board
 from pipeline.views.terminal.compare import compared_lines
 from pipeline.views.terminal.console import console_on, error_text, say, say_error
 from pipeline.views.terminal.estimate import estimate_lines, shard_lines
@@ -16,6 +17,7 @@ from pipeline.views.terminal.screen import Terminal
 from pipeline.views.terminal.sweep import sweep_notes, sweep_rows, sweep_table
 
 __all__ = [
+    "Board",
     "Progress",
     "Terminal",
     "compared_lines",

@@ -1,0 +1,295 @@
+"""Processes of an MPI job, which were started with the same command: the first conducts, the others are its agents.
+
+MPI itself is not used: of it there are the places, and the numbers. Each place trains on its part of its host's cores
+and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations
+from pathlib import Path
+
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch import machine
+from pipeline.launch.agent import Agent
+from pipeline.launch.agent import Place as Seat
+from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.hub import Hub
+from pipeline.launch.link import Link
+from pipeline.launch.local import LocalCluster
+from pipeline.launch.messages import CONDUCTOR
+from pipeline.launch.options import options_of
+from pipeline.launch.remote import RemoteJob
+from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
+from pipeline.plan.machine import Host, Machine, inventory
+from pipeline.plan.plan import Plan
+from pipeline.record import plain
+from pipeline.record.log import read_whole
+from pipeline.record.plain import MismatchError
+
+POLL_SECONDS = 0.2
+# Without its conductor, which mpirun ends all others with, an agent goes on for so long.
+GONE_SECONDS = 15.0
+LAUNCH = "mpirun --bind-to none -n {size} python -m pipeline cluster=mpi ..."
+
+
+@dataclass(frozen=True)
+class Options:
+    """`cluster.options` of cluster=mpi; conf/cluster/mpi.yaml says what each means."""
+
+    conductor: str | None = None
+    folder: str = "outputs/mpi"
+    timeout: float = 120.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the conductor leaves for the others, in a file that nobody else can read: an address and the token, or what
+    its command has ended with.
+    """
+
+    address: str = ""
+    token: str = ""
+    code: int | None = None
+
+    def write(self, path: Path) -> None:
+        """Puts it there, whole. Raises `OSError`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(plain.fields_of(self), file)
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Meeting | None":
+        """What is there; None where nothing is."""
+        try:
+            values = read_whole(path)
+            return plain.read(cls, values) if values else None
+        except MismatchError:
+            return None
+
+
+class MpiCluster(DiallingCluster):
+    """The places of an MPI job, each of which is laid over as a host."""
+
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        super().__init__(config, environ)
+        self._options = options_of(config, Options)
+        self.dial_seconds = self._options.timeout
+        found = (place_of(variables, environ) for variables in (OPEN_MPI, SLURM))
+        self._place: Place | None = next((place for place in found if place is not None), None)
+        self._local = LocalCluster(config, environ)
+        self._conducts = False
+
+    @property
+    def count(self) -> int:
+        """All but the conductor's own place, which is no agent's."""
+        return self._there_is().size - 1
+
+    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
+        """Conducts in the first place; serves in the others, and returns what the conductor's command ended with."""
+        place = self._place
+        if place is None:
+            # Refused once a run needs its places.
+            return super().serve(say, asked)
+        self._local = LocalCluster(self.config, _share(place, self.environ, say))
+        if place.rank == 0:
+            self._conducts = True
+            # Of a job that had the same number.
+            self._path.unlink(missing_ok=True)
+            return super().serve(say, asked)
+        self._local.warm_up()
+        until = time.monotonic() + self._options.timeout
+        while time.monotonic() < until:
+            if (said := asked()) is not None:
+                return 128 + _number(said)
+            meeting = Meeting.read(self._path)
+            if meeting is not None and meeting.code is not None:
+                return meeting.code
+            if meeting is not None:
+                code = self._served(meeting, place, asked)
+                if code is not None:
+                    return code
+            time.sleep(POLL_SECONDS)
+        raise LaunchError(
+            f"Expected the first process of the MPI job to conduct, received nothing of it in {self._path} for "
+            f"{self._options.timeout:g} s. Try an output_dir that all hosts share, or cluster.options.timeout=600."
+        )
+
+    def listens_at(self) -> str:
+        """What `conductor` says; loopback where all places are of this host, and else its address."""
+        given, place = self._options.conductor, self._there_is()
+        if given is not None:
+            return given if ":" in given else f"{given}:0"
+        return "127.0.0.1:0" if place.local_size == place.size else f"{reached_from(socket.gethostname())}:0"
+
+    def begin(self, contact: Contact) -> None:
+        """Tells the others where they are awaited."""
+        Meeting(contact.address, contact.token.decode()).write(self._path)
+
+    def waiting(self) -> str:
+        """What is waited for."""
+        return f"Waiting for {self.count} other processes of the MPI job."
+
+    def inventory(self) -> Machine:
+        """The places as they are."""
+        others = super().inventory().members if self.count else ()
+        own = self._local.inventory()
+        facts = {field.name: getattr(own, field.name) for field in fields(Host)}
+        hosts = (Host(**facts | {"hostname": _name(0)}), *others)
+        here = {name: known.hello.machine.hostname for name, known in self.agents.known.items()}
+        here[_name(0)] = own.hostname
+        _check_cores(hosts, here)
+        return inventory(hosts)
+
+    def addresses(self, plan: Plan) -> Sequence[str]:
+        """Ports that the agents hold, and this place's own."""
+        if not self._begun:
+            return super().addresses(plan)
+        where = self._where(plan)
+        mine = [process.rank for process in plan.processes if where[process.rank] == _name(0)]
+        base = self.config.base_port
+        own = dict(zip(mine, self._local.hold(self._own_host(), [base + r if base else 0 for r in mine]), strict=True))
+        wanted: dict[str, list[int]] = {}
+        for rank, name in where.items():
+            if rank not in own:
+                wanted.setdefault(name, []).append(base + rank if base else 0)
+        found = {name: iter(ports) for name, ports in self.agents.ports(wanted).items()}
+        return [
+            f"{self._own_host()}:{own[rank]}"
+            if rank in own
+            else f"{self.agents.known[name].hello.address}:{next(found[name])}"
+            for rank, name in where.items()
+        ]
+
+    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+        """Has the agents start a plan's processes; those of this place are started here."""
+        where = {rank: name for rank, name in self._where(plan).items() if name != _name(0)}
+        return RemoteJob(
+            self.agents,
+            plan,
+            group,
+            folder,
+            where,
+            missing=self._missing,
+            timeout=self._options.timeout,
+            returns=0.0,
+            here=self._local,
+        )
+
+    def close(self, code: int) -> None:
+        """Tells the others what the command ends with, those too who were not needed."""
+        if self._conducts and not self._begun:
+            Meeting(code=code).write(self._path)
+        super().close(code)
+        self._local.close(code)
+
+    def end(self) -> None:
+        """Leaves nothing to be read."""
+        self._path.unlink(missing_ok=True)
+
+    def describe(self, plan: Plan) -> str:
+        """The command of an MPI launcher that gives a plan its places."""
+        size = plan.hardware.hosts if self._place is None else self._place.size
+        return f"Typed once, a process for each place:\n\n{LAUNCH.format(size=size)}"
+
+    def assumed(self) -> Machine:
+        """So many places as there are, on this machine."""
+        here = machine.detect(self.environ)
+        size = self._place.size if self._place else 1
+        each = max(1, len(here.cores) // size)
+        cores = [here.cores[rank * each : (rank + 1) * each] or here.cores[:1] for rank in range(size)]
+        return inventory([Host(_name(rank), cores[rank], here.memory_gib, here.cpu) for rank in range(size)])
+
+    @property
+    def _path(self) -> Path:
+        job = hashlib.sha256(self._there_is().job.encode()).hexdigest()[:16]
+        return Path(self._options.folder).resolve() / f"{job}.json"
+
+    def _there_is(self) -> Place:
+        """This process's place."""
+        if self._place is None:
+            raise LaunchError(
+                f"Expected a process that an MPI launcher has started, received one that has none of its variables. "
+                f"Try `{LAUNCH.format(size=2)}`, or cluster=local."
+            )
+        return self._place
+
+    def _own_host(self) -> str:
+        return self.contact.address.rpartition(":")[0] if self.contact else "127.0.0.1"
+
+    def _served(self, meeting: Meeting, place: Place, asked: Callable[[], str | None]) -> int | None:
+        """Serves the conductor to its end; None where it was never reached."""
+        hub = Hub(_name(place.rank), meeting.token.encode())
+        link = hub.dial(CONDUCTOR, meeting.address)
+        host = reached_from(meeting.address.rpartition(":")[0])
+
+        def gone(line: Link, orphan_timeout: float) -> bool:
+            return line.away > GONE_SECONDS
+
+        def number() -> int | None:
+            return None if (said := asked()) is None else _number(said)
+
+        try:
+            code = Agent(hub, link, self._local, Seat(place.rank, host), gone).serve(number)
+            return 1 if code is None and link.life else code
+        finally:
+            hub.close(1.0)
+
+
+def _share(place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> dict[str, str]:
+    """Keeps this process to its part of its host's cores, unless it is bound, and of its GPUs; its environment then."""
+    size, given = place.local_size or 1, dict(environ)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == os.cpu_count():
+        os.sched_setaffinity(0, part(cores, place.local_rank, size))
+    elif place.rank == 0:
+        said = f"Each process of the MPI job is bound to {len(cores)} of {os.cpu_count()} cores"
+        say(f"{said}: `mpirun --bind-to none` leaves all of them to be dealt out.")
+    gpus = machine.installed_gpus()
+    if gpus and size > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
+        mine = part(range(len(gpus)), place.local_rank, size) if len(gpus) >= size else []
+        given["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
+    return given
+
+
+def part(items: Sequence[int], number: int, parts: int) -> list[int]:
+    """The items of a part, all parts as large as each other; where there are too few items, one that it shares.
+
+    >>> part([0, 1, 2, 3], 1, 2), part([0, 1], 3, 4)
+    ([2, 3], [1])
+    """
+    if len(items) < parts:
+        return [items[number % len(items)]]
+    each = len(items) // parts
+    return list(items[number * each : (number + 1) * each])
+
+
+def _check_cores(places: Sequence[Host], machines: Mapping[str, str]) -> None:
+    """Refuses places of one host that are bound to the same cores, though there are enough. Raises `LaunchError`."""
+    for one, other in combinations(places, 2):
+        both = set(one.cores) & set(other.cores)
+        if machines.get(one.hostname) == machines.get(other.hostname) and len(both) > 1:
+            raise LaunchError(
+                f"Expected each process of the MPI job to have cores of its own, received {one.hostname} and "
+                f"{other.hostname}, which were both bound to {len(both)} of them. Try mpirun --bind-to none."
+            )
+
+
+def _name(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _number(said: str) -> int:
+    """The number of the signal that is named first."""
+    return signal.Signals[said.split()[0]].value

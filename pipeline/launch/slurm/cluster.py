@@ -1,0 +1,314 @@
+"""Nodes of a Slurm cluster, an agent on each: a job of its own, or the allocation that this command was typed in.
+
+Agents find this command by its address, and prove by a token in a file that nobody else can read that they are its own.
+A job that is put back into the queue, or whose node is lost, comes back with other agents, maybe on other nodes.
+"""
+
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.agents import POLL_SECONDS, Known
+from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.errors import Cancelled, LaunchError
+from pipeline.launch.messages import Close
+from pipeline.launch.options import options_of
+from pipeline.launch.remote import RemoteJob
+from pipeline.launch.slurm.allocation import Allocation, allocation_of
+from pipeline.launch.slurm.earlier import Earlier
+from pipeline.launch.slurm.options import Options, check
+from pipeline.launch.slurm.queue import AGAIN, CANCELLED, COMPLETING, RUNNING, UP, Followed, Slurm, State
+from pipeline.launch.slurm.script import batch_script, clean, srun
+from pipeline.launch.variables import SLURM, place_of
+from pipeline.plan.checks import stays_here
+from pipeline.plan.machine import Host, Machine, inventory
+from pipeline.plan.plan import Plan
+
+NAME, POINT = "pipeline", "point"
+TOKEN, SCRIPT = "token", "job.sh"
+# What stands for what is not known before a job is submitted.
+ANYWHERE = "HOST:PORT"
+# For a job to end by itself, whose agents were told to end; for one that ends by Slurm's will, whatever its KillWait.
+END_SECONDS, SETTLE_SECONDS = 6.0, 120.0
+# Of a job's log, what a person is shown, and of which kind lines must be none.
+LOG_LINES = 3
+PREEMPTED = 75
+
+
+class SlurmCluster(DiallingCluster):
+    """What `cluster.options` asks of Slurm, or has been given already."""
+
+    dial_seconds = None
+
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        super().__init__(config, environ)
+        self._options = options_of(config, Options)
+        check(self._options)
+        self._inside = allocation_of(environ)
+        if self._inside is not None:
+            self._options = within(self._options, self._inside)
+        self._slurm = Slurm(environ)
+        self._job: Followed | None = None
+        self._step: subprocess.Popen[bytes] | None = None
+        self._log: Path | None = None
+        self._folder: Path | None = None
+        # Lives of agents whose job Slurm ends, and those that were last laid over.
+        self._doomed, self._laid_over = set[str](), set[str]()
+
+    @property
+    def count(self) -> int:
+        """As many as there are nodes."""
+        return self._options.nodes
+
+    def arrived(self) -> bool:
+        """Are there nodes already? They are asked for once a run needs them."""
+        return self.contact is not None
+
+    def listens_at(self) -> str:
+        """What `conductor` says, or the address of this machine from which it reaches nodes."""
+        given = self._options.conductor
+        if given is not None:
+            return given if ":" in given else f"{given}:0"
+        known = list(self._inside.nodes) if self._inside else self._slurm.addresses(self._options.partition)
+        if known and all(map(stays_here, known)):
+            return "127.0.0.1:0"
+        for node in known:
+            try:
+                return f"{reached_from(node)}:0"
+            except LaunchError:
+                continue
+        return f"{reached_from(socket.gethostname())}:0"
+
+    def begin(self, contact: Contact) -> None:
+        """Submits the job; inside of an allocation, starts its step."""
+        place = place_of(SLURM, self.environ)
+        if place is not None and place.size > 1:
+            raise LaunchError(
+                f"Expected one command in an allocation, received {place.size} of it, started by srun. "
+                f"Try it without srun, or cluster=mpi, which makes one of them."
+            )
+        folder = Path(self._options.folder).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=folder))
+        contact.write(self._folder / TOKEN)
+        if self._inside is None:
+            (self._folder / SCRIPT).write_text(self._script(contact.address, self._folder))
+            self._submit()
+        else:
+            self._log = self._folder / f"slurm-{self._inside.job}.log"
+            self._start_step()
+
+    def check(self, absent: int) -> None:
+        """Follows the job. Raises `LaunchError` where it is over, or runs and its agents do not come."""
+        if self._job is None:
+            self._check_step()
+            return
+        state = self._job.look()
+        if state.name == CANCELLED or state.name == "GONE":
+            raise _cancelled(self._job.job)
+        if state.name in AGAIN and self._options.requeue:
+            self._submit()
+        elif state.over:
+            raise LaunchError(
+                f"Expected agents on the nodes of Slurm's job {self._job.job}, received one that has ended as "
+                f"{state.name}{self._tail()}. Try other cluster.options.setup or modules, see {self._log}."
+            )
+        elif state.name == RUNNING and time.monotonic() - self._job.since > self._options.timeout:
+            raise LaunchError(
+                f"Expected the agents on {self.count} nodes to dial {self.contact.address if self.contact else ''}, "
+                f"received nothing from {absent} of them for {self._options.timeout:g} s{self._tail()}. Is the way "
+                f"there barred by a firewall? Try cluster.options.conductor=HOST:PORT, an address that nodes reach, "
+                f"and see {self._log}."
+            )
+
+    def begin_again(self, names: Sequence[str]) -> None:
+        """Nothing but to look: Slurm starts agents anew, by the script's loop or by another start of the job."""
+        self.check(len(names))
+
+    def waiting(self) -> str:
+        """What is waited for."""
+        return f"Waiting for agents on {self.count} node{'s' * (self.count > 1)} of Slurm."
+
+    def inventory(self) -> Machine:
+        """The nodes as they are. Waits for all of them, also for those that come back."""
+        self.gather()
+        self._wait()
+        present = self._present()
+        self._laid_over = {known.life for known in present}
+        return inventory([known.host for known in present])
+
+    def moved(self) -> bool:
+        """Are there other agents than were laid over, maybe on other nodes, or none yet?"""
+        return self.contact is not None and {known.life for known in self._present()} != self._laid_over
+
+    def returns(self, ends: bool) -> str | None:
+        """Has Slurm start the job again, once it has asked for its nodes. Raises `Cancelled`."""
+        if self._job is None:
+            self._end_inside()
+        if self._job is None or ends:
+            return None
+        job, state = self._job.job, self._job.look(now=True)
+        before = state.restarts
+        requeued = state.name == RUNNING and self._options.requeue and self._slurm.requeue(job)
+        self._doomed |= {known.life for known in self.agents.known.values()}
+        if state.name != RUNNING or requeued:
+            # It ends sooner where nothing of it is left.
+            for name in self.agents.known:
+                self.agents.say(name, Close(PREEMPTED))
+            state = self._job.settled(SETTLE_SECONDS)
+        if state.name in (CANCELLED, "GONE"):
+            raise _cancelled(job)
+        if not self._options.requeue:
+            return None
+        if state.over or (state.name == RUNNING and state.restarts == before):
+            self._slurm.cancel(job)
+            self._submit()
+            return f"Slurm's job {job} has ended as {state.name}; job {self._job.job} goes on in its place"
+        return f"Slurm's job {job} is in the queue again"
+
+    def end(self) -> None:
+        """Ends the job, where it has not ended with its agents; removes the token."""
+        if self._folder is not None:
+            (self._folder / TOKEN).unlink(missing_ok=True)
+        if self._job is not None and not self._job.state.over:
+            waits = self._job.state.name in (RUNNING, COMPLETING)
+            state = self._job.settled(END_SECONDS if waits else 0.0)
+            if not state.over:
+                self._slurm.cancel(self._job.job)
+        if self._step is not None:
+            try:
+                self._step.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._step.terminate()
+                self._step.wait()
+
+    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+        """Has the agents start a plan's processes, once none of an earlier command's writes to the same folder."""
+        assert self._folder is not None
+        if group == POINT:
+            job = self._job.job if self._job else self._inside.job if self._inside else ""
+            mine = Earlier(job, self._folder.name, step=self._job is None)
+            if (before := Earlier.read(folder)) is not None and before != mine:
+                before.end(self._slurm, self.say)
+            mine.write(folder)
+        return super().start(plan, group, folder)
+
+    def describe(self, plan: Plan) -> str:
+        """The script that is submitted, or, inside of an allocation, the `srun` that is typed."""
+        folder = Path(self._options.folder).resolve() / "TIME"
+        if self._inside is None:
+            return f"Submitted with sbatch:\n\n{self._script(ANYWHERE, folder)}"
+        return f"In the allocation of job {self._inside.job}:\n\n{shlex.join(self._srun(ANYWHERE, folder))}"
+
+    def assumed(self) -> Machine:
+        """The nodes as they are asked for."""
+        options = self._options
+        cores = tuple(range(options.tasks_per_node * options.cpus_per_task))
+        gpus = ("GPU",) * (options.tasks_per_node * options.gpus_per_task)
+        names = self._inside.nodes if self._inside else [f"node{number}" for number in range(self.count)]
+        return inventory([Host(name, cores, 0.0, "any processor", gpus) for name in names])
+
+    def _wait(self) -> None:
+        """Waits until all agents are there."""
+        said = False
+        while (absent := self.count - len(self._present())) > 0:
+            if not said and self._job is None:
+                said = True
+                self.say(self.waiting())
+            self.agents.listen_to((), POLL_SECONDS)
+            self.check(absent)
+
+    def _present(self) -> list[Known]:
+        """The agents to whom there is a line, but for those whose job ends, in their order."""
+        self.agents.listen_to((), 0.0)
+        there = [known for known in self.agents.ordered() if known.life not in self._doomed and not known.link.away]
+        return there[: self.count]
+
+    def _submit(self) -> None:
+        assert self._folder is not None
+        job = self._slurm.submit(self._folder / SCRIPT)
+        self._log = self._folder / f"slurm-{job}.log"
+        self._job = Followed(self._slurm, job, self.say)
+        self._job.look(now=True)
+
+    def _script(self, address: str, folder: Path) -> str:
+        return batch_script(self._options, self._agent(address, folder), folder, NAME)
+
+    def _srun(self, address: str, folder: Path) -> list[str]:
+        # This command may be a step itself, which has all that the job has.
+        command = srun(self._options, self._agent(address, folder), folder)
+        return [command[0], "--overlap", *command[1:]]
+
+    def _agent(self, address: str, folder: Path) -> list[str]:
+        """The command of an agent; srun says in its environment which of them it is."""
+        python = self._options.python or ("python3" if self._options.container else sys.executable)
+        given = ["--token-file", str(folder / TOKEN), "--start-method", self.config.start_method.value]
+        agent = f"{shlex.join([python, '-m', 'pipeline.launch', address, *given])}"
+        return ["sh", "-c", f'exec {agent} --name "$SLURMD_NODENAME" --order "$SLURM_PROCID"']
+
+    def _start_step(self) -> None:
+        assert self._log is not None
+        assert self.contact is not None
+        command = self._srun(self.contact.address, self._log.parent)
+        if shutil.which(command[0], path=self.environ.get("PATH")) is None:
+            raise LaunchError(
+                f"Expected the command {command[0]} in the allocation of Slurm's job "
+                f"{self._inside.job if self._inside else ''}, received none. Try it outside of a container."
+            )
+        with self._log.open("ab") as log:
+            # A Ctrl-C at the terminal is this command's to handle.
+            self._step = subprocess.Popen(
+                command,
+                env=clean(self.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _check_step(self) -> None:
+        if self._step is not None and self._step.poll() not in (None, 0):
+            raise LaunchError(
+                f"Expected srun to start agents in the allocation, received one that has ended with "
+                f"{self._step.returncode}{self._tail()}. Try other cluster.options, and see {self._log}."
+            )
+
+    def _end_inside(self) -> None:
+        """What is to be done about an allocation that Slurm takes away: a script's job is put back into the queue."""
+        inside = self._inside
+        assert inside is not None
+        state = self._slurm.look(inside.job) or State(RUNNING)
+        if state.name == COMPLETING and state.restarts == inside.restarts and state.left not in UP:
+            raise _cancelled(inside.job)
+        if inside.batch and state.name == RUNNING and self._options.requeue and self._slurm.requeue(inside.job):
+            self.say(f"Slurm's job {inside.job} is in the queue again: the same script goes on there.")
+
+    def _tail(self) -> str:
+        """The last lines of the job's log."""
+        if self._log is None or not self._log.exists():
+            return ""
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return f": {' '.join(lines[-LOG_LINES:]).rstrip('.')}" if lines else ""
+
+
+def within(options: Options, inside: Allocation) -> Options:
+    """The options of what an allocation has, whatever is asked for besides."""
+    return replace(
+        options,
+        nodes=len(inside.nodes),
+        tasks=len(inside.nodes),
+        cpus_per_task=inside.cores,
+        gpus_per_task=inside.gpus,
+    )
+
+
+def _cancelled(job: str) -> Cancelled:
+    return Cancelled(f"Slurm's job {job} was cancelled (scancel).")

@@ -1,0 +1,192 @@
+"""Asks Slurm's commands: submits a job, says what has become of it, puts it back into the queue, ends it.
+
+Reads `squeue -o` and `-O`, whose columns are the same in all versions, not its JSON; of accounting nothing is needed.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.slurm.script import clean
+
+ASK_SECONDS = 30.0
+# How often a job is looked at: often while it may change soon, later as rarely as administrators like it.
+SOON_SECONDS, LATER_SECONDS, SOON = 1.0, 10.0, 60.0
+# https://slurm.schedmd.com/squeue.html, "JOB STATE CODES".
+RUNNING, COMPLETING = "RUNNING", "COMPLETING"
+CANCELLED = "CANCELLED"
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+OVER = (
+    CANCELLED, "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+    "REVOKED", "GONE",
+)  # fmt: skip
+# What says of a job that time alone has ended it, or a node, or another job: it may be submitted anew.
+AGAIN = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
+# What is left of a job's time once it is up.
+UP = ("0:00", "INVALID")
+MARK = "|"
+
+
+@dataclass(frozen=True)
+class State:
+    """What has become of a job: its state's name, why it waits, when it starts, its nodes, how much of its time is left,
+    and how often it began anew.
+    """
+
+    name: str
+    reason: str = ""
+    starts: str = ""
+    nodes: str = ""
+    left: str = ""
+    restarts: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Will it never run again?"""
+        return self.name in OVER
+
+
+def state_of(line: str) -> State:
+    """What a line of `squeue` says; GONE where there is none, as some minutes after a job's end.
+
+    >>> state_of("PENDING|Resources|2026-11-25T10:00:00||30:00|0")
+    State(name='PENDING', reason='Resources', starts='2026-11-25T10:00:00', nodes='', left='30:00', restarts=0)
+    >>> state_of("").over
+    True
+    """
+    parts = [part.strip() for part in line.strip().split(MARK)]
+    if len(parts) < 6 or not parts[0]:
+        return State("GONE")
+    name, reason, starts, nodes, left = ("" if part in ("None", "N/A", "(null)") else part for part in parts[:5])
+    return State(name, reason, starts, nodes, left, int(parts[5]) if parts[5].isdecimal() else 0)
+
+
+class Slurm:
+    """Slurm's commands, as this machine has them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = clean(environ)
+
+    def submit(self, script: Path) -> str:
+        """The number of a job made of a script. Raises `LaunchError`."""
+        said = self._ask(["sbatch", "--parsable", str(script)])
+        if said.returncode:
+            raise LaunchError(
+                f"Expected Slurm to take the job of {script}, received: {_last(said.stderr)}. "
+                f"Try other cluster.options, of which mode=plan shows the script."
+            )
+        # Of several clusters, ID;CLUSTER.
+        return said.stdout.strip().splitlines()[-1].split(";")[0]
+
+    def look(self, job: str) -> State | None:
+        """What has become of a job; None where Slurm does not answer."""
+        said = self._ask(
+            ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format=%T{MARK}%r{MARK}%S{MARK}%N{MARK}%L"]
+        )
+        if said.returncode and "Invalid job id" not in said.stderr:
+            return None
+        line = next(iter(said.stdout.splitlines()), "")
+        if not line:
+            return State("GONE")
+        more = self._ask(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=restartcnt"])
+        return state_of(f"{line}{MARK}{more.stdout.strip()}")
+
+    def requeue(self, job: str) -> bool:
+        """Puts a job that runs back into the queue; false where that cannot be done."""
+        return self._ask(["scontrol", "requeue", job]).returncode == 0
+
+    def cancel(self, job: str) -> None:
+        """Ends a job, if it is one."""
+        self._ask(["scancel", job])
+
+    def step(self, job: str, name: str) -> str | None:
+        """The number of a job's step of that name; None where there is none."""
+        said = self._ask(["squeue", "--steps", "--noheader", f"--jobs={job}", f"--format=%i{MARK}%j"])
+        steps = [line.strip().partition(MARK) for line in said.stdout.splitlines()]
+        return next((number for number, _, called in steps if called == name), None)
+
+    def addresses(self, partition: str | None) -> list[str]:
+        """Where nodes are reached, as Slurm reaches them; empty where it does not answer."""
+        chosen = [f"--partition={partition}"] if partition else []
+        return self._ask(["sinfo", "--noheader", "--Node", "--format=%o", *chosen]).stdout.split()
+
+    def _ask(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        try:
+            return subprocess.run(
+                command,
+                env=self._environ,
+                capture_output=True,
+                text=True,
+                timeout=ASK_SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
+        except FileNotFoundError as error:
+            raise LaunchError(
+                f"Expected the command {command[0]}, as a login node of a Slurm cluster has it, received none. "
+                f"Try this command there, mode=plan to see the script here, or cluster=local."
+            ) from error
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"no answer for {ASK_SECONDS:g} s")
+
+
+class Followed:
+    """A job that was submitted, looked at now and then; `say` hears of each change of its state."""
+
+    def __init__(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> None:
+        self.job, self._slurm, self._say = job, slurm, say
+        self.state = State("PENDING")
+        # When it came into this state, and when it is looked at next, on the monotonic clock.
+        self.since = time.monotonic()
+        self._next = 0.0
+        self._said = ""
+
+    def look(self, now: bool = False) -> State:
+        """Its state as it was a moment ago, or `now`."""
+        if not now and time.monotonic() < self._next:
+            return self.state
+        found = self._slurm.look(self.job)
+        soon = time.monotonic() - self.since < SOON
+        self._next = time.monotonic() + (SOON_SECONDS if soon else LATER_SECONDS)
+        if found is None:
+            return self.state
+        if found.name != self.state.name:
+            self.since = time.monotonic()
+        self.state = found
+        if (text := told(self.job, found)) != self._said:
+            self._said = text
+            self._say(text)
+        return found
+
+    def settled(self, seconds: float) -> State:
+        """Its state once it is neither running nor about to end, or after so many seconds."""
+        until = time.monotonic() + seconds
+        while (state := self.look(now=True)).name in (RUNNING, COMPLETING) and time.monotonic() < until:
+            time.sleep(SOON_SECONDS / 2)
+        return state
+
+
+def told(job: str, state: State) -> str:
+    """A job's state in words.
+
+    >>> told("7", State("PENDING", "Resources"))
+    "Slurm's job 7 is pending (Resources)."
+    >>> told("7", State("RUNNING", nodes="n[1-2]"))
+    "Slurm's job 7 is running on n[1-2]."
+    """
+    what = state.name.lower().replace("_", " ")
+    if state.name == "GONE":
+        return f"Slurm knows job {job} no more."
+    where = f" on {state.nodes}" if state.name == RUNNING and state.nodes else ""
+    why = f" ({state.reason})" if state.reason and state.name in WAITING else ""
+    when = f", and starts about {state.starts}" if state.starts and state.name in WAITING else ""
+    return f"Slurm's job {job} is {what}{where}{why}{when}."
+
+
+def _last(text: str) -> str:
+    """The last line that a command said, without its name before it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = lines[-1] if lines else "nothing"
+    return found.removeprefix("sbatch: error: ").rstrip(".")

@@ -1,0 +1,113 @@
+"""Writes the batch script of a job, and the `srun` line that starts its agents, one on each node.
+
+A script is plain text, made without Slurm, so that `mode=plan` can print it anywhere.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.launch.slurm.options import Options
+
+# What NCCL may catch is USR1. Without "B:", which is for the batch shell alone, it reaches all that srun has started.
+SIGNAL = "USR2"
+# Of `srun`, in a job that is submitted from within a step: they bind to cores that the new job has not.
+STALE = (
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_MEM_BIND",
+    "SLURM_MEM_BIND_LIST", "SLURM_MEM_BIND_PREFER", "SLURM_MEM_BIND_SORT", "SLURM_MEM_BIND_TYPE",
+    "SLURM_MEM_BIND_VERBOSE", "SLURM_DISTRIBUTION", "SLURM_GPU_BIND", "SLURM_EXACT", "SLURM_OVERLAP", "SLURM_WHOLE",
+)  # fmt: skip
+# Starts of the agents, where one of them was killed and Slurm has ended the others with it.
+ATTEMPTS = 4
+APPTAINER = ".sif"
+
+
+def batch_script(options: Options, agent: Sequence[str], folder: Path, name: str) -> str:
+    """The script that is submitted; `agent` is the command of one, logs go to `folder`."""
+    asked = [f"#SBATCH {option}" for option in sbatch_options(options, folder, name)]
+    modules = [f"module load {shlex.join(options.modules)}"] if options.modules else []
+    launch = shlex.join(srun(options, agent, folder))
+    lines = [
+        "#!/bin/bash",
+        "# Starts an agent on each node, which dials the command that has submitted this, and does what that says.",
+        *asked,
+        "",
+        "# This shell outlives what Slurm's signals tell the agents: they write a checkpoint meanwhile.",
+        "ended=",
+        "trap 'ended=1' TERM",
+        "trap : USR1 USR2",
+        "# Of a step that this was submitted from.",
+        f"unset {' '.join(STALE)}",
+        "# gRPC would ask a proxy for a port of this node.",
+        *(f'export {name}="${{{name}:+${name},}}localhost,127.0.0.1"' for name in ("no_proxy", "NO_PROXY")),
+        *modules,
+        *options.setup,
+        "",
+        f"for attempt in $(seq {ATTEMPTS}); do",
+        f"  {launch}",
+        "  code=$?",
+        "  # What was killed is started again; what has ended was told to.",
+        '  [ -z "$ended" ] && [ $code -gt 128 ] || break',
+        "  sleep 1",
+        "done",
+        "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def sbatch_options(options: Options, folder: Path, name: str) -> list[str]:
+    """What is asked of Slurm. A node has the cores and GPUs of its tasks together: its agent starts them all."""
+    return [
+        f"--job-name={shlex.quote(name)}",
+        *_given("partition", options.partition),
+        *_given("account", options.account),
+        *_given("time", options.time),
+        *_given("constraint", options.constraint),
+        *_shape(options),
+        # What a requeued job says is added to what it has said.
+        "--open-mode=append",
+        f"--output={shlex.quote(str(folder / 'slurm-%j.log'))}",
+        "--requeue" if options.requeue else "--no-requeue",
+        *([f"--signal={SIGNAL}@{options.signal_seconds}"] if options.signal_seconds else []),
+        *options.extra,
+    ]
+
+
+def srun(options: Options, agent: Sequence[str], folder: Path) -> list[str]:
+    """The command that starts an agent on each node; the first to die takes the others with it."""
+    inside: list[str] = []
+    if options.container and options.container.endswith(APPTAINER):
+        nvidia = ["--nv"] if options.gpus_per_task else []
+        inside = ["apptainer", "exec", *nvidia, f"--bind={folder}", options.container]
+    elif options.container:
+        # Of pyxis, NVIDIA's plugin.
+        mounts = ",".join(f"{path}:{path}" for path in dict.fromkeys((str(Path.cwd()), str(folder))))
+        inside = [f"--container-image={options.container}", f"--container-mounts={mounts}"]
+        inside.append(f"--container-workdir={Path.cwd()}")
+    # Slurm from 22.05 to 23.11 does not hand --cpus-per-task on from the job to its steps.
+    # The step has the name of the folder, by which it is found where its command is gone.
+    named = [f"--job-name={folder.name}", "--kill-on-bad-exit=1"]
+    return ["srun", f"--ntasks={options.nodes}", *_shape(options), *named, *inside, *agent]
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a step has bound, for a job or a step that is asked for from within.
+
+    >>> clean({"HOME": "/root", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"})
+    {'HOME': '/root'}
+    """
+    return {name: value for name, value in environ.items() if name not in STALE}
+
+
+def _shape(options: Options) -> list[str]:
+    gpus = options.tasks_per_node * options.gpus_per_task
+    return [
+        f"--nodes={options.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={options.tasks_per_node * options.cpus_per_task}",
+        *([f"--gres=gpu:{gpus}"] if gpus else []),
+    ]
+
+
+def _given(name: str, value: str | int | None) -> list[str]:
+    return [] if value is None else [f"--{name}={shlex.quote(str(value))}"]

@@ -1,0 +1,82 @@
+"""What schedulers and MPI launchers tell a process by its environment: a table, since they differ in names alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.launch.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The names under which one of them says which job, which of its processes, and which of those of a host this is.
+
+    What is in those of `job`, as far as they are set, no other job has, and all processes of one have alike.
+    """
+
+    name: str
+    job: tuple[str, ...]
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str | None = None
+
+
+# https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"; those of a step, since a job has several.
+SLURM = Variables(
+    "srun",
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+)
+# https://docs.open-mpi.org, "Environment variables set by mpirun"; PMIX_NAMESPACE is of version 4 and later, and may
+# come again after a while, unlike the address of mpirun, of version 4.
+OPEN_MPI = Variables(
+    "mpirun of Open MPI",
+    ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"),
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of its job this is, and which of those of its host; `local_size` None where that is not told."""
+
+    job: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int | None = None
+
+
+def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
+    """What `environ` says; None where this process was not started by this launcher. Raises `LaunchError`.
+
+    >>> given = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    >>> place_of(SLURM, given)
+    Place(job='7', rank=1, size=2, local_rank=0, local_size=None)
+    """
+    if variables.rank not in environ or variables.size not in environ:
+        return None
+    numbers = {
+        name: environ.get(name)
+        for name in (variables.rank, variables.size, variables.local_rank, variables.local_size)
+        if name
+    }
+    for name, value in numbers.items():
+        if value is not None and not value.isdecimal():
+            raise LaunchError(
+                f"Expected {name} to be a number, as {variables.name} sets it, received {value}. Try cluster=local."
+            )
+    known = {name: int(value) for name, value in numbers.items() if value is not None}
+    rank, size = known[variables.rank], known[variables.size]
+    if not 0 <= rank < size:
+        raise LaunchError(
+            f"Expected {variables.rank} below {variables.size}, received {rank} and {size}. Try cluster=local."
+        )
+    job = " ".join(environ[name] for name in variables.job if name in environ)
+    local_size = known.get(variables.local_size) if variables.local_size else None
+    return Place(job, rank, size, known.get(variables.local_rank, 0), local_size)

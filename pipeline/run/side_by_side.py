@@ -1,0 +1,202 @@
+"""Runs points of a sweep at once, each in a thread: as jobs of a cluster, or on devices that others leave free.
+
+What they show goes into a file of their folders: a screen has room for one. The thread that calls hears of signals, and
+has the others end.
+"""
+
+import dataclasses
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.launch import AT_ONCE, DEVICES, JOBS, Cluster, LaunchError
+from pipeline.launch.local import LocalCluster
+from pipeline.launch.share import Part, Share, part_for, whole
+from pipeline.launch.signals import Interrupted
+from pipeline.record.results import Ending, Layout, Result
+from pipeline.run import run
+from pipeline.run.group import Preemption
+from pipeline.run.points import Key, Points
+from pipeline.run.results import chosen, layout_of
+from pipeline.run.session import PointRequest, Session
+from pipeline.run.views import PointResult, Screen
+
+# What a point shows, in its folder.
+LOG = "conductor.log"
+POLL_SECONDS = 0.2
+# For points to end once the command is to.
+END_SECONDS = 60.0
+
+Open = Callable[[Path], AbstractContextManager[Screen]]
+Outcome = PointResult | BaseException
+
+
+def most_at_once(points: Points, session: Session) -> int:
+    """How many points of a command may run at once; says so where that is one although more were asked for."""
+    first = next(iter(points.to_run.values()), None)
+    if first is None or not points.many or first.config.sweep.parallel == 1:
+        return 1
+    names = {request.config.cluster.name for request in points.to_run.values()}
+    in_turn = sorted(name for name in names if name not in AT_ONCE)
+    if in_turn:
+        session.screen.say(f"Points run one after the other: all of cluster={in_turn[0]} is each one's.")
+        return 1
+    return first.config.sweep.parallel
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A point under way, since when, and what it has of this machine."""
+
+    request: PointRequest
+    thread: threading.Thread
+    began: float
+    part: Part
+
+
+class SideBySide:
+    """Points that run at once, no more than `most`; `opened` is where one shows what it does, by its folder."""
+
+    def __init__(self, points: Points, session: Session, most: int, opened: Open) -> None:
+        self._session, self._most, self._opened = session, most, opened
+        self._waiting = dict(points.to_run)
+        self._running: dict[Key, _Running] = {}
+        self._ended: queue.SimpleQueue[tuple[Key, Outcome]] = queue.SimpleQueue()
+        self._free: Part | None = None
+        self._everything = Part()
+
+    def run(self, begun: Callable[[Key, PointRequest], None], ended: Callable[[Key, PointResult, float], None]) -> None:
+        """Runs all of them; tells of each that has begun, or ended, and how long it took. Raises what one raises."""
+        # A scheduler's signal lets those under way end by themselves.
+        self._session.busy = True
+        try:
+            while self._waiting or self._running:
+                if not self._session.preemption.asked:
+                    self._begin(begun)
+                elif not self._running:
+                    return
+                try:
+                    key, outcome = self._ended.get(timeout=POLL_SECONDS)
+                except queue.Empty:
+                    continue
+                running = self._let_go(key)
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                ended(key, outcome, time.monotonic() - running.began)
+        except Interrupted as interrupted:
+            self._end(interrupted.number)
+            raise
+        except BaseException:
+            self._end(signal.SIGTERM)
+            raise
+        finally:
+            self._session.busy = False
+
+    def _begin(self, begun: Callable[[Key, PointRequest], None]) -> None:
+        """Begins points, in order, as many as there may be, of which there is room for each."""
+        for key in list(self._waiting):
+            if len(self._running) == self._most:
+                return
+            request = self._waiting[key] = self._laid_out(self._waiting[key])
+            part = self._room(request)
+            if part is None:
+                continue
+            del self._waiting[key]
+            if self._free is not None:
+                self._free = self._free.without(part)
+            work = self._work_on_devices if _kind(request) == DEVICES else self._work_as_job
+            thread = threading.Thread(target=work, args=(key, request, part), daemon=True)
+            self._running[key] = _Running(request, thread, time.monotonic(), part)
+            begun(key, request)
+            thread.start()
+
+    def _laid_out(self, request: PointRequest) -> PointRequest:
+        """A repeat laid out as the point itself was; as it is where that is refused, which is told once it is run."""
+        if request.laid_out is not None or _kind(request) == JOBS:
+            return request
+        looked_over = run.look_over(request, self._session)
+        return request if isinstance(looked_over, PointResult) else looked_over
+
+    def _room(self, request: PointRequest) -> Part | None:
+        """What a point gets of this machine, nothing where it needs none; None where there is no room for it."""
+        if _kind(request) == JOBS or request.laid_out is None:
+            return Part()
+        if self._free is None:
+            self._free = self._everything = whole(request.laid_out.cluster.inventory())
+        return part_for(request.laid_out.plan, self._free, self._everything)
+
+    def _let_go(self, key: Key) -> _Running:
+        running = self._running.pop(key)
+        running.thread.join()
+        if self._free is not None:
+            self._free = self._free.joined(running.part)
+        return running
+
+    def _end(self, number: int) -> None:
+        """Has all points end, as by a signal, and waits until they have."""
+        self._session.preemption.end(number)
+        until = time.monotonic() + END_SECONDS
+        for running in self._running.values():
+            running.thread.join(max(0.0, until - time.monotonic()))
+
+    def _work_on_devices(self, key: Key, request: PointRequest, part: Part) -> None:
+        """Runs a point on a part of this machine. In a thread of its own, as the next one."""
+        local = self._session.cluster(request.config)
+        assert isinstance(local, LocalCluster)
+        share: Cluster = Share(local, part)
+        made = request.laid_out
+        if made is not None:
+            note = f"Up to {self._most} points ran at once on this machine: they share its memory's bandwidth."
+            plan = dataclasses.replace(made.plan, notes=(*made.plan.notes, note))
+            request = dataclasses.replace(request, laid_out=dataclasses.replace(made, plan=plan, cluster=share))
+        self._work(key, request, {f"{request.config.cluster}": share}, self._session.preemption)
+
+    def _work_as_job(self, key: Key, request: PointRequest, part: Part) -> None:
+        # A scheduler's signal to one job is none to another.
+        request = dataclasses.replace(request, laid_out=None)
+        self._work(key, request, {}, Preemption(self._session.preemption))
+
+    def _work(self, key: Key, request: PointRequest, clusters: dict[str, Cluster], preemption: Preemption) -> None:
+        outcome: Outcome
+        try:
+            with (
+                self._opened(request.folder / LOG) as screen,
+                _own(self._session, screen, clusters, preemption) as session,
+            ):
+                session.serve(request.config)
+                outcome = run.run(request, session)
+        except BaseException as error:
+            outcome = error
+        self._ended.put((key, outcome))
+
+
+@contextmanager
+def _own(session: Session, screen: Screen, clusters: dict[str, Cluster], preemption: Preemption) -> Iterator[Session]:
+    """What a point has for itself of what the points of a command share."""
+    made = dataclasses.replace(session, screen=screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters)
+    code = 1
+    try:
+        yield made
+        code = 0
+    finally:
+        for cluster in clusters.values():
+            try:
+                cluster.close(code)
+            except (OSError, LaunchError) as error:
+                screen.say(str(error))
+
+
+def _kind(request: PointRequest) -> str:
+    return AT_ONCE[request.config.cluster.name]
+
+
+def under_way(request: PointRequest, status: str) -> PointResult:
+    """What is known of a point that has not ended."""
+    made = request.laid_out
+    layout = Layout(workers=request.config.workers) if made is None else layout_of(made.plan, None)
+    return request.ended(Result(Ending(status), chosen(request.config), layout))

@@ -1,0 +1,87 @@
+"""`cluster=mpi`: the same command in each place of an MPI job."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Ran, environment, finish, left_behind, start
+
+from pipeline.launch.mpi import Meeting, part
+from pipeline.launch.variables import OPEN_MPI, Place, place_of
+
+SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true", "train.steps=30")
+TWO = ("strategy=multi_worker", "workers=2", *SMALL)
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+
+
+def losses(result: dict) -> tuple:
+    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
+
+
+def typed(folder: Path, processes: int, *arguments: str) -> Ran:
+    folder.mkdir(exist_ok=True)
+    command = [*MPIRUN, "-n", f"{processes}", sys.executable, "-m", "pipeline", "cluster=mpi", *arguments]
+    began = time.monotonic()
+    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
+def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
+    (tmp_path / "here").mkdir()
+    both = ("-m", "strategy=multi_worker", "workers=2,4", "sweep.name=both", *SMALL)
+    alone = finish(start(tmp_path / "here", *both), tmp_path / "here", time.monotonic(), 240)
+    assert alone.code == 0, alone.err
+    # In the first point two of the places have nothing to do.
+    ran = typed(tmp_path / "there", 4, *both)
+    assert ran.code == 0, ran.out + ran.err
+    assert [losses(result) for result in ran.results] == [losses(result) for result in alone.results]
+    assert [result["hosts"] for result in ran.results] == [2, 4]
+    assert (ran.run_folders[1] / "point-3.log").exists()
+    assert not list((tmp_path / "there/outputs/mpi").iterdir())
+    assert not left_behind(tmp_path / "there")
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
+def test_what_is_refused_ends_all_of_them_in_words(tmp_path):
+    ran = typed(tmp_path, 2, "strategy=mirrored", "workers=9999", *SMALL)
+    assert ran.code != 0
+    assert "Traceback" not in ran.err
+    assert "Expected" in ran.err
+    assert not left_behind(tmp_path)
+
+
+def test_without_a_launcher_it_is_refused_in_words_and_planned_all_the_same(asked):
+    refused: Ran = asked("cluster=mpi", *TWO)
+    assert refused.code == 2
+    assert "Expected a process that an MPI launcher has started" in refused.err
+    assert "Try `mpirun --bind-to none -n 2 python -m pipeline cluster=mpi ...`, or cluster=local." in refused.err
+    planned: Ran = asked("mode=plan", "cluster=mpi", *TWO)
+    assert planned.code == 0, planned.err
+    assert "mpirun --bind-to none -n " in planned.out
+
+
+def test_places_share_what_a_host_has():
+    assert [part(range(8), rank, 4) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [part(range(2), rank, 4) for rank in range(4)] == [[0], [1], [0], [1]]
+
+
+def test_where_they_meet_is_for_nobody_else(tmp_path):
+    path = tmp_path / "mpi" / "job.json"
+    Meeting("127.0.0.1:80", "secret").write(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Meeting.read(path) == Meeting("127.0.0.1:80", "secret")
+    assert os.listdir(path.parent) == ["job.json"]
+    assert Meeting.read(tmp_path / "none") is None
+
+
+def test_open_mpi_says_which_place_this_is():
+    said = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    said |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "7"}
+    assert place_of(OPEN_MPI, said) == Place("7", 1, 4, 1, 2)
+    assert place_of(OPEN_MPI, {}) is None

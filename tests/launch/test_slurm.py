@@ -1,0 +1,307 @@
+"""`cluster=slurm`, on a real Slurm of four pretend nodes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import own
+import pretend_slurm
+import pytest
+from conftest import Ran, environment, finish, left_behind, start
+from pretend_slurm import Slurm
+
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.options import options_of
+from pipeline.launch.slurm.allocation import Allocation, allocation_of
+from pipeline.launch.slurm.cluster import within
+from pipeline.launch.slurm.hostlist import counts_of, hosts_of
+from pipeline.launch.slurm.options import Options, check
+from pipeline.launch.slurm.script import batch_script, clean
+from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
+
+SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01")
+TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
+# Slow enough to be harmed on the way: each step waits a while.
+SLOW = "train.callbacks=[{_target_: own.Pausing, seconds: 0.1}]"
+LONG = (*TWO, "train.steps=800", "train.steps_per_call=1", "checkpoint.every_steps=20", "train.save=false")
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    if why := pretend_slurm.missing():
+        pytest.skip(f"no Slurm can be started here: {why}")
+    with pretend_slurm.pretend_slurm() as made:
+        yield made
+
+
+class Typed:
+    """A command in a folder of its own, from outside of any job or from inside of one."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder, self.process = slurm, folder, None
+        folder.mkdir(exist_ok=True)
+
+    def type(self, *arguments: str, **environ: str) -> None:
+        self.process = start(self.folder, "cluster=slurm", *arguments, **self.slurm.environ, **environ)
+
+    def ended(self, timeout: float = 400.0) -> Ran:
+        return finish(self.process, self.folder, time.monotonic(), timeout)
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind in all its runs, as far as they are written."""
+        lines = [
+            line
+            for log in sorted(self.folder.glob("outputs/[rs]*/**/events.jsonl"))
+            for line in log.read_text().splitlines()
+            if line.endswith("}")
+        ]
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def until(self, reached: Callable[[], object], seconds: float = 240.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not reached():
+            assert self.process.poll() is None, "\n".join(self.process.communicate())
+            assert time.monotonic() < deadline, f"it never came: {self.slurm.jobs('%i %T %r')}"
+            time.sleep(0.2)
+
+    def saved(self) -> int:
+        """How many checkpoints there are."""
+        return len(self.told("checkpoint"))
+
+    def more(self, checkpoints: int = 2) -> None:
+        """Waits until it has trained on."""
+        before = self.saved()
+        self.until(lambda: self.saved() >= before + checkpoints)
+
+    def job(self) -> str:
+        (job,) = self.slurm.jobs("%i")
+        return job
+
+
+@pytest.fixture
+def typed(slurm: Slurm, tmp_path: Path) -> Iterator[Typed]:
+    made = Typed(slurm, tmp_path / "there")
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.process.kill()
+        made.process.communicate()
+    assert not left_behind(made.folder, 30)
+    assert not slurm.jobs()
+
+
+def losses(result: dict[str, Any]) -> tuple[Any, ...]:
+    return result["loss"], result["val_loss"], result["metrics"], result["val_metrics"]
+
+
+def weights(told: list[dict[str, Any]]) -> str:
+    return told[-1]["weights"][0]
+
+
+@pytest.mark.slow
+def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice(typed, tmp_path):
+    sweep = (
+        "-m", "strategy=mirrored,multi_worker,parameter_server", "workers=2,4", "sweep.name=six", "train.steps=30",
+        "checkpoint.every_steps=10", *SMALL,
+    )  # fmt: skip
+    typed.type(*sweep, "sweep.parallel=2")
+    # The jobs of two points fit on one node: their ports are not the same.
+    typed.until(lambda: typed.told("finished"))
+    os.kill(typed.process.pid, signal.SIGKILL)
+    typed.process.communicate()
+    kept = {result["strategy"] + str(result["workers"]) for result in _finished(typed)}
+    typed.type(*sweep, "sweep.parallel=2")
+    ran = typed.ended()
+    assert ran.code == 0, ran.out + ran.err
+    assert f"{len(kept)} of 6 points have finished and are kept." in ran.out or not kept
+    points = json.loads((typed.folder / "outputs/sweeps/six/sweep.json").read_text())["points"]
+    assert [point["status"] for point in points] == ["FINISHED"] * 6
+    assert sum(point["seconds"] for point in points) > ran.seconds
+    assert len(typed.told("run")) == 6
+    # A point that was under way when the command was killed had its job ended, and none is left now.
+    assert not typed.slurm.jobs()
+    here = tmp_path / "here"
+    here.mkdir()
+    alone = finish(start(here, *sweep, "cluster=local"), here, time.monotonic(), 240)
+    assert alone.code == 0, alone.err
+    for one, other in zip(ran.results, alone.results, strict=True):
+        assert (one["strategy"], one["workers"]) == (other["strategy"], other["workers"])
+        if one["strategy"] != "parameter_server":
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+            assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
+    told = [line for line in ran.out.splitlines() if line.startswith("-- ")]
+    assert sum("FINISHED" in line for line in told) == 6 - len(kept)
+
+
+def _finished(typed: Typed) -> list[dict[str, Any]]:
+    results = [json.loads(path.read_text()) for path in typed.folder.glob("outputs/sweeps/six/*/result.json")]
+    return [result for result in results if result["status"] == "FINISHED"]
+
+
+@pytest.mark.slow
+def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_unharmed_run(typed, tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    unharmed = finish(start(here, *LONG), here, time.monotonic(), 240)
+    assert unharmed.code == 0, unharmed.err
+    limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
+    typed.type(*LONG, SLOW, "hardware.hosts=2", *limits, f"--config-dir={own.CONF}")
+    typed.more()
+    # Slurm looks at limits twice a minute, and sends USR2 half a minute before this one.
+    ends = datetime.now() + timedelta(seconds=32)
+    typed.slurm.ask("scontrol", "update", f"JobId={typed.job()}", f"EndTime={ends:%Y-%m-%dT%H:%M:%S}")
+    typed.until(lambda: typed.told("restarted"))
+    # What is left of its time is now its limit.
+    typed.slurm.ask("scontrol", "update", f"JobId={typed.job()}", "TimeLimit=30")
+    typed.more()
+    worker = typed.told("started")[-1]["pid"]
+    os.kill(worker, signal.SIGKILL)
+    typed.until(lambda: len(typed.told("restarted")) == 2)
+    typed.more()
+    typed.slurm.node_down("n2")
+    try:
+        typed.until(lambda: len(typed.told("restarted")) == 3)
+        ran = typed.ended()
+    finally:
+        typed.slurm.node_up("n2")
+    assert ran.code == 0, ran.out + ran.err
+    assert weights(typed.told("finished")) == weights(unharmed.events("finished"))
+    texts = [event["text"] for event in typed.told("restarted")]
+    assert "The run was asked to leave by SIGUSR2" in texts[0]
+    assert "is in the queue again" in texts[0]
+    assert "was killed by SIGKILL" in texts[1]
+    assert "is running on n[1,3]." in ran.out
+    assert ran.result["steps_repeated"] <= 200
+
+
+@pytest.mark.slow
+def test_inside_an_allocation_it_trains_to_the_same_losses_and_outside_scancel_ends_it_as_killed(
+    typed, slurm, tmp_path
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    command = (*TWO, "train.steps=30")
+    alone = finish(start(here, *command), here, time.monotonic(), 240)
+    assert alone.code == 0, alone.err
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    python = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--quiet"]
+    ran = _in(python, slurm, inside, "cluster=slurm", *command)
+    assert ran.code == 0, ran.err
+    assert losses(ran.result) == losses(alone.result)
+    assert "(n1, n2)" in ran.out
+    typed.type(*LONG, SLOW, f"--config-dir={own.CONF}")
+    typed.more()
+    slurm.ask("scancel", typed.job())
+    ended = typed.ended()
+    assert ended.result["status"] == "KILLED"
+    assert "was cancelled (scancel)" in ended.err
+    assert ended.code == 143
+    assert ended.result["checkpoint_step"]
+
+
+def _in(before: list[str], slurm: Slurm, folder: Path, *arguments: str) -> Ran:
+    """A command that something of Slurm's starts."""
+    began = time.monotonic()
+    ran = subprocess.run(
+        [*before, sys.executable, "-m", "pipeline", *arguments],
+        cwd=folder,
+        env=environment(**slurm.environ),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
+
+
+def test_the_script_is_printed_in_full_where_there_is_no_slurm(asked, tmp_path):
+    ran: Ran = asked(
+        "mode=plan", "cluster=slurm", "strategy=multi_worker", "workers=4", "hardware.hosts=2", "data=digits",
+        "cluster.options.partition=gpu", "cluster.options.account=me", "cluster.options.time=1:00:00",
+        "cluster.options.cpus_per_task=8", "cluster.options.constraint=a100", "cluster.options.modules=[cuda/12]",
+        "cluster.options.setup=[source env/bin/activate]", "cluster.options.extra=['--qos=high']", "tracking=none",
+        PATH="/nowhere",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    for line in (
+        "#SBATCH --partition=gpu", "#SBATCH --account=me", "#SBATCH --time=1:00:00", "#SBATCH --nodes=2",
+        "#SBATCH --cpus-per-task=16", "#SBATCH --constraint=a100", "#SBATCH --qos=high", "#SBATCH --requeue",
+        "#SBATCH --open-mode=append", "#SBATCH --signal=USR2@60", "module load cuda/12", "source env/bin/activate",
+    ):  # fmt: skip
+        assert f"\n{line}\n" in ran.out
+    assert "2 hosts" in ran.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_script_is_one_that_bash_reads_and_repeats_what_srun_does_not_inherit(tmp_path):
+    options = options_of(_config(nodes=2, tasks=4, cpus_per_task=3, gpus_per_task=1, setup=["echo 'a b'"]), Options)
+    folder = tmp_path / "it's here"
+    script = tmp_path / "job.sh"
+    script.write_text(batch_script(options, ["python", "-m", "x", "a b"], folder, "name"))
+    assert subprocess.run(["bash", "-n", script], capture_output=True, check=False).returncode == 0
+    (srun,) = [line for line in script.read_text().splitlines() if line.strip().startswith("srun")]
+    for part in ("--nodes=2", "--ntasks=2", "--cpus-per-task=6", "--gres=gpu:2", "--kill-on-bad-exit=1", "'a b'"):
+        assert part in srun
+    text = script.read_text()
+    assert "--signal=B:" not in text
+    assert "unset SLURM_CPU_BIND " in text
+    assert "no_proxy=" in text
+    assert clean({"SLURM_CPU_BIND": "x", "A": "b"}) == {"A": "b"}
+
+
+def _config(**options: object) -> ClusterConfig:
+    return ClusterConfig("slurm", options=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"node": 2}, "received node. Try cluster.options.nodes"),
+        ({"nodes": "two"}, "Expected cluster.options.nodes to be a whole number, received two."),
+        ({"nodes": 0}, "Expected cluster.options.nodes to be from 1 to 65536, received 0."),
+        ({"nodes": 2, "tasks": 3}, "Expected tasks that divide evenly over 2 nodes, received 3."),
+        ({"time": "soon"}, "Expected cluster.options.time as Slurm's --time has it, .* received soon."),
+        ({"extra": ["--nodes=3"]}, "received --nodes=3. Try cluster.options.nodes"),
+        ({"extra": ["high"]}, "Expected cluster.options.extra to be options of sbatch, received 'high'."),
+        ({"partition": "a\nb"}, "Expected cluster.options.partition to be one line"),
+        ({"modules": "cuda"}, "Expected cluster.options.modules to be a list, received cuda."),
+    ],
+)
+def test_options_that_no_job_can_have_are_refused_in_words(options, words):
+    with pytest.raises(LaunchError, match=words):
+        check(options_of(_config(**options), Options))
+
+
+@pytest.mark.parametrize("text", ["n[1-3", "n]", "n[1-a]", "n[3-1]", "n[]", "n[0-99999999999]", "[[1]]"])
+def test_what_is_no_host_list_is_refused_in_words(text):
+    with pytest.raises(LaunchError, match="Expected a host list of Slurm's as"):
+        hosts_of(text)
+
+
+def test_host_lists_and_counts_are_read_as_slurm_writes_them():
+    assert hosts_of("n[1-4,7],m[01-03]") == ["n1", "n2", "n3", "n4", "n7", "m01", "m02", "m03"]
+    assert hosts_of("a-[1-2]-b[09-10],c") == ["a-1-b09", "a-1-b10", "a-2-b09", "a-2-b10", "c"]
+    assert counts_of("4(x2),8") == [4, 4, 8]
+    with pytest.raises(LaunchError, match="Expected counts of Slurm's"):
+        counts_of("4(y2)")
+
+
+def test_an_environment_says_what_an_allocation_has_and_where_a_process_is():
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "4,2"}
+    batch = allocation_of(job | {"SLURMD_NODENAME": "n1", "SLURM_RESTART_COUNT": "2", "SLURM_GPUS_ON_NODE": "3"})
+    assert batch == Allocation("7", ("n1", "n2"), 2, 3, batch=True, restarts=2)
+    assert allocation_of({"SLURM_JOB_ID": "7"}) is None
+    options = within(Options(nodes=1, tasks=8), batch)
+    assert (options.nodes, options.tasks_per_node, options.cpus_per_task) == (2, 1, 2)
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+    assert place_of(SLURM, job | step) == Place("7", 1, 4, 0)
+    assert place_of(OPEN_MPI, job | step) is None
+    with pytest.raises(LaunchError, match="Expected SLURM_PROCID below SLURM_STEP_NUM_TASKS, received 4 and 4"):
+        place_of(SLURM, job | step | {"SLURM_PROCID": "4"})

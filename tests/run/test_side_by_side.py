@@ -1,0 +1,99 @@
+"""`sweep.parallel`: points of a sweep at once, on devices of one machine that they leave each other."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK, finish, left_behind, start
+from test_plan import config, machine
+
+from pipeline.launch.share import Part, moved, part_for, whole
+from pipeline.plan.planning import make
+
+SWEEP = Path("outputs/sweeps/beside")
+# Long enough to be killed in the middle of two.
+POINTS = (
+    "-m", "strategy=one_device", "train.seed=0,1,2", "sweep.name=beside", "sweep.parallel=2", "data=digits",
+    "model=mlp", "train.steps=1200", "train.steps_per_call=5", "checkpoint.every_steps=20", *QUICK,
+)  # fmt: skip
+
+
+def told(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+
+
+def saved(folder: Path) -> int:
+    """How many points have a checkpoint."""
+    return sum(any(e["event"] == "checkpoint" for e in told(log)) for log in (folder / SWEEP).glob("*/events.jsonl"))
+
+
+def test_a_part_has_what_a_plan_needs_and_no_core_of_another():
+    eight = machine(8)
+    everything = whole(eight)
+    two, three = (make(config("mirrored", "8cpu", count), eight) for count in (2, 3))
+    first = part_for(two, everything, everything)
+    assert first == Part((0, 1))
+    second = part_for(three, everything.without(first), everything)
+    assert second == Part((2, 3, 4))
+    left = everything.without(first).without(second)
+    assert part_for(make(config("mirrored", "8cpu", 4), eight), left, everything) is None
+    assert left.joined(second).joined(first) == everything
+    assert [process.cores for process in moved(three, everything, second).processes] == [(2, 3, 4)]
+    processes = make(config("multi_worker", "8cpu", 3), eight)
+    assert [process.cores for process in moved(processes, everything, second).processes] == [(2,), (3,), (4,)]
+
+
+def test_gpus_are_dealt_out_and_what_takes_any_core_runs_alone():
+    four = machine(8, 4)
+    everything = whole(four)
+    two = make(config("mirrored", "4gpu", 2), four)
+    first = part_for(two, everything, everything)
+    assert first == Part((), (0, 1))
+    second = part_for(two, everything.without(first), everything)
+    assert second == Part((), (2, 3))
+    assert moved(two, everything, second).processes[0].devices == ("GPU:2", "GPU:3")
+    assert part_for(two, Part(four.cores), everything) is None
+    # Eight devices of one core each on two cores are pinned to none.
+    crowded, small = make(config("mirrored", "8cpu", 8), machine(2)), whole(machine(2))
+    assert part_for(crowded, small, small) == small
+    assert part_for(crowded, Part((1,)), small) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two points at once need two cores")
+def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
+    killed = start(tmp_path, *POINTS)
+    try:
+        until = time.monotonic() + 120
+        while saved(tmp_path) < 2:
+            assert killed.poll() is None, killed.communicate()
+            assert time.monotonic() < until, "no two points had a checkpoint"
+            time.sleep(0.1)
+        os.kill(killed.pid, signal.SIGKILL)
+    finally:
+        killed.kill()
+        killed.communicate()
+    assert not left_behind(tmp_path)
+    began = time.monotonic()
+    ran = finish(start(tmp_path, *POINTS), tmp_path, began, 240)
+    assert ran.code == 0, ran.err
+    logs = sorted((tmp_path / SWEEP).glob("*/events.jsonl"))
+    events = [told(log) for log in logs]
+    # Each is one run, and those that were under way have gone on.
+    assert [sum(event["event"] == "run" for event in point) for point in events] == [1, 1, 1]
+    assert [sum(event["event"] == "resumed" for event in point) for point in events][:2] == [1, 1]
+    # The first two were under way at once, on a core each.
+    firsts = [[event["time"] for event in point if event["event"] == "steps"] for point in events[:2]]
+    assert firsts[0][0] < firsts[1][-1]
+    assert firsts[1][0] < firsts[0][-1]
+    for result in ran.results:
+        assert result["status"] == "FINISHED"
+        assert "Up to 2 points ran at once on this machine" in " ".join(result["notes"])
+    assert len(re.findall(r"-- .*: FINISHED, .* of 3 points", ran.out)) == 3
+    assert "train.seed=2" in ran.out.split("status")[-1]
+    assert (logs[0].parent / "conductor.log").read_text().startswith("plan")
