@@ -76,6 +76,8 @@ def run(request: PointRequest, session: Session) -> PointResult:
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
     folder = request.folder
     session.screen.planned(planned, full)
+    if full and (described := cluster.describe(planned)):
+        session.screen.say(f"\n{described}")
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
@@ -84,7 +86,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
         except REFUSALS as error:
             return _refused(error, request)
     if full:
-        return estimated(planned, request, cluster, session)
+        return estimated(planned, request, session)
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier)
     return request.ended(point.run(cluster, baseline))

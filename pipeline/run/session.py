@@ -1,5 +1,6 @@
 """What the points of a command share, and one point as it was asked for."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,13 @@ class Session:
         if name not in self._clusters:
             self._clusters[name] = cluster_of(config.cluster, self.environ)
         return self._clusters[name]
+
+    def local(self, config: Config) -> Cluster:
+        """This machine, for what is found out beside a run."""
+        named = dataclasses.replace(config.cluster, name="local", host="127.0.0.1", base_port=None, options={})
+        return self.cluster(
+            dataclasses.replace(config, cluster=config.cluster if config.cluster.name == "local" else named)
+        )
 
     def tracker(self, log: Path) -> Tracking:
         """The process that writes to MLflow; `log` takes what it says."""
