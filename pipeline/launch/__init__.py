@@ -76,6 +76,7 @@ CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",
     "env": "pipeline.launch.env:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
+    "kubernetes": "pipeline.launch.kubernetes.cluster:KubernetesCluster",
 }
 # What a package's cluster may be without, and what stands for it.
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
