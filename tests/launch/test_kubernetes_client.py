@@ -7,7 +7,6 @@ import time
 import pytest
 from kubernetes import client
 from stand_in.cluster import StandIn
-from stand_in.network import missing
 from test_kubernetes_manifest import planned
 
 from pipeline.launch.errors import LaunchError
@@ -17,7 +16,6 @@ from pipeline.launch.kubernetes.manifest import Made, hosts_of, manifests, shape
 from pipeline.launch.kubernetes.options import Options
 from pipeline.launch.kubernetes.pods import state_of
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"
 PLAN = planned()
 

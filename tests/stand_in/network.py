@@ -35,10 +35,25 @@ def missing() -> str | None:
 
 
 class Network:
-    """The bridge that all pods are at; its own address is that of the node, where the conductor is."""
+    """The bridge that all pods are at, made once there is one; its own address is where the conductor is."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._bridge: str | None = None
+        self._tag, self._prefix = "", ""
+        self._free = list(range(2, 250))
+        self._namespaces: dict[str, str] = {}
+
+    @property
+    def address(self) -> str:
+        """That of the node, among those of the pods."""
+        with self._lock:
+            self._begin()
+        return f"{self._prefix}.1"
+
+    def _begin(self) -> None:
+        if self._bridge is not None:
+            return
         while True:
             self._tag = secrets.token_hex(2)
             # One of the ranges for tests (RFC 2544), which is nobody's.
@@ -46,16 +61,15 @@ class Network:
             taken = subprocess.run(["ip", "-o", "address"], capture_output=True, text=True, check=True).stdout
             if self._prefix not in taken and self._tag not in taken:
                 break
-        self.bridge, self.address = f"kube{self._tag}", f"{self._prefix}.1"
-        _ip("link", "add", self.bridge, "type", "bridge")
-        _ip("address", "add", f"{self.address}/24", "dev", self.bridge)
-        _ip("link", "set", self.bridge, "up")
-        self._free = list(range(2, 250))
-        self._namespaces: dict[str, str] = {}
+        self._bridge = f"kube{self._tag}"
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("address", "add", f"{self._prefix}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
 
     def add(self) -> tuple[str, str]:
         """A new namespace's name, and its address."""
         with self._lock:
+            self._begin()
             number = self._free.pop(0)
             name, address = f"kube{self._tag}-{number}", f"{self._prefix}.{number}"
             self._namespaces[name] = address
@@ -68,7 +82,7 @@ class Network:
         (folder / "nsswitch.conf").write_text("hosts: files\n")
         _ip("netns", "add", name)
         _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
-        _ip("link", "set", outside, "master", self.bridge, "up")
+        _ip("link", "set", outside, "master", str(self._bridge), "up")
         _ip("link", "set", inside, "netns", name)
         for command in (
             ("link", "set", "lo", "up"),
@@ -106,7 +120,8 @@ class Network:
         """Takes all away."""
         for name in list(self._namespaces):
             self.remove(name)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
+        if self._bridge is not None:
+            subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
         with contextlib.suppress(OSError):
             NAMES.rmdir()
 
