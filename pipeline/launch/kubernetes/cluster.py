@@ -90,12 +90,7 @@ class KubernetesCluster(DiallingCluster):
 
     def inventory(self) -> Machine:
         """The same, since a plan says how many pods are made; refuses what no pod could be made with."""
-        if self._options.image is None:
-            raise LaunchError(
-                "Expected an image that pods run, received none. "
-                "Try cluster.options.image=..., one that holds this program and your own modules."
-            )
-        self._client = self._client or Client(self._options, self.environ)
+        self._ask_by()
         return self.assumed()
 
     def addresses(self, plan: Plan) -> Sequence[str]:
@@ -134,8 +129,7 @@ class KubernetesCluster(DiallingCluster):
         """Makes what the pods are made of, and follows them."""
         assert self._shape is not None
         assert self._launch is not None
-        options = self._options
-        client = self._client = self._client or Client(options, self.environ)
+        options, client = self._options, self._ask_by()
         dialled = None if options.conductor is None else contact.address
         made = Made(self._name, options, self._launch, self.config.start_method.value, dialled)
         client.create(manifests(self._shape, made), contact.token)
@@ -162,6 +156,16 @@ class KubernetesCluster(DiallingCluster):
         if self._client is not None and self._is_made:
             self._is_made = False
             self._client.delete(self._kind, self._name)
+
+    def _ask_by(self) -> Client:
+        """The client, where there is what pods need. Raises `LaunchError`."""
+        if self._options.image is None:
+            raise LaunchError(
+                "Expected an image that pods run, received none. "
+                "Try cluster.options.image=..., one that holds this program and your own modules."
+            )
+        self._client = self._client or Client(self._options, self.environ)
+        return self._client
 
     @property
     def _kind(self) -> str:
