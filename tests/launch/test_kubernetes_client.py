@@ -39,7 +39,7 @@ def make(name: str = "mine", **options) -> tuple[Client, Options]:
 def test_what_is_made_goes_with_its_jobset_or_job(cluster, kind):
     made, _ = make(kind=kind)
     cluster.wait(lambda: len(made.pods("mine")) == 2)
-    assert set(made.pods("mine")) == set(hosts_of(shape_of(PLAN), "mine", kind))
+    assert {pod.host for pod in made.pods("mine")} == set(hosts_of(shape_of(PLAN), "mine", kind))
     (secret,) = cluster.objects.all("secrets")
     assert (secret["metadata"]["name"], secret["metadata"]["namespace"]) == ("mine-token", "training")
     assert cluster.objects.all("services")[0]["metadata"]["name"] == "mine"

@@ -49,6 +49,21 @@ class Running:
     folder: Path
     kill_at: float | None = None
     evicted: str | None = None
+    killed: bool = False
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the container's first process, with which all others end.
+
+        It is the child of the one that made its namespaces, which waits for it and ends as it does.
+        """
+        pid, self.killed = self.process.pid, number == signal.SIGKILL
+        with contextlib.suppress(OSError, ValueError):
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if not children:
+                # It was not made yet.
+                self.process.send_signal(number)
+            for child in children:
+                os.kill(int(child), number)
 
 
 class Kubelet:
@@ -81,7 +96,7 @@ class Kubelet:
 
     def kill(self, pod: Made) -> None:
         """Kills a pod's container, as if it had died."""
-        self.running[pod["metadata"]["uid"]].process.kill()
+        self.running[pod["metadata"]["uid"]].signal(signal.SIGKILL)
 
     def evict(self, pod: Made, message: str = "The node was low on resource: memory.") -> None:
         """Takes a pod off the node, as a kubelet does that lacks memory."""
@@ -93,7 +108,7 @@ class Kubelet:
     def close(self) -> None:
         """Kills all there is."""
         for running in self.running.values():
-            running.process.kill()
+            running.signal(signal.SIGKILL)
             running.process.wait()
             self._network.remove(running.namespace)
 
@@ -240,11 +255,11 @@ class Kubelet:
             self._end(pod, running)
         if running.process.poll() is None:
             if running.kill_at is not None and time.monotonic() > running.kill_at:
-                running.process.kill()
+                running.signal(signal.SIGKILL)
             return
         del self.running[pod["metadata"]["uid"]]
         self._network.remove(running.namespace)
-        code = running.process.returncode
+        code = 128 + signal.SIGKILL if running.killed else running.process.returncode
         code = 128 - code if code < 0 else code
         pod["status"]["phase"] = "Succeeded" if code == 0 and not running.evicted else "Failed"
         if running.evicted:
@@ -255,13 +270,9 @@ class Kubelet:
         shutil.rmtree(running.folder / "volumes", ignore_errors=True)
 
     def _end(self, pod: Made, running: Running) -> None:
-        """Asks a container's first process to end, which is the child of the one that made its namespaces."""
+        """Asks a container to end."""
         running.kill_at = time.monotonic() + pod["spec"].get("terminationGracePeriodSeconds", 30)
-        with contextlib.suppress(OSError, ValueError):
-            pid = running.process.pid
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for child in children:
-                os.kill(int(child), signal.SIGTERM)
+        running.signal(signal.SIGTERM)
 
     def _publish(self) -> None:
         """Has pods know the names that headless Services give to those which they select."""

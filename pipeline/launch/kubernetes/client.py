@@ -85,16 +85,13 @@ class Client:
         make = self._makers[kind]
         return self._ask(f"make a {kind}", lambda: make(self.namespace, body, _request_timeout=TIMEOUT))
 
-    def pods(self, name: str) -> dict[str, PodState]:
-        """How the pods of a run are, by the names of their hosts; of two with one name, the one that was made last."""
+    def pods(self, name: str) -> list[PodState]:
+        """How the pods of a run are: of several of one host, the one that was made last comes last."""
         listed = self._ask("list pods", lambda: self._core.list_namespaced_pod(
             self.namespace, label_selector=f"{LABEL}={name}", resource_version="0",
             _request_timeout=TIMEOUT))  # fmt: skip
-        found: dict[str, PodState] = {}
-        for pod in sorted(listed.items, key=lambda pod: (pod.metadata.creation_timestamp, not _over(pod))):
-            state = state_of(pod)
-            found[state.host] = state
-        return found
+        states = [(pod.metadata.creation_timestamp, state_of(pod)) for pod in listed.items]
+        return [state for _, state in sorted(states, key=lambda made: (made[0], not made[1].ended))]
 
     def failed(self, kind: str, name: str) -> str | None:
         """Why a JobSet or Job has failed, or that it is not there any more; None while it goes on."""
@@ -208,10 +205,6 @@ def _configured(config: Any, configuration: Any, context: str | None, file: str 
             f"Expected a kubeconfig that says where the Kubernetes cluster is, received: {_line(error)}. "
             f"Try KUBECONFIG=FILE, cluster.options.context=NAME, or mode=plan, which needs none."
         ) from error
-
-
-def _over(pod: Any) -> bool:
-    return pod.status.phase in ("Succeeded", "Failed")
 
 
 def _line(error: Exception) -> str:

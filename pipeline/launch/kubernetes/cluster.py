@@ -113,7 +113,6 @@ class KubernetesCluster(DiallingCluster):
         if self._shape is None or not self._shape.holds(shape_of(plan)):
             self._make(plan)
         self._since, self._said = time.monotonic(), ""
-        self._tell_news()
         return RemoteJob(
             self.agents,
             self._in_pods(plan, folder),
@@ -134,7 +133,7 @@ class KubernetesCluster(DiallingCluster):
         made = Made(self._name, options, self._launch, self.config.start_method.value, dialled)
         client.create(manifests(self._shape, made), contact.token)
         self._is_made = True
-        follower = self._follower = Follower(client, self._kind, self._name)
+        follower = self._follower = Follower(client, self._kind, self._name, self.agents.warn)
         if dialled is None:
 
             def forward(host: str) -> socket.socket:
@@ -234,17 +233,11 @@ class KubernetesCluster(DiallingCluster):
         top = options.claim_path if options.claim else "/tmp"
         return f"{top}/pipeline/{run.name}-{about}/checkpoints"
 
-    def _tell_news(self) -> None:
-        """Has a person know what became of pods."""
-        for text in self._follower.news() if self._follower else ():
-            self.agents.warn(text)
-
     def _missing(self, names: Sequence[str]) -> str:
         """Why hosts that are waited for are not there. Raises `LaunchError` where they will not come."""
         assert self._follower is not None
         never = [name for name in names if name not in self.agents.known]
         self._follower.check(names, never)
-        self._tell_news()
         unreached = {} if self._ways is None else self._ways.problems
         if (barred := next((text for text in unreached.values() if text.startswith("Expected")), None)) is not None:
             raise LaunchError(barred)

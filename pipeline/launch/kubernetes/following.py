@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from pipeline.launch.errors import LaunchError
@@ -18,16 +18,15 @@ MOST_NAMED = 3
 
 
 class Follower:
-    """Looks in a thread of its own. `kind` and `name` are of what the pods belong to."""
+    """Looks in a thread of its own. `kind` and `name` are of what pods belong to; `tell` hears what became of these."""
 
-    def __init__(self, client: Client, kind: str, name: str) -> None:
-        self._client, self._kind, self._name = client, kind, name
+    def __init__(self, client: Client, kind: str, name: str, tell: Callable[[str], None] = lambda text: None) -> None:
+        self._client, self._kind, self._name, self._tell = client, kind, name, tell
         self._lock, self._over = threading.Lock(), threading.Event()
         self._pods: dict[str, PodState] = {}
         self._failed: str | None = None
         # Pods, by their numbers, whose end was told of.
         self._told = set[str]()
-        self._news: list[str] = []
         self._soon_until = time.monotonic() + WAITED_SECONDS
         self._thread = threading.Thread(target=self._look, name="pods", daemon=True)
         self._thread.start()
@@ -36,12 +35,6 @@ class Follower:
         """How the last pod of a host is; None where there is none yet."""
         with self._lock:
             return self._pods.get(host)
-
-    def news(self) -> list[str]:
-        """What became of pods since it was asked last, in words."""
-        with self._lock:
-            news, self._news = self._news, []
-        return news
 
     def check(self, absent: Sequence[str], never: Sequence[str]) -> None:
         """Raises `LaunchError` where absent hosts will not come; of those that `never` were there, an end is one.
@@ -104,11 +97,11 @@ class Follower:
                 self._over.wait(SOON_SECONDS)
                 continue
             with self._lock:
-                self._pods, self._failed = pods, failed
-                for state in pods.values():
-                    if state.ended and state.words and state.uid not in self._told:
-                        self._told.add(state.uid)
-                        self._news.append(f"{state.host} {state.words}. Kubernetes starts another pod in its place.")
+                self._pods, self._failed = {state.host: state for state in pods}, failed
+            for state in pods:
+                if state.ended and state.words and state.uid not in self._told:
+                    self._told.add(state.uid)
+                    self._tell(f"{state.host} {state.words}. Kubernetes starts another pod in its place.")
             self._over.wait(SOON_SECONDS if time.monotonic() < self._soon_until else LATER_SECONDS)
 
 
