@@ -22,6 +22,7 @@ GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 # Seconds for a connection, and for an answer.
 TIMEOUT = (5, 30)
 LOG_LINES = 5
+GONE = "it was deleted"
 # How the client says that the API server did not open a stream for who asked.
 FORBIDDEN = re.compile(r"\b40[13]\b")
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -105,7 +106,7 @@ class Client:
                 job = self._batch.read_namespaced_job(name, self.namespace, _request_timeout=TIMEOUT)
                 conditions = [condition.to_dict() for condition in job.status.conditions or []]
         except self._refused as error:
-            return "it was deleted" if error.status == 404 else None
+            return GONE if error.status == 404 else None
         except Exception:
             # A server that does not answer now may do so again: what runs goes on.
             return None

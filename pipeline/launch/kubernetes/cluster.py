@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch.dialling import Contact, DiallingCluster
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.kubernetes.client import Client
+from pipeline.launch.kubernetes.client import GONE, Client
 from pipeline.launch.kubernetes.door import LOOPBACK, Ways
 from pipeline.launch.kubernetes.following import Follower
 from pipeline.launch.kubernetes.manifest import (
@@ -43,6 +43,8 @@ from pipeline.plan.plan import LaunchPart, Plan
 # For how long pods that were told to end are waited for, and what was deleted, before others of their names are made.
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.3
+# In a run's folder: what was made for it, a kind and a name.
+MADE = "kubernetes"
 # Before it is said what pods wait for.
 SAY_SECONDS = 5.0
 # Where training may go on with fewer, a pod has so long to come back.
@@ -110,6 +112,12 @@ class KubernetesCluster(DiallingCluster):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents of a plan's pods start its processes; the pods are made where they are not there."""
+        if plan.launch.detach and self._options.conductor is None:
+            raise LaunchError(
+                "Expected an address that pods dial, since launch.detach=true has another command take this one's place, "
+                "received none. Try cluster.options.conductor=HOST:PORT, or launch.detach=false."
+            )
+        self._end_earlier(folder)
         if self._shape is None or not self._shape.holds(shape_of(plan)):
             self._make(plan)
         self._since, self._said = time.monotonic(), ""
@@ -176,20 +184,33 @@ class KubernetesCluster(DiallingCluster):
             for host in hosts_of(self._shape, self._name, self._options.kind):
                 self.agents.say(host, Close(0))
             self.end()
-            self._wait_until_gone()
+            self._wait_until_gone(self._kind, self._name)
         self._shape, self._launch = shape_of(plan), plan.launch
         if self.contact is None:
             self.contact = Contact(self._listen(), self.agents.hub.token)
         self._begun = True
         self.begin(self.contact)
 
-    def _wait_until_gone(self) -> None:
-        assert self._client is not None
-        until = time.monotonic() + GONE_SECONDS
-        while self._client.failed(self._kind, self._name) != "it was deleted" or self._client.pods(self._name):
+    def _end_earlier(self, folder: Path) -> None:
+        """Deletes what an earlier command has made for the run in a folder, whose conductor was killed: its pods train on.
+
+        Notes in the folder what this one makes.
+        """
+        noted = folder / MADE
+        own = f"{self._kind} {self._name}"
+        earlier = noted.read_text().split() if noted.exists() else []
+        if len(earlier) == 2 and " ".join(earlier) != own:
+            self._ask_by().delete(*earlier)
+            self._wait_until_gone(*earlier)
+            self.agents.warn(f"The pods of {earlier[1]}, which an earlier command had left, were deleted.")
+        noted.write_text(f"{own}\n")
+
+    def _wait_until_gone(self, kind: str, name: str) -> None:
+        client, until = self._ask_by(), time.monotonic() + GONE_SECONDS
+        while client.failed(kind, name) != GONE or client.pods(name):
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"Expected the pods of {self._name} to end within {GONE_SECONDS:g} s, received some that have not. "
+                    f"Expected the pods of {name} to end within {GONE_SECONDS:g} s, received some that have not. "
                     f"Try the same command again."
                 )
             time.sleep(POLL_SECONDS)
