@@ -114,8 +114,8 @@ class KubernetesCluster(DiallingCluster):
         """Has the agents of a plan's pods start its processes; the pods are made where they are not there."""
         if plan.launch.detach and self._options.conductor is None:
             raise LaunchError(
-                "Expected an address that pods dial, since launch.detach=true has another command take this one's place, "
-                "received none. Try cluster.options.conductor=HOST:PORT, or launch.detach=false."
+                "Expected an address that pods dial, since launch.detach=true has another command take this one's "
+                "place, received none. Try cluster.options.conductor=HOST:PORT, or launch.detach=false."
             )
         self._end_earlier(folder)
         if self._shape is None or not self._shape.holds(shape_of(plan)):
@@ -192,14 +192,15 @@ class KubernetesCluster(DiallingCluster):
         self.begin(self.contact)
 
     def _end_earlier(self, folder: Path) -> None:
-        """Deletes what an earlier command has made for the run in a folder, whose conductor was killed: its pods train on.
+        """Deletes what an earlier command, which was killed, has made for the run in a folder: its pods train on.
 
         Notes in the folder what this one makes.
         """
         noted = folder / MADE
         own = f"{self._kind} {self._name}"
         earlier = noted.read_text().split() if noted.exists() else []
-        if len(earlier) == 2 and " ".join(earlier) != own:
+        is_own = self._is_made and " ".join(earlier) == own
+        if len(earlier) == 2 and not is_own and self._ask_by().failed(*earlier) != GONE:
             self._ask_by().delete(*earlier)
             self._wait_until_gone(*earlier)
             self.agents.warn(f"The pods of {earlier[1]}, which an earlier command had left, were deleted.")
