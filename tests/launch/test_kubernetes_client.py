@@ -5,16 +5,20 @@ import os
 import time
 
 import pytest
+from conftest import with_
 from kubernetes import client
 from stand_in.cluster import StandIn
 from test_kubernetes_manifest import planned
 
+from pipeline.config.schema import ClusterConfig
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import Client
+from pipeline.launch.kubernetes.cluster import KubernetesCluster
 from pipeline.launch.kubernetes.following import Follower
 from pipeline.launch.kubernetes.manifest import Made, hosts_of, manifests, shape_of
 from pipeline.launch.kubernetes.options import Options
 from pipeline.launch.kubernetes.pods import state_of
+from pipeline.record.events import Warned
 
 IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"
 PLAN = planned()
@@ -131,6 +135,30 @@ def test_a_name_that_is_taken_is_refused_and_no_server_is_told_of(cluster):
     with pytest.raises(LaunchError, match=r"Expected the Kubernetes cluster to make a JobSet.*Try kubectl get pods"):
         make("other")
     assert time.monotonic() - began < 20.0
+
+
+def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_makes_its_own(cluster, tmp_path):
+    make("earlier")
+    make("anothers")
+    (tmp_path / "kubernetes").write_text("JobSet earlier\n")
+    config = ClusterConfig("kubernetes", options={"image": IMAGE, "name": "mine"})
+    mine = KubernetesCluster(config, os.environ)
+    job = mine.start(PLAN, "point", tmp_path)
+    names = {made["metadata"]["name"] for made in cluster.objects.all("jobsets")}
+    assert names == {"anothers", "mine"}
+    said = cluster.wait(lambda: [event.text for event in job.events(0.1) if isinstance(event, Warned)], 10.0)
+    assert "The pods of earlier, which an earlier command had left, were deleted." in said
+    job.stop(0.0)
+    mine.close(1)
+    cluster.wait(lambda: [made["metadata"]["name"] for made in cluster.objects.all("jobs")] == [
+        "anothers-chief-0", "anothers-worker-0",
+    ])  # fmt: skip
+
+
+def test_a_conductor_that_is_to_leave_wants_an_address_that_pods_dial(tmp_path):
+    config = ClusterConfig("kubernetes", options={"image": IMAGE})
+    with pytest.raises(LaunchError, match=r"Try cluster\.options\.conductor=HOST:PORT"):
+        KubernetesCluster(config, os.environ).start(with_(PLAN, "launch", detach=True), "point", tmp_path)
 
 
 def test_no_kubeconfig_is_a_sentence(tmp_path, monkeypatch):
