@@ -155,6 +155,18 @@ def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_make
     ])  # fmt: skip
 
 
+def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
+    made, _ = make()
+    (pod, _) = cluster.wait(lambda: len(made.pods("mine")) == 2 and made.pods("mine"))
+    cluster.api.forbidden.add(("get", "pods/portforward"))
+    with pytest.raises(OSError, match=r"Expected a role that may get and create pods/portforward .*conductor=HOST"):
+        made.forward(pod.name, 2221)
+    cluster.api.forbidden.clear()
+    # One whose pod does not run yet is tried again.
+    with pytest.raises(OSError, match="there is no way to its agent"):
+        made.forward(pod.name, 2221)
+
+
 def test_a_conductor_that_is_to_leave_wants_an_address_that_pods_dial(tmp_path):
     config = ClusterConfig("kubernetes", options={"image": IMAGE})
     with pytest.raises(LaunchError, match=r"Try cluster\.options\.conductor=HOST:PORT"):

@@ -206,6 +206,22 @@ def test_only_pods_that_train_have_gpus():
     assert asked == {"chief": False, "worker": True, "ps": False}
 
 
+@pytest.mark.parametrize(
+    ("workers", "cores", "gpus", "strategy", "hosts"),
+    [
+        (4, 1, 0, "multi_worker", 4), (4, 2, 0, "multi_worker", 2), (3, 2, 0, "multi_worker", 3),
+        (8, 4, 2, "multi_worker", 4), (2, 2, 0, "mirrored", 1), (3, 1, 0, "parameter_server", 3),
+        (65_536, 1, 0, "multi_worker", 65_536),
+    ],
+)  # fmt: skip
+def test_as_many_pods_are_laid_over_as_the_workers_divide_evenly_over(workers, cores, gpus, strategy, hosts):
+    pod = Machine("pod", tuple(range(cores)), 4.0, "", ("GPU",) * gpus, grows=True)
+    plan = make(config(strategy, "auto", workers, hardware__hosts=None), pod)
+    assert 1 + max(process.host for process in plan.processes) == hosts
+    assert plan.workers == workers
+    assert not plan.hardware.rehearsal
+
+
 def test_thousands_of_pods_are_no_longer_than_two():
     pods, few = (len(to_yaml(made(planned("multi_worker", count)))) for count in (4096, 2))
     assert pods - few < 50

@@ -132,7 +132,9 @@ class Client:
                 core.connect_get_namespaced_pod_portforward, pod, self.namespace, ports=str(port)
             )
         except Exception as error:
-            said = _line(error)
+            # Over an answer without a body the client stumbles; what it was about to raise is behind that.
+            hidden = isinstance(error, AttributeError) and isinstance(error.__context__, self._refused)
+            said = _line(error.__context__ if hidden else error)
             if FORBIDDEN.search(said):
                 raise PermissionError(
                     f"Expected a role that may get and create pods/portforward in namespace {self.namespace}, by which "
@@ -208,7 +210,7 @@ def _configured(config: Any, configuration: Any, context: str | None, file: str 
         ) from error
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException | None) -> str:
     """What an error says, in one line: the API server's own message where it sent one."""
     body = getattr(error, "body", None)
     try:
