@@ -92,6 +92,7 @@ CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",
     "env": "pipeline.launch.env:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
+    "kubernetes": "pipeline.launch.kubernetes.cluster:KubernetesCluster",
     "mpi": "pipeline.launch.mpi:MpiCluster",
     "slurm": "pipeline.launch.slurm.cluster:SlurmCluster",
 }

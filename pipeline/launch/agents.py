@@ -52,7 +52,7 @@ class Agents:
     """All agents of a command, by name. What they say of jobs waits until the job asks for it."""
 
     def __init__(self, token: bytes) -> None:
-        self._refused: list[str] = []
+        self._warnings: list[str] = []
         self._count = 0
         self.hub = Hub(CONDUCTOR, token, self._refuse)
         self.known: dict[str, Known] = {}
@@ -142,10 +142,14 @@ class Agents:
             link.closed = link.connection is None
         self.hub.close(seconds)
 
+    def warn(self, text: str) -> None:
+        """Has a person know something of agents, or of where they are."""
+        self._warnings.append(text)
+
     def warnings(self) -> Iterator[str]:
-        """In words, what a person should know of connections that were refused, each once."""
-        while self._refused:
-            yield self._refused.pop(0)
+        """What a person should know, such as connections that were refused, each once."""
+        while self._warnings:
+            yield self._warnings.pop(0)
 
     def _sort(self, link: Link, received: Received) -> None:
         try:
@@ -174,6 +178,6 @@ class Agents:
     def _refuse(self, text: str) -> None:
         """Called by threads of the hub."""
         self._count += 1
-        if self._count <= MOST_REFUSED and text not in self._refused:
+        if self._count <= MOST_REFUSED and text not in self._warnings:
             more = " More of them are not told of." if self._count == MOST_REFUSED else ""
-            self._refused.append(f"{text}{more}")
+            self._warnings.append(f"{text}{more}")

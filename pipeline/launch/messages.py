@@ -126,6 +126,17 @@ class Logged(Message):
 
 
 @dataclass(frozen=True)
+class Piece(Message):
+    """Bytes of a file that belongs into the run's folder, as base64, from byte `at` on; are they the last?"""
+
+    job: int
+    name: str
+    at: int
+    data: str
+    last: bool
+
+
+@dataclass(frozen=True)
 class Stopped(Message):
     """All processes of a job have ended."""
 

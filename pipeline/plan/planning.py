@@ -11,7 +11,7 @@ from pipeline.config.schema import Baseline, CheckpointConfig, Config
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
-from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
+from pipeline.plan.layout import Layout, hosts_needed, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
 from pipeline.plan.plan import (
     Checkpoints,
@@ -39,6 +39,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
+    machine = replace(machine, hosts=hosts_needed(config, machine)) if machine.grows else machine
     config = replace(config, hardware=replace(config.hardware, hosts=_hosts(config, machine)))
     kind, devices_per_host, notes = devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)

@@ -40,7 +40,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         parameters = same[-1].parameters
     elif timed:
         parameters = timed.case.parameters
-    elif size := size_of(planned, request, cluster, session):
+    elif size := size_of(planned, request, session):
         parameters = size.parameters
     else:
         why = session.unbuilt[model_size.file(planned, output, session.search)]
@@ -110,7 +110,7 @@ def _timed_alone(
     return session.timed[key]
 
 
-def size_of(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Size | None:
+def size_of(planned: Plan, request: PointRequest, session: Session) -> Size | None:
     """The size of a plan's model, which is built once where it is not known; None where it cannot be built."""
     kept = model_size.file(planned, Path(request.config.output_dir), session.search)
     size = model_size.known(planned, kept)
@@ -119,16 +119,16 @@ def size_of(planned: Plan, request: PointRequest, cluster: Cluster, session: Ses
             f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it."
         )
         try:
-            size = model_size.keep(model_size.learn(planned, cluster), kept)
+            size = model_size.keep(model_size.learn(planned, session.here(request.config)), kept)
         except RunFailed as failure:
             session.unbuilt[kept] = str(failure)
     return size
 
 
-def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
+def estimated(planned: Plan, request: PointRequest, session: Session) -> PointResult:
     """Shows what a plan needs, having its model built once where its size is not known."""
     point = request.ended(Result(Ending("PLANNED"), chosen(request.config), Layout(workers=planned.workers)))
-    size = size_of(planned, request, cluster, session)
+    size = size_of(planned, request, session)
     if size is None:
         why = session.unbuilt[model_size.file(planned, Path(request.config.output_dir), session.search)]
         session.screen.say(f"\nestimate   none, since the model could not be built: {why}")

@@ -93,7 +93,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
         except REFUSALS as error:
             return _refused(error, request)
     if full:
-        return estimated(planned, request, session.here(config), session)
+        return estimated(planned, request, session)
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)
     return request.ended(point.run(cluster, baseline))
