@@ -17,7 +17,9 @@ COMMANDS = {
     "prepare": "pipeline.commands.prepare",
     "sync": "pipeline.commands.sync",
     "ui": "pipeline.commands.ui",
+    "doctor": "pipeline.commands.doctor",
 }
+DOCTOR = "doctor"
 # Those that train, or say what training would do, and what they are short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
 # What is said of these before the choices and keys of a training.
@@ -35,6 +37,8 @@ def main() -> int:
     verb, *arguments = sys.argv[1:] or [""]
     if verb == "--completion":
         return int(import_module("pipeline.commands.completion").main(arguments))
+    if verb == DOCTOR:
+        return _doctor(arguments)
     if verb in COMMANDS:
         return int(import_module(COMMANDS[verb]).main(arguments))
     if verb == "explain" and arguments and _is_word(arguments[0]):
@@ -49,11 +53,26 @@ def main() -> int:
     return int(import_module("pipeline.commands.train").main())
 
 
+def _doctor(arguments: Sequence[str]) -> int:
+    """What the doctor finds, or that it lacks what it is made of, which is a finding too."""
+    try:
+        return int(import_module(COMMANDS[DOCTOR]).main(arguments))
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("pipeline"):
+            raise
+        print(
+            f"pipeline: Expected Python's module {error.name} to be installed in {sys.prefix}, received none. "
+            f"Try python -m pip install --require-hashes -r requirements.lock.",
+            file=sys.stderr,
+        )
+        return 3
+
+
 def unknown(word: str, arguments: Sequence[str] = ()) -> str:
     """What is wrong with a word that is no verb.
 
     >>> unknown("reprot", ["mine"])
-    'Expected a verb (report, compare, prepare, sync, ui, predict, explain) or key=value, received reprot. \
+    'Expected a verb (report, compare, prepare, sync, ui, doctor, predict, explain) or key=value, received reprot. \
 Try python -m pipeline report mine.'
     """
     near = difflib.get_close_matches(word, VERBS, 1)

@@ -16,7 +16,7 @@ MOVED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "predict", "explain"])
+@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "doctor", "predict", "explain"])
 def test_a_verb_says_how_it_is_typed(asked, verb):
     told = asked(verb, "--help")
     assert told.code == 0, told.err
@@ -54,7 +54,9 @@ def test_what_was_a_module_of_its_own_answers_with_the_verb(asked, before, now):
 def test_a_word_that_is_no_verb_gets_the_nearest_one(asked, tmp_path, word, instead):
     told = asked(word, "mine")
     assert (told.code, told.out) == (2, "")
-    assert told.err.startswith("pipeline: Expected a verb (report, compare, prepare, sync, ui, predict, explain) or ")
+    assert told.err.startswith(
+        "pipeline: Expected a verb (report, compare, prepare, sync, ui, doctor, predict, explain) or "
+    )
     assert told.err.strip().endswith(instead)
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,180 @@
+"""Turns the command line of `python -m pipeline doctor` into what is wrong with the hosts of a cluster, and a code.
+
+0: all is well. 1: a training works, and something could be better. 2: the command was refused. 3: a training fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.config import config as configs
+from pipeline.config.composing import Composer
+from pipeline.config.errors import ConfigError
+from pipeline.config.offers import OfferError
+from pipeline.config.schema import Config
+from pipeline.doctor import expecting, lines
+from pipeline.doctor.examining import Examined, Hosts, examine
+from pipeline.doctor.facts import CHECKS
+from pipeline.doctor.findings import Finding, Severity, worst
+from pipeline.launch import Cluster, LaunchError, cluster_of, signals
+from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import Plan
+from pipeline.record import links, plain
+from pipeline.run.laying_out import planned_on
+from pipeline.views import terminal as show
+from pipeline.views.mlflow import examined as store
+from pipeline.views.terminal.doctor import doctor_lines
+
+REFUSED = 2
+VERSION = 1
+REFUSAL = re.compile(r"Expected (?P<expected>.+?), received (?P<found>.+?)\. Try (?P<remedy>.+)\.", re.S)
+HELP = f"""python -m pipeline doctor [cluster=...] [key=value ...] [--only CHECK,...] [--json] [--config-dir FOLDER]
+
+Looks at this host, or at every host of the cluster, and says of each thing what was found, what was expected and what
+to type. Keys are those of a training, which is planned and not started.
+
+The exit code is that of the worst line:
+  0  all is well
+  1  WARNING: a training works, and something of it could be better
+  2  the command was refused, and nothing was looked at
+  3  FAULT: a training, or something of it that was asked for, fails
+
+--only takes some of: {", ".join(CHECKS)}
+--json prints all of it as one JSON object: `code`, and `findings` with check, host, severity, found, expected, remedy
+and figures.
+
+Where the config says nothing of the link between hosts, plans and predictions go by what was measured last, which
+{links.FILE} in output_dir keeps.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline doctor", add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default=",".join(CHECKS))
+    parser.add_argument("--config-dir", "-cd")
+    given, overrides = parser.parse_known_args(arguments)
+    if given.help:
+        print(HELP, end="")
+        return 0
+    checks = [check.strip() for check in given.only.split(",")]
+    try:
+        _check(overrides, checks)
+        config = _config(overrides, given.config_dir)
+        cluster = cluster_of(config.cluster, os.environ)
+        with signals.interrupt():
+            made = _examined(config, cluster, checks, quiet=given.json)
+    except (ConfigError, OfferError, LaunchError) as error:
+        print(show.error_text(str(error)), file=sys.stderr)
+        return REFUSED
+    except signals.Interrupted as interrupted:
+        return 128 + interrupted.number
+    code = worst(made.findings)
+    kept = _keep(made, Path(config.output_dir))
+    if given.json:
+        findings = [_as_json(finding) for finding in made.findings]
+        print(json.dumps({"version": VERSION, "code": code, "findings": findings}, indent=1))
+        return code
+    console = show.console_on(sys.stdout)
+    for line in (*doctor_lines(made.findings), *kept):
+        console.print(line, soft_wrap=True)
+    return code
+
+
+def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
+    wrong = [override for override in overrides if override.startswith("-")]
+    if wrong:
+        raise ConfigError(f"Expected options that exist, received {wrong[0]}. Try --help.")
+    unknown = [check for check in checks if check not in CHECKS]
+    if unknown:
+        raise ConfigError(f"Expected --only to name checks, received {unknown[0]}. Try --only {','.join(CHECKS)}.")
+
+
+def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
+    """What a training of these keys would be made from. Raises `ConfigError`."""
+    configs.register()
+    return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
+
+
+def _examined(config: Config, cluster: Cluster, checks: Sequence[str], quiet: bool) -> Examined:
+    wanted, here = frozenset(checks), platform.node()
+    findings = []
+    planned = _planned(config, cluster)
+    if "plan" in wanted:
+        findings.append(_judge_plan(planned, here))
+    if "store" in wanted:
+        findings.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
+    hosts = Hosts(here, {here: lines.here(os.environ)})
+    if not quiet:
+        print(f"Looking at {', '.join(hosts.lines)}, which takes some seconds.", file=sys.stderr)
+    try:
+        addresses = _addresses(config, planned)
+        others = list(dict.fromkeys([config.cluster.host, *hosts.addresses]))
+        looks = {
+            name: expecting.look_of(config, checks, addresses if name == here else (), others, name == here)
+            for name in hosts.lines
+        }
+        made = examine(
+            hosts,
+            looks,
+            lambda facts: expecting.expected_of(config, here, facts, list(hosts.addresses)),
+            wanted,
+            config.hardware.link_gbps,
+        )
+    finally:
+        hosts.close()
+    return dataclasses.replace(made, findings=(*made.findings, *findings))
+
+
+def _planned(config: Config, cluster: Cluster) -> Plan | PlanError | LaunchError:
+    """The plan that a training would go by, or why there is none."""
+    try:
+        return planned_on(config, cluster)
+    except (PlanError, LaunchError) as error:
+        return error
+
+
+def _judge_plan(planned: Plan | PlanError | LaunchError, host: str) -> Finding:
+    if isinstance(planned, Plan):
+        plural = "s" * (planned.workers > 1)
+        text = f"{planned.strategy.name}, {planned.workers} worker{plural} on {planned.hardware.hosts} host"
+        return Finding("plan", host, Severity.FINE, f"{text}{'s' * (planned.hardware.hosts > 1)}", "a plan")
+    told = REFUSAL.fullmatch(str(planned))
+    if told is None:
+        return Finding("plan", host, Severity.FAULT, str(planned), "a plan", "python -m pipeline mode=plan")
+    return Finding("plan", host, Severity.FAULT, told["found"], told["expected"], told["remedy"])
+
+
+def _addresses(config: Config, planned: Plan | PlanError | LaunchError) -> list[str]:
+    """HOST:PORT that are to be free here: those that the config names, or any."""
+    base, host = config.cluster.base_port, config.cluster.host
+    if base is None:
+        return [f"{host}:0"]
+    count = len(planned.processes) if isinstance(planned, Plan) else 1
+    return [f"{host}:{base + number}" for number in range(max(1, count))]
+
+
+def _keep(made: Examined, output: Path) -> list[str]:
+    """Keeps the links that were measured; says so."""
+    if not made.links:
+        return []
+    try:
+        file = links.write(output, made.links, time.time())
+    except OSError as error:
+        return [f"What was measured of links could not be kept: {error.strerror or error}."]
+    return [f"{file} keeps the links, for plans and predictions whose hardware.link_gbps is null."]
+
+
+def _as_json(finding: Finding) -> Mapping[str, object]:
+    return {**plain.fields_of(finding), "severity": finding.severity.name.lower()}
