@@ -284,13 +284,17 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     base_port: int | None = None
     start_method: StartMethod = StartMethod.forkserver
+    # Of cluster=hosts: which machines, and are they to be given the code?
+    hosts: list[str] = field(default_factory=list)
+    copy: bool = False
     options: Object = field(default_factory=dict)
 
 
 @dataclass
 class LaunchConfig:
     """How long, in seconds, a process may take to join, to give a sign of life, to make progress, to stop, and to leave
-    with a checkpoint; how often what failed is started again, and with how few workers a training may go on."""
+    with a checkpoint; how often what failed is started again, and with how few workers a training may go on; how long
+    processes go on without a conductor, and whether one is meant to leave."""
 
     startup_timeout: float = 60.0
     heartbeat_timeout: float = 30.0
@@ -300,6 +304,9 @@ class LaunchConfig:
     max_restarts: int = 3
     elastic: bool = False
     min_workers: int = 1
+    # None: some minutes, or a week where it is to be detached.
+    orphan_timeout: float | None = None
+    detach: bool = False
 
 
 @dataclass

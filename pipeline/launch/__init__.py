@@ -52,6 +52,12 @@ class Cluster(Protocol):
     def inventory(self) -> Machine:
         """What there is to lay a plan over, looked at once."""
 
+    def assumed(self) -> Machine:
+        """The same where nothing is to be started: nobody is asked, what is not known is taken to be as here."""
+
+    def describe(self, plan: Plan) -> str:
+        """In full, what would be typed or submitted to start a plan's processes; empty where that is nothing."""
+
     def warm_up(self) -> None:
         """Begins what starting processes will wait for, beside what the conductor does next."""
 
@@ -66,7 +72,16 @@ class Cluster(Protocol):
 
 
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
-CLUSTERS = {"local": "pipeline.launch.local:LocalCluster", "env": "pipeline.launch.env:EnvCluster"}
+CLUSTERS = {
+    "local": "pipeline.launch.local:LocalCluster",
+    "env": "pipeline.launch.env:EnvCluster",
+    "hosts": "pipeline.launch.hosts:HostsCluster",
+}
+# What a package's cluster may be without, and what stands for it.
+OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]
+    "describe": lambda made: lambda plan: "",
+}
 
 
 def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
@@ -92,7 +107,8 @@ class _Offered:
         self._name, self._made = name, made
 
     def __getattr__(self, part: str) -> Any:
-        found = _Offered(self._name, getattr(self._made, part))
+        lacks = part in OPTIONAL and not hasattr(self._made, part)
+        found = _Offered(self._name, OPTIONAL[part](self._made) if lacks else getattr(self._made, part))
         return (lambda *given: _Offered(self._name, found(*given))) if part == "start" else found
 
     def __call__(self, *given: Any) -> Any:

@@ -1,124 +1,260 @@
-"""Starts, watches and stops processes on its host for a conductor elsewhere, whose words come over a `Link`.
+"""Starts, watches and stops the processes of its host for a conductor elsewhere, over a line (`pipeline.launch.link`).
 
-The conductor says `start` (of some ranks of a plan), and of a job that it numbered `send`, `restart`, `dump_stacks` and
-`stop`; with `close` it says what its command ends with. The agent tells `events` of its jobs as they come, what
-processes write into their logs, that a job has `stopped`, and that one could not be started, which is `lost`. Where the
-line ends, so do all processes.
+What processes tell, and write into their logs, is sent on as it comes, and kept until the conductor is done with it.
+Their signs of life are folded: of each process the last one counts, and those of all go in one status a second.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from importlib import metadata
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from platform import python_version
 
 from pipeline.launch import machine
+from pipeline.launch.alike import alike
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.link import Link, LinkError, Message
+from pipeline.launch.hub import Hub
+from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.messages import (
+    Close,
+    DumpStacks,
+    Find,
+    Found,
+    Give,
+    Held,
+    Hello,
+    Logged,
+    Lost,
+    Message,
+    Pulse,
+    Pulses,
+    Redial,
+    Restart,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+    from_bytes,
+)
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
-from pipeline.record.events import Signalled, to_plain
+from pipeline.record.commands import Leave
+from pipeline.record.events import Beat, Event, Exited, Left, Signalled, Started, to_plain
 
-POLL_SECONDS = 0.2
-# What a conductor and its agents must have alike.
-PACKAGES = ("tensorflow", "keras", "numpy")
+POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
 LOG_BYTES = 1 << 20
+# For how long an agent without processes goes on without a conductor.
+ORPHAN_SECONDS = 300.0
 
 
-def versions() -> dict[str, str]:
-    """What must be the same wherever processes of one run are."""
-    return {"python": ".".join(python_version().split(".")[:2])} | {name: metadata.version(name) for name in PACKAGES}
+@dataclass(frozen=True)
+class Place:
+    """Where an agent is among the others, and the address at which others reach its processes."""
+
+    order: int
+    address: str
 
 
-def serve(link: Link, cluster: LocalCluster, signalled: Callable[[], int | None]) -> int | None:
-    """Does what the conductor at the other end says, to the end; returns what its command ended with.
+@dataclass
+class _Job:
+    """Processes that were started together, and what the conductor is to know of them."""
 
-    None where the line ended before. `signalled` tells of a scheduler's signal, which is passed on.
+    start: Start
+    plan: Plan
+    running: LocalJob
+    folder: Path
+    commands: int = 0
+    exited: dict[int, int | None] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    pulses: dict[int, Pulse] = field(default_factory=dict)
+    # How far each log was sent.
+    sent: dict[str, int] = field(default_factory=dict)
+
+
+class Agent:
+    """One host's, for the conductor at the other end of a line.
+
+    `gone` says of the line, and of how long processes may be without a conductor, whether that is to be given up; they
+    save a checkpoint then, and end.
     """
-    with tempfile.TemporaryDirectory(prefix="pipeline-agent-") as folder:
-        return _Agent(link, cluster, Path(folder)).serve(signalled)
 
-
-class _Agent:
-    def __init__(self, link: Link, cluster: LocalCluster, folder: Path) -> None:
-        self._link, self._cluster, self._folder = link, cluster, folder
-        self._jobs: dict[int, LocalJob] = {}
-        # Of each job, the group, and the ranks that are here.
-        self._groups: dict[int, str] = {}
-        self._ranks: dict[int, list[int]] = {}
-        # How far each log was sent.
-        self._sent: dict[Path, int] = {}
+    def __init__(
+        self, hub: Hub, link: Link, cluster: LocalCluster, place: Place, gone: Callable[[Link, float], bool]
+    ) -> None:
+        self._hub, self._link, self._cluster, self._place, self._gone = hub, link, cluster, place, gone
+        self._jobs: dict[int, _Job] = {}
+        # The conductor's life, which another conductor has not.
+        self._life = ""
+        self._next_pulse = 0.0
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
-        self._link.send({"hello": versions()})
+        """Does what the conductor says, to the end; returns what its command ended with.
+
+        None where the conductor was given up. `signalled` tells of a scheduler's signal, which is passed on.
+        """
         told = False
-        try:
-            while True:
-                sources = [source for job in self._jobs.values() for source in job.sources()]
-                if self._link.connection in wait([self._link.connection, *sources], POLL_SECONDS):
-                    message = self._link.take()
-                    if message["do"] == "close":
-                        return int(message["code"])
-                    self._do(message)
-                for number in self._jobs:
-                    self._tell(number)
-                if not told and (signal := signalled()) is not None:
-                    told = True
-                    self._pass_on(signal)
-        except LinkError:
-            return None
-        finally:
+        with tempfile.TemporaryDirectory(prefix="pipeline-agent-") as folder:
+            try:
+                while True:
+                    self._wait()
+                    self._meet()
+                    for received in self._link.take():
+                        # Before it is done: what this process does not live to do, nobody does.
+                        self._link.done(received)
+                        message = from_bytes(received.data)
+                        if isinstance(message, Close):
+                            return message.code
+                        self._do(message, Path(folder))
+                    self._pass_all_on()
+                    if not told and (number := signalled()) is not None:
+                        told = True
+                        self._tell_of(number)
+                    if self._gone(self._link, self._orphan_timeout()):
+                        self._save()
+                        return None
+            finally:
+                for job in self._jobs.values():
+                    job.running.stop(0.0)
+
+    def _orphan_timeout(self) -> float:
+        return max((job.plan.launch.orphan_timeout for job in self._jobs.values()), default=ORPHAN_SECONDS)
+
+    def _wait(self) -> None:
+        sources = [source for job in self._jobs.values() for source in job.running.sources()]
+        # Where the conductor has not taken what was told, processes wait until it has.
+        wait([self._hub.news, *(sources if self._link.has_room else ())], POLL_SECONDS)
+        self._hub.hear()
+
+    def _meet(self) -> None:
+        """Says hello to a conductor that is another one, for which nothing runs unless it takes the other's place."""
+        if self._link.life == self._life:
+            return
+        if self._life and not self._link.adopts:
             for job in self._jobs.values():
-                job.stop(0.0)
+                job.running.stop(0.0)
+            self._jobs.clear()
+        self._life = self._link.life
+        held = [
+            Held(number, job.start.group, job.start.ranks, job.commands, {str(k): v for k, v in job.exited.items()})
+            for number, job in self._jobs.items()
+        ]
+        here = self._cluster.inventory()
+        self._say(Hello(self._place.order, self._place.address, here, dict(alike()), held))
 
-    def _do(self, message: Message) -> None:
-        number = message["job"]
-        if message["do"] == "start":
-            plan = on_cores(from_json(message["plan"]), message["ranks"], machine.usable_cores())
-            folder = self._folder / str(number)
-            folder.mkdir()
-            self._groups[number], self._ranks[number] = message["group"], message["ranks"]
-            try:
-                self._jobs[number] = self._cluster.start(plan, message["group"], folder, message["ranks"])
-            except LaunchError as error:
-                self._link.send({"job": number, "lost": str(error)})
-            return
-        job = self._jobs.get(number)
-        if job is None:
-            return
-        if message["do"] == "send":
-            job.send(commands.from_json(message["command"]))
-        elif message["do"] == "restart":
-            try:
-                job.restart(message["rank"])
-            except LaunchError as error:
-                self._link.send({"job": number, "lost": str(error)})
-        elif message["do"] == "dump_stacks":
-            job.dump_stacks()
-        elif message["do"] == "stop":
-            job.stop(message["grace"])
-            self._tell(number)
-            del self._jobs[number]
-            self._link.send({"job": number, "stopped": True})
+    def _do(self, message: Message, folder: Path) -> None:
+        match message:
+            case Start(job=number):
+                self._start(message, folder / str(number))
+            case Redial(address=address):
+                self._hub.dial(self._link.name, address)
+            case Find(asked=asked, ports=ports):
+                try:
+                    self._say(Found(asked, list(self._cluster.hold(self._place.address, ports))))
+                except LaunchError as error:
+                    self._say(Found(asked, [], str(error)))
+            case Give() | Restart() | DumpStacks() | Stop() if message.job in self._jobs:
+                self._do_with(self._jobs[message.job], message)
 
-    def _tell(self, number: int) -> None:
-        if events := self._jobs[number].events(0.0):
-            self._link.send({"job": number, "events": [to_plain(event) for event in events]})
-        for log in sorted((self._folder / str(number)).glob("*.log")):
+    def _start(self, message: Start, folder: Path) -> None:
+        plan = on_cores(from_json(message.plan), message.ranks, machine.usable_cores())
+        folder.mkdir()
+        try:
+            running = self._cluster.start(plan, message.group, folder, message.ranks)
+        except LaunchError as error:
+            self._say(Lost(message.job, str(error)))
+            return
+        self._jobs[message.job] = _Job(message, plan, running, folder)
+
+    def _do_with(self, job: _Job, message: Give | Restart | DumpStacks | Stop) -> None:
+        match message:
+            case Give(command=command):
+                job.commands += 1
+                job.running.send(commands.from_json(command))
+            case Restart(rank=rank):
+                try:
+                    job.running.restart(rank)
+                    job.exited.pop(rank, None)
+                except LaunchError as error:
+                    self._say(Lost(message.job, str(error)))
+            case DumpStacks():
+                job.running.dump_stacks()
+            case Stop(grace=grace):
+                job.running.stop(grace)
+                self._pass_on(job)
+                del self._jobs[message.job]
+                self._say(Stopped(message.job))
+
+    def _pass_all_on(self) -> None:
+        """Sends on what all processes have told and written, and now and then their signs of life."""
+        if self._link.has_room:
+            for job in self._jobs.values():
+                self._pass_on(job)
+        if time.monotonic() >= self._next_pulse:
+            self._next_pulse = time.monotonic() + PULSE_SECONDS
+            if pulses := [pulse for job in self._jobs.values() for pulse in job.pulses.values()]:
+                self._link.report(Pulses(pulses).to_bytes())
+
+    def _pass_on(self, job: _Job) -> None:
+        number, events = job.start.job, list[Event]()
+        for event in job.running.events(0.0):
+            match event:
+                case Beat():
+                    job.pulses[event.rank] = folded(job.pulses.get(event.rank), number, event)
+                    continue
+                case Started(rank=rank):
+                    job.exited.pop(rank, None)
+                case Exited(rank=rank, code=code):
+                    job.exited[rank] = code
+                case Left(rank=rank):
+                    job.left.add(rank)
+            events.append(event)
+        if events:
+            self._say(Told(number, [to_plain(event) for event in events]))
+        for log in sorted(job.folder.glob("*.log")):
+            at = job.sent.get(log.name, 0)
             with log.open("rb") as lines:
-                lines.seek(self._sent.get(log, 0))
+                lines.seek(at)
                 text = lines.read(LOG_BYTES)
             if text:
-                self._sent[log] = self._sent.get(log, 0) + len(text)
-                self._link.send({"job": number, "log": log.name, "text": text.decode(errors="replace")})
+                job.sent[log.name] = at + len(text)
+                # A byte that is none of a text's stays one byte, so that places stay what they are.
+                there = job.start.logged.get(log.name, 0) + at
+                self._say(Logged(number, log.name, there, text.decode("latin-1")))
 
-    def _pass_on(self, signal: int) -> None:
-        for number in self._jobs:
-            event = Signalled(signal, group=self._groups[number], rank=self._ranks[number][0])
-            self._link.send({"job": number, "events": [to_plain(event)]})
+    def _tell_of(self, signal: int) -> None:
+        for number, job in self._jobs.items():
+            event = Signalled(signal, time=time.time(), group=job.start.group, rank=job.start.ranks[0])
+            self._say(Told(number, [to_plain(event)]))
+
+    def _save(self) -> None:
+        """Has all processes write a checkpoint and leave, since nobody is there any more to tell them what to do."""
+        for job in self._jobs.values():
+            job.running.send(Leave())
+        until = time.monotonic() + max((job.plan.launch.preempt_timeout for job in self._jobs.values()), default=0.0)
+        while time.monotonic() < until and not all(map(_has_left, self._jobs.values())):
+            wait([source for job in self._jobs.values() for source in job.running.sources()], POLL_SECONDS)
+            for job in self._jobs.values():
+                self._pass_on(job)
+
+    def _say(self, message: Message) -> None:
+        self._link.send(message.to_bytes())
+
+
+def folded(before: Pulse | None, job: int, beat: Beat) -> Pulse:
+    """The last that is known of a process, after another sign of life.
+
+    >>> folded(Pulse(1, 0, 5.0, progress=3, cpu_seconds=1.5), 1, Beat(step=40, time=6.0))
+    Pulse(job=1, rank=0, time=6.0, progress=3, cpu_seconds=1.5, step=40, validated=None)
+    """
+    told = {name: getattr(beat, name) for name in ("progress", "cpu_seconds", "step", "validated")}
+    known = {name: value for name, value in told.items() if value is not None}
+    return (before or Pulse(job, beat.rank, beat.time))._replace(time=beat.time, **known)
+
+
+def _has_left(job: _Job) -> bool:
+    return set(job.start.ranks) & set(job.plan.leaders) <= job.left | job.exited.keys()
 
 
 def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:
@@ -136,13 +272,3 @@ def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:
         processes[rank] = replace(processes[rank], cores=mine)
         left = left[count:]
     return replace(plan, processes=tuple(processes))
-
-
-def same(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """What an agent's host has that this one has not, in words; None where nothing is different.
-
-    >>> same({"keras": "3.1"}, {"keras": "3.2"})
-    'keras 3.1, received 3.2'
-    """
-    unlike = [f"{name} {here[name]}, received {there.get(name)}" for name in here if there.get(name) != here[name]]
-    return " and ".join(unlike) or None

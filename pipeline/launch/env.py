@@ -1,24 +1,29 @@
 """Processes of which something else started one command each, with `TF_CONFIG` or the like to say which is which.
 
 The chief's command, or the first worker's where there is no chief, conducts; those of the other tasks are its agents:
-they listen at their task's address, which is free until TensorFlow's own server has it.
+they listen at their task's address, which is free until TensorFlow's own server has it. Once the conductor has dialled
+them there, they dial it, at a port of its own, whenever the connection is lost.
 """
 
 import contextlib
 import hashlib
 import json
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch import agent
+from pipeline.launch.agent import Agent, Place
+from pipeline.launch.agents import Agents
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.link import accept, connect, listen
+from pipeline.launch.hub import Hub
+from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.remote import Agents, RemoteJob
+from pipeline.launch.messages import CONDUCTOR, Redial
+from pipeline.launch.remote import RemoteJob
 from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -29,7 +34,9 @@ TOKEN = "PIPELINE_TOKEN"
 WAIT_SECONDS = 600.0
 # For which agents that were not needed are told of the end, and tried for.
 CLOSE_SECONDS = 5.0
-POLL_SECONDS = 0.5
+POLL_SECONDS, RETRY_SECONDS = 0.2, 0.3
+# Without a line to the conductor, and one that nobody refuses, its processes are ended.
+GONE_SECONDS = 30.0
 # The roles of a plan's processes that tasks of a kind have.
 KINDS = {"parameter server": SERVER, "worker": WORKER}
 
@@ -44,7 +51,10 @@ class EnvCluster:
         said = json.dumps([str(task) for task in self._tasks.tasks])
         self._key = (environ.get(TOKEN) or hashlib.sha256(said.encode()).hexdigest()).encode()
         self._addresses = {f"{task}": task.address for task in self._tasks.tasks}
-        self._agents = Agents(lambda name: connect(self._addresses[name], self._key))
+        self._agents: Agents | None = None
+        self._redialled_at = ""
+        # Tasks that are dialled just now.
+        self._dialled = set[str]()
         # Does this command conduct a run, of whose end the others are to hear?
         self._conducts = False
 
@@ -64,20 +74,19 @@ class EnvCluster:
         self._local.warm_up()
         until = time.monotonic() + self._timeout
         while time.monotonic() < until:
-            if asked() is not None:
-                return int(128 + _number(asked()))
-            try:
-                with listen(own.address) as listening:
-                    link = accept(listening, self._key, POLL_SECONDS)
-            except OSError as error:
-                raise LaunchError(
-                    f"Expected to be able to listen at {own}, received: {error.strerror or error}. "
-                    f"Try another port in {self._tasks.source}, the same in all tasks."
-                ) from error
-            if link is None:
-                continue
-            say(f"{conductor} has begun.")
-            code = agent.serve(link, self._local, lambda: None if asked() is None else _number(asked()))
+            with self._listening(own) as hub:
+                link = hub.link(CONDUCTOR)
+                while not link.life and time.monotonic() < until:
+                    if asked() is not None:
+                        return int(128 + _number(asked()))
+                    time.sleep(POLL_SECONDS)
+                if not link.life:
+                    break
+                say(f"{conductor} has begun.")
+                hub.stop_listening()
+                place = Place(self._tasks.tasks.index(own), own.host)
+                agent = Agent(hub, link, self._local, place, _gone)
+                code = agent.serve(lambda: None if asked() is None else _number(asked()))
             if code is not None:
                 say(f"{conductor} has ended with {code}.")
                 return code
@@ -87,6 +96,14 @@ class EnvCluster:
             f"Expected {conductor} to conduct, received nothing from it for {self._timeout:g} s. "
             f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
         )
+
+    def assumed(self) -> Machine:
+        """The same as the inventory: the environment says it."""
+        return self.inventory()
+
+    def describe(self, plan: Plan) -> str:
+        """Nothing: whoever started the tasks has done it."""
+        return ""
 
     def inventory(self) -> Machine:
         """This machine, as many like it as the tasks have hosts, and the tasks' kinds."""
@@ -112,14 +129,72 @@ class EnvCluster:
         where = {rank: str(task) for rank, task in self._where(plan).items() if task != self._tasks.own}
         if not where:
             return self._local.start(plan, group, folder)
-        return RemoteJob(self._agents, self._local, plan, group, folder, where, self._timeout)
+        return RemoteJob(
+            self._conducting(),
+            plan,
+            group,
+            folder,
+            where,
+            missing=self._missing,
+            timeout=self._timeout,
+            returns=self._timeout,
+            here=self._local,
+        )
 
     def close(self, code: int) -> None:
         """Tells all tasks what the command ends with."""
         others = [str(task) for task in self._tasks.tasks if task not in (self._tasks.own, *self._tasks.of(EVALUATOR))]
         if self._conducts:
-            self._agents.close(code, others, CLOSE_SECONDS)
+            agents, until = self._conducting(), time.monotonic() + CLOSE_SECONDS
+            while absent := [name for name in others if not agents.is_there(name)]:
+                if time.monotonic() > until:
+                    break
+                self._missing(absent)
+                with contextlib.suppress(LaunchError):
+                    agents.listen_to((), POLL_SECONDS)
+            agents.close(code)
         self._local.close(code)
+
+    @contextlib.contextmanager
+    def _listening(self, own: Task) -> Iterator[Hub]:
+        """A hub that a conductor with the key can dial at a task's address."""
+        hub = Hub(str(own), self._key)
+        try:
+            hub.listen(own.address)
+            yield hub
+        except OSError as error:
+            raise LaunchError(
+                f"Expected to be able to listen at {own}, received: {error.strerror or error}. "
+                f"Try another port in {self._tasks.source}, the same in all tasks."
+            ) from error
+        finally:
+            hub.close(1.0)
+
+    def _conducting(self) -> Agents:
+        """The lines of a conductor, which is dialled again at a port of its own."""
+        if self._agents is None:
+            self._agents = Agents(self._key)
+            self._redialled_at = self._agents.hub.listen(f"{self._tasks.own.host}:0")
+        return self._agents
+
+    def _missing(self, names: Sequence[str]) -> str:
+        """Dials tasks, each in a thread, and says what is wrong where they do not answer."""
+        for name in names:
+            if name not in self._dialled:
+                self._dialled.add(name)
+                threading.Thread(target=self._dial, args=(name,), daemon=True).start()
+        return (
+            f"Expected {' and '.join(names)} to be there, received no answer for {self._timeout:g} s. "
+            f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
+        )
+
+    def _dial(self, name: str) -> None:
+        agents = self._conducting()
+        if agents.hub.dial_once(name, self._addresses[name]):
+            agents.say(name, Redial(self._redialled_at))
+        else:
+            time.sleep(RETRY_SECONDS)
+        self._dialled.discard(name)
 
     def _where(self, plan: Plan) -> dict[int, Task]:
         """The task of each process of a plan that has one. Refuses a plan whose hosts are not those of the tasks."""
@@ -145,6 +220,11 @@ class EnvCluster:
                 f"them, received a plan with several of these as one. Try hardware.hosts={len(self._tasks.hosts)}."
             )
         return found
+
+
+def _gone(link: Link, orphan_timeout: float) -> bool:
+    """Nobody takes the place of a conductor that is gone: the same command is typed again, which starts all anew."""
+    return link.away > 0 and (link.nobody or link.away > GONE_SECONDS)
 
 
 def _timeout(config: ClusterConfig) -> float:

@@ -1,147 +1,150 @@
-"""A line between a conductor and an agent on another host: JSON messages over a socket, once both have shown the key.
+"""One end of a line: numbered messages that outlast the connections they travel over, and a status that does not.
 
-The key never travels: each proves that it has it, by an HMAC over what the other has just drawn. What is said after is
-not encrypted, as TensorFlow's own transport beside it is not.
+Each message is kept until the other end says that it is done with it. Once there is another connection, both say what
+they are done with, and the rest is sent again: nothing is lost, and what has come already is passed over. Of a status
+only the last counts: it is never kept.
 """
 
-import contextlib
-import hashlib
-import hmac
-import json
-import secrets
-import socket
 import threading
 import time
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from pipeline.plan.checks import stays_here
+from pipeline.launch.connection import MESSAGE, STATUS, Connection
 
-Message = dict[str, Any]
-# No message is longer: a plan for the most workers is some megabytes.
-MOST_BYTES = 1 << 28
-HANDSHAKE_SECONDS = 5.0
-NONCE_BYTES = 32
-# A peer whose machine is gone is given up after about so many seconds.
-IDLE_SECONDS, PROBE_SECONDS, PROBES = 5, 2, 5
+# What an end keeps for the other is said to be too much from here on, and what it has not taken is no longer read.
+WINDOW_BYTES = 32 << 20
 
 
-class LinkError(OSError):
-    """A line that cannot be had, or has ended."""
+@dataclass(frozen=True)
+class Greeting:
+    """What each end says of itself: its name, its life, which no other process has, and with how many messages, of which
+    life of the other, it is done. `adopts`: it takes the place of another conductor, whose processes it goes on with.
+    """
+
+    name: str
+    life: str
+    of: str = ""
+    done: int = 0
+    adopts: bool = False
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message that has come, its number, 0 for a status, and the life that sent it."""
+
+    number: int
+    data: bytes
+    life: str
 
 
 class Link:
-    """One end of a line. Messages are sent whole, from any thread, and taken by one."""
+    """One end of a line, to a name. Any thread may send.
 
-    def __init__(self, connected: socket.socket) -> None:
-        self.connection = Connection(connected.detach())
-        self._lock = threading.Lock()
-        self.open = True
+    `own` is the life of this end, `lock` is held while anything is changed, and `wake` has what is kept be sent.
+    """
 
-    def send(self, message: Message) -> None:
-        """Sends a message; where the other end is gone it is lost, which `take` tells of."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self.connection.send_bytes(json.dumps(message).encode())
+    def __init__(self, name: str, own: str, lock: threading.RLock, wake: Callable[[], None]) -> None:
+        self.name, self._own, self._lock, self._wake = name, own, lock, wake
+        self.connection: Connection | None = None
+        # The other end's life, does it take the place of an earlier one, and those that were before it.
+        self.life, self.adopts, self.past = "", False, set[str]()
+        # Since when there is no connection, on the monotonic clock, and why there is none.
+        self.away_since: float | None = time.monotonic()
+        self.problem = ""
+        # Does nothing listen any more where it is dialled, though the host is there?
+        self.nobody = False
+        # Messages that the other end is not done with, by number; the last of this end's, and the other's.
+        self.kept: dict[int, bytes] = {}
+        self.kept_bytes, self.sent, self.came, self.done_with = 0, 0, 0, 0
+        self.status: bytes | None = None
+        self.inbox: list[Received] = []
+        self.inbox_bytes = 0
+        # Of what was taken, by number: is this end done with it?
+        self.taken: dict[int, bool] = {}
+        self.closed = False
 
-    def take(self) -> Message:
-        """The next message, waiting for it. Raises `LinkError` at the end of the line."""
-        try:
-            message: Message = json.loads(self.connection.recv_bytes(MOST_BYTES))
-            return message
-        except (EOFError, OSError, ValueError) as error:
-            self.close()
-            raise LinkError(str(error)) from error
+    @property
+    def away(self) -> float:
+        """Seconds for which there has been no connection; 0 where there is one."""
+        since = self.away_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def has_room(self) -> bool:
+        """Is what is kept for the other end little enough that more may be sent?"""
+        return self.kept_bytes < WINDOW_BYTES
+
+    def send(self, data: bytes) -> None:
+        """Has a message arrive, now or once there is a connection again."""
+        with self._lock:
+            self.sent += 1
+            self.kept[self.sent] = data
+            self.kept_bytes += len(data)
+        self._wake()
+
+    def report(self, status: bytes) -> None:
+        """Has a status arrive, unless another takes its place before."""
+        with self._lock:
+            self.status = status
+        self._wake()
+
+    def take(self) -> list[Received]:
+        """What has come, in order, each message once."""
+        with self._lock:
+            taken, self.inbox = self.inbox, []
+            self.taken |= {received.number: False for received in taken if received.number}
+            was_full, self.inbox_bytes = self.inbox_bytes >= WINDOW_BYTES, 0
+        if was_full:
+            self._wake()
+        return taken
+
+    def done(self, received: Received) -> None:
+        """Tells the other end, before long, that it need not keep a message, nor those before it once they are done."""
+        with self._lock:
+            if received.life != self.life or received.number not in self.taken:
+                return
+            self.taken[received.number] = True
+            for number in list(self.taken):
+                if not self.taken[number]:
+                    break
+                self.done_with = number
+                del self.taken[number]
 
     def close(self) -> None:
-        """Ends the line."""
-        self.open = False
-        self.connection.close()
+        """Ends the line. What has not arrived is lost, see `Hub.close`."""
+        self.closed = True
+        self._wake()
 
+    def greeted(self, greeting: Greeting, connection: Connection) -> None:
+        """Takes another connection to the other end, which has said what it is done with. Under the lock."""
+        if greeting.life != self.life:
+            # Another process, which counts its messages anew. What was meant for the one before means nothing to it,
+            # unless it goes on with that one's work.
+            if self.life and not greeting.adopts:
+                self.drop(self.sent)
+            self.past.add(self.life)
+            self.life, self.adopts, self.came, self.done_with = greeting.life, greeting.adopts, 0, 0
+            self.inbox, self.inbox_bytes, self.taken = [], 0, {}
+        if greeting.of == self._own:
+            self.drop(greeting.done)
+        connection.next = min(self.kept, default=self.sent + 1)
+        connection.said_done = self.done_with
+        self.connection, self.away_since, self.problem, self.nobody = connection, None, "", False
 
-def connect(address: str, key: bytes) -> Link:
-    """A line to the agent that listens at HOST:PORT. Raises `LinkError` where none answers, or one with another key."""
-    host, _, port = address.rpartition(":")
-    try:
-        connected = socket.create_connection((host, int(port)), timeout=HANDSHAKE_SECONDS)
-    except OSError as error:
-        raise LinkError(str(error)) from error
-    return _greeted(connected, key, b"conductor", b"agent")
+    def drop(self, done: int) -> None:
+        """Forgets what the other end is done with. Under the lock."""
+        for number in list(self.kept):
+            if number > done:
+                break
+            self.kept_bytes -= len(self.kept.pop(number))
 
-
-def accept(listening: socket.socket, key: bytes, timeout: float) -> Link | None:
-    """The line that a conductor with the key opens; None where none has after `timeout` seconds.
-
-    What others say who find the port is not waited for, and does not keep the conductor away.
-    """
-    found: list[Link] = []
-    arrived = threading.Condition()
-
-    def greet(connected: socket.socket) -> None:
-        try:
-            link = _greeted(connected, key, b"agent", b"conductor")
-        except LinkError:
-            return
-        with arrived:
-            found.append(link)
-            arrived.notify()
-
-    until = time.monotonic() + timeout
-    listening.settimeout(0.1)
-    while not found and time.monotonic() < until:
-        with contextlib.suppress(TimeoutError):
-            connected, _ = listening.accept()
-            connected.settimeout(HANDSHAKE_SECONDS)
-            threading.Thread(target=greet, args=(connected,), daemon=True).start()
-        with arrived:
-            arrived.wait_for(lambda: found, 0.01)
-    for late in found[1:]:
-        late.close()
-    return found[0] if found else None
-
-
-def listen(address: str) -> socket.socket:
-    """A socket that listens at HOST:PORT; on every interface where the host is a name that others know this one by."""
-    host, _, port = address.rpartition(":")
-    try:
-        return socket.create_server((host, int(port)))
-    except OSError:
-        if stays_here(address):
-            raise
-    return socket.create_server(("", int(port)))
-
-
-def _greeted(connected: socket.socket, key: bytes, me: bytes, other: bytes) -> Link:
-    """The line, once each side has proved to the other that it has the key. Raises `LinkError`, and hangs up."""
-    try:
-        drawn = secrets.token_bytes(NONCE_BYTES)
-        connected.sendall(drawn)
-        theirs = _exactly(connected, NONCE_BYTES)
-        connected.sendall(hmac.digest(key, me + theirs + drawn, hashlib.sha256))
-        if not hmac.compare_digest(
-            _exactly(connected, hashlib.sha256().digest_size), hmac.digest(key, other + drawn + theirs, hashlib.sha256)
-        ):
-            raise LinkError("it has another key")
-        connected.settimeout(None)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, IDLE_SECONDS),
-            (socket.TCP_KEEPINTVL, PROBE_SECONDS),
-            (socket.TCP_KEEPCNT, PROBES),
-            (socket.TCP_USER_TIMEOUT, 1000 * (IDLE_SECONDS + PROBE_SECONDS * PROBES)),
-        ):
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
-    except OSError as error:
-        connected.close()
-        raise error if isinstance(error, LinkError) else LinkError(str(error)) from error
-    return Link(connected)
-
-
-def _exactly(connected: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connected.recv(count - len(data))
-        if not more:
-            raise LinkError("it hung up")
-        data += more
-    return data
+    def take_in(self, kind: int, number: int, data: bytes) -> None:
+        """Takes in a frame, of which what has come before is passed over. Under the lock."""
+        if kind == STATUS:
+            self.inbox = [received for received in self.inbox if received.number]
+            self.inbox.append(Received(0, data, self.life))
+        elif kind == MESSAGE and number > self.came:
+            self.came = number
+            self.inbox.append(Received(number, data, self.life))
+            self.inbox_bytes += len(data)

@@ -59,6 +59,14 @@ class LocalCluster:
             self._machine = machine.detect(self._environ)
         return self._machine
 
+    def assumed(self) -> Machine:
+        """The same."""
+        return self.inventory()
+
+    def describe(self, plan: Plan) -> str:
+        """Nothing: the plan says all."""
+        return ""
+
     def warm_up(self) -> None:
         """Starts the server's imports, so that they run beside what the conductor does next."""
         if self._config.start_method.value == "forkserver":
@@ -72,10 +80,14 @@ class LocalCluster:
 
     def free(self, count: int) -> Sequence[int]:
         """Free ports, or the configured ones, reserved until the next call. Raises `LaunchError`."""
-        self._release()
         base = self._config.base_port
-        for number in range(count):
-            self._reserved.append(_reserve(self._config.host, 0 if base is None else base + number))
+        return self.hold(self._config.host, [0 if base is None else base + number for number in range(count)])
+
+    def hold(self, host: str, ports: Sequence[int]) -> Sequence[int]:
+        """The same for these ports, of which 0 is any, at an address of this machine."""
+        self._release()
+        for port in ports:
+            self._reserved.append(_reserve(host, port))
         return tuple(reserved.getsockname()[1] for reserved in self._reserved)
 
     def start(self, plan: Plan, group: str, folder: Path, ranks: Sequence[int] | None = None) -> "LocalJob":

@@ -117,6 +117,7 @@ def _check_amounts(config: Config) -> None:
         "launch.progress_timeout": (launch.progress_timeout, 50),
         "launch.stop_timeout": (launch.stop_timeout, 4),
         "launch.preempt_timeout": (launch.preempt_timeout, 25),
+        "launch.orphan_timeout": (launch.orphan_timeout, 300),
         "train.divergence_factor": (train.divergence_factor, 10_000),
         "checkpoint.every_minutes": (config.checkpoint.every_minutes, 10),
     }

@@ -248,13 +248,15 @@ def _training(number: int, layout: Layout, address: str | None, machine: Machine
     """The process that holds `per_process` of the workers, and `number` times as many come before."""
     per_process, threads, rank = layout.per_process, layout.threads, layout.coordinators + number
     replicas = tuple(range(number * per_process, (number + 1) * per_process))
+    host = replicas[0] // layout.workers_per_host
     first = replicas[0] if machine.hosts == 1 else replicas[0] % layout.workers_per_host
     cores: tuple[int, ...] = ()
     intra, inter = 0, 0
     if layout.kind == "cpu":
         here = layout.workers if machine.hosts == 1 else layout.workers_per_host
-        mine = machine.cores[first * threads : (first + per_process) * threads]
-        cores = mine if here * threads <= len(machine.cores) else ()
+        usable = machine.member(host).cores
+        mine = usable[first * threads : (first + per_process) * threads]
+        cores = mine if here * threads <= len(usable) else ()
         # The devices of a process share one Eigen pool. With one thread a device its work runs on the inter-op
         # threads, and a larger pool only adds hand-overs; two inter-op threads keep communication beside compute.
         intra = threads if threads == 1 else threads * per_process
@@ -266,7 +268,7 @@ def _training(number: int, layout: Layout, address: str | None, machine: Machine
     return Process(
         rank=rank,
         role="chief" if rank == 0 else "worker",
-        host=replicas[0] // layout.workers_per_host,
+        host=host,
         address=address,
         devices=devices,
         replicas=replicas,

@@ -1,16 +1,15 @@
-"""What a plan is laid over: the facts of one host."""
+"""What a plan is laid over: the facts of its hosts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Machine:
+class Host:
     """One host: its name, the cores this process may use, memory in GiB, and a name for each GPU and TPU chip.
 
     `tpu_name` is what the environment calls its TPU, a name or an address; `cache_bytes` what the last caches before
-    memory hold, None where that is not known to decide what cores take from each other. `hosts` is how many like it the
-    cluster reaches; where it is 1, this one stands for all. `tasks` are the kinds of the processes that something else
-    has started for the run ("chief", "worker", "ps"), in order; empty where as many are started as a plan has.
+    memory hold, None where that is not known to decide what cores take from each other.
     """
 
     hostname: str
@@ -21,5 +20,84 @@ class Machine:
     tpus: tuple[str, ...] = ()
     tpu_name: str | None = None
     cache_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine(Host):
+    """The hosts of a cluster, by what the least of them has.
+
+    `hosts` is how many the cluster reaches; where it is 1, this one stands for all. `members` are the hosts as they
+    are, in order, where that is known; empty where all are like this one. `tasks` are the kinds of the processes that
+    something else has started for the run ("chief", "worker", "ps"), in order; empty where as many are started as a
+    plan has.
+    """
+
     hosts: int = 1
     tasks: tuple[str, ...] = ()
+    members: tuple[Host, ...] = ()
+
+    def member(self, host: int) -> Host:
+        """The host of that number."""
+        return self.members[host] if host < len(self.members) else self
+
+
+def inventory(members: Sequence[Host]) -> Machine:
+    """The hosts of a cluster as they are. What is laid over all of them alike fits the least of them.
+
+    >>> found = inventory([Host("a", (0, 1), 8.0, "A processor"), Host("b", (0,), 16.0, "A processor")])
+    >>> found.hosts, found.cores, found.memory_gib
+    (2, (0,), 8.0)
+    """
+    fewest = min(members, key=lambda host: len(host.cores))
+    caches = [host.cache_bytes for host in members if host.cache_bytes is not None]
+    return Machine(
+        hostname=members[0].hostname,
+        cores=fewest.cores,
+        memory_gib=min(host.memory_gib for host in members),
+        cpu=fewest.cpu,
+        gpus=min((host.gpus for host in members), key=len),
+        tpus=min((host.tpus for host in members), key=len),
+        tpu_name=members[0].tpu_name,
+        cache_bytes=min(caches) if len(caches) == len(members) else None,
+        hosts=len(members),
+        members=tuple(members),
+    )
+
+
+def differences(members: Sequence[Host]) -> list[str]:
+    """In words, what some hosts have and others have not.
+
+    >>> differences([Host("a", (0, 1), 8.0, "X"), Host("b", (0,), 8.0, "X"), Host("c", (0, 1), 8.0, "X")])
+    ['b has 1 core, the others 2']
+    """
+    found: list[str] = []
+    for what, values in (
+        ("core", [str(len(host.cores)) for host in members]),
+        ("GPU", [str(len(host.gpus)) for host in members]),
+        ("", [host.cpu for host in members]),
+        ("", [", ".join(sorted(set(host.gpus))) for host in members]),
+    ):
+        kinds = sorted(set(values), key=values.count)
+        if len(kinds) < 2 or (not what and "" in kinds):
+            continue
+        usual = kinds[-1]
+        for value in kinds[:-1]:
+            names = [host.hostname for host, has in zip(members, values, strict=True) if has == value]
+            who = f"{_some(names)} {'has' if len(names) == 1 else 'have'}"
+            plural = f" {what}{'s' * (value != '1')}" if what else ""
+            found.append(f"{who} {value}{plural}, the others {usual}")
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    """The names, or the first of many.
+
+    >>> _some(["a"]), _some(["a", "b", "c"]), _some(["a", "b", "c", "d", "e", "f"])
+    ('a', 'a, b and c', 'a, b, c and 3 more')
+    """
+    if len(names) == 1:
+        return names[0]
+    shown = names[:3]
+    if len(names) > 4:
+        return f"{', '.join(shown)} and {len(names) - 3} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}"

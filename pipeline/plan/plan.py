@@ -92,8 +92,10 @@ class HardwarePart:
     rehearsal: bool = part_of(IDENTITY, PREDICTION)
     oversubscribed: bool = part_of(PREDICTION)
     machine: str = part_of(BASELINE)
-    # Of the processors of the conductor's host.
+    # Of the processors of the host that has the least.
     cache_bytes: int | None = part_of(default=None)
+    # Of the hosts, by their numbers, where they are known; empty where they are all this machine.
+    host_names: tuple[str, ...] = part_of(default=())
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,9 @@ class LaunchPart:
     max_restarts: int = part_of()
     elastic: bool = part_of()
     min_workers: int = part_of()
+    # For how long processes go on without a conductor, and may they outlive the command that started them?
+    orphan_timeout: float = part_of(default=300.0)
+    detach: bool = part_of(default=False)
 
 
 @dataclass(frozen=True)
@@ -236,6 +241,11 @@ class Plan:
     def data_servers(self) -> tuple[str, ...]:
         """Addresses of the tf.data services that make batches; none where the processes that train make them."""
         return self.data.service or tuple(str(self.processes[rank].address) for rank in self.ranks(DATA_SERVER))
+
+    def host_of(self, process: Process) -> str:
+        """The name of the host that a process is on; its number where it has none."""
+        names = self.hardware.host_names
+        return names[process.host] if process.host < len(names) else str(process.host)
 
     def ranks(self, role: str) -> tuple[int, ...]:
         """Ranks of the processes with a role."""

@@ -12,7 +12,7 @@ from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
-from pipeline.plan.machine import Machine
+from pipeline.plan.machine import Machine, differences
 from pipeline.plan.plan import (
     Checkpoints,
     DataPart,
@@ -27,6 +27,9 @@ from pipeline.plan.plan import (
 
 # An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
 DEFAULT_STEPS = 63
+# For how long processes go on without a conductor where that is not said: what a cut line or a slip takes; where the
+# conductor is meant to go, a week.
+ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
 
 
 def make(config: Config, machine: Machine, present: bool = True, files: Sequence[int] = ()) -> Plan:
@@ -69,12 +72,13 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             oversubscribed=oversubscribed,
             machine=_machine_name(machine),
             cache_bytes=machine.cache_bytes,
+            host_names=tuple(host.hostname for host in machine.members),
         ),
         model=ModelPart(config.model.name, config.model.build),
         data=_data(config, files, 1 if asynchronous else layout.training),
         training=_training(config, (scaling, replica_batch, global_batch), layout.workers if asynchronous else 1),
         measurement=_measurement(config, kind),
-        launch=LaunchPart(**{field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}),
+        launch=_launch(config),
         processes=processes,
         workers=layout.workers,
         checkpoint=_checkpoints(config),
@@ -150,9 +154,17 @@ def _measurement(config: Config, kind: str) -> MeasurementPart:
     )
 
 
+def _launch(config: Config) -> LaunchPart:
+    """How processes are watched."""
+    given = {field.name: getattr(config.launch, field.name) for field in fields(LaunchPart)}
+    usual = DETACHED_SECONDS if config.launch.detach else ORPHAN_SECONDS
+    return LaunchPart(**given | {"orphan_timeout": config.launch.orphan_timeout or usual})
+
+
 def _notes(config: Config, machine: Machine, layout: Layout, oversubscribed: bool, stands_for_hosts: bool) -> list[str]:
     """What a person should know of how a plan is laid out."""
-    notes, here, threads, cores = [], layout.here, layout.threads, len(machine.cores)
+    here, threads, cores = layout.here, layout.threads, len(machine.cores)
+    notes = [f"{unlike}: the slowest decides." for unlike in differences(machine.members)]
     if oversubscribed:
         notes.append(
             f"{here} CPU devices of {threads} thread{'s' * (threads > 1)} share {cores} "

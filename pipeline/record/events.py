@@ -312,6 +312,14 @@ class Stopped(Told):
 
 
 @dataclass(frozen=True)
+class Unreachable(Told):
+    """Conductor: the host of a process was not heard of for so many seconds, or has forgotten the process (None)."""
+
+    name: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Exited(Told):
     """Conductor: a process has ended, by a signal where `code` is below 0."""
 
@@ -333,12 +341,12 @@ class Unknown(Told):
 Event = (
     Run | Resumed | Started | Joined | Loaded | Built | Checked | Sized | Profiling | Profiled | Calibrated | Measured
     | Restored | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed | Finished
-    | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Exited | Unknown
+    | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Unreachable | Exited | Unknown
 )  # fmt: skip
 
 KINDS: dict[str, type[Event]] = {made.kind: made for made in get_args(Event) if made is not Unknown}
 # Kinds that only the conductor needs.
-PASSING = (Beat, Stopped, Exited)
+PASSING = (Beat, Stopped, Unreachable, Exited)
 
 
 def from_plain(values: Mapping[str, object]) -> Event:

@@ -10,6 +10,7 @@ from pipeline.data import manifest
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.run import views
 from pipeline.run.session import LaidOut, Session
@@ -29,13 +30,18 @@ def lay_out(config: Config, session: Session) -> LaidOut:
     cluster = session.cluster(config)
     planned = planned_on(config, cluster, present=config.mode is Mode.run)
     wanted = planned.measurement.baseline != "none" and planned.measurement.steps != 0
-    return LaidOut(planned, planning.baseline_of(planned, cluster.inventory()) if wanted else None, cluster)
+    return LaidOut(planned, planning.baseline_of(planned, machine_of(config, cluster)) if wanted else None, cluster)
 
 
 def planned_on(config: Config, cluster: Cluster, present: bool = True) -> Plan:
     """The plan, with what a manifest says of the data."""
     described, files = _described(config)
-    return planning.make(described, cluster.inventory(), present, files)
+    return planning.make(described, machine_of(config, cluster), present, files)
+
+
+def machine_of(config: Config, cluster: Cluster) -> Machine:
+    """What a plan is laid over: the cluster's hosts, which nobody asks where nothing is to be started."""
+    return cluster.inventory() if config.mode is Mode.run else cluster.assumed()
 
 
 def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, wrong_name
@@ -36,10 +37,15 @@ def fingerprint(config: Config) -> str:
     >>> fingerprint(Config(workers=2)) == fingerprint(Config(workers=4))
     False
     """
-    # As 0.1.0 had them: one host where none is named, one engine and one collective.
+    # As 0.1.0 had them: one host where none is named, one engine and one collective, and no hosts of a cluster.
     hosts = 1 if config.hardware.hosts is None else config.hardware.hosts
-    said = asked(dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT)
+    said: dict[str, Any] = asked(
+        dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT
+    )
     since = {"backend": Config.backend, "collective": Config.collective}
+    for key, usual in (("hosts", []), ("copy", False)):
+        if getattr(config.cluster, key) == usual:
+            del said["cluster"][key]
     return _digest({key: value for key, value in said.items() if since.get(key) != value})
 
 

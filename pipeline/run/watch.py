@@ -20,6 +20,7 @@ from pipeline.record.events import (
     Steps,
     Stopped,
     System,
+    Unreachable,
 )
 
 # A process that uses this share of a core between beats is computing, though it reports no step.
@@ -64,6 +65,7 @@ class _Seen:
     diverged: bool = False
     lost_peer: float | None = None
     stopped: bool = False
+    unreachable: str | None = None
 
 
 @dataclass
@@ -102,6 +104,8 @@ class Watch:
                 pass
             case Stopped():
                 seen.stopped = True
+            case Unreachable(name=name, seconds=seconds):
+                seen.unreachable = _away(name, seconds)
             case _:
                 seen.stopped, seen.beat = False, now
                 self._sign_of_life(seen, event, now)
@@ -113,7 +117,9 @@ class Watch:
             seen = self.seen.get(rank)
             if seen is None or not self._replaceable(rank):
                 continue
-            if seen.exited is not None:
+            if seen.unreachable is not None:
+                gone[rank] = f"{self._name(rank)} is lost: {seen.unreachable}"
+            elif seen.exited is not None:
                 gone[rank] = f"{self._name(rank)} {_ending(seen.exited)}"
             elif seen.joined and self._quiet(rank, now) > self.plan.launch.heartbeat_timeout:
                 gone[rank] = self._silent(rank, now).error.rstrip(".")
@@ -131,7 +137,14 @@ class Watch:
 
     def failure(self, now: float) -> Failure | None:
         """The failure that has become certain by `now`, if any."""
-        return self._own_error(now) or self._death() or self._silence(now) or self._peers(now) or self._stuck(now)
+        return (
+            self._unreachable()
+            or self._own_error(now)
+            or self._death()
+            or self._silence(now)
+            or self._peers(now)
+            or self._stuck(now)
+        )
 
     def _sign_of_life(self, seen: _Seen, event: Event, now: float) -> None:
         match event:
@@ -158,6 +171,12 @@ class Watch:
         elif cpu_seconds - seen.cpu_seconds > BUSY_SHARE * (now - seen.worked):
             seen.cpu_seconds = cpu_seconds
             seen.worked = now
+
+    def _unreachable(self) -> Failure | None:
+        for rank, seen in self.seen.items():
+            if seen.unreachable is not None and not self._replaceable(rank):
+                return Failure(f"{self._name(rank)} is lost: {seen.unreachable}.", rank)
+        return None
 
     def _own_error(self, now: float) -> Failure | None:
         for rank, seen in self.seen.items():
@@ -286,7 +305,20 @@ class Watch:
         return now - (seen.beat or seen.started)
 
     def _name(self, rank: int) -> str:
-        return f"{self.plan.processes[rank].role} {rank}"
+        process = self.plan.processes[rank]
+        host = f" on {self.plan.host_of(process)}" if self.plan.hardware.host_names else ""
+        return f"{process.role} {rank}{host}"
+
+
+def _away(name: str, seconds: float | None) -> str:
+    """What is known of a host that has a process no more.
+
+    >>> _away("b", 30.2)
+    'nothing was heard of b for 30 s, which is down, or cut off'
+    """
+    if seconds is None:
+        return f"{name} has forgotten it, since its agent or all of it was started again"
+    return f"nothing was heard of {name} for {seconds:.0f} s, which is down, or cut off"
 
 
 def _ending(code: int | None) -> str:

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ from test_plan import config
 
 from pipeline.launch.agent import on_cores
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.link import LinkError, accept, connect, listen
 from pipeline.launch.tasks import tasks_of
 from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
@@ -181,29 +178,6 @@ def test_tasks_that_never_come_are_named_and_a_refused_command_ends_them_all(sta
     refused, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
     assert "Expected no more processes that train than the 2 that were started" in refused.err
     assert (refused.code, other.code) == (2, 2)
-
-
-def test_who_has_no_key_is_turned_away_and_keeps_nobody_waiting():
-    with listen("127.0.0.1:0") as listening:
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        found = []
-        taking = threading.Thread(target=lambda: found.append(accept(listening, b"right", 20.0)))
-        taking.start()
-        silent = socket.create_connection(listening.getsockname())
-        garbage = socket.create_connection(listening.getsockname())
-        garbage.sendall(os.urandom(100_000))
-        with pytest.raises(LinkError, match=r"hung up|reset|another key"):
-            connect(address, b"wrong").take()
-        link = connect(address, b"right")
-        taking.join()
-        assert found[0] is not None
-        link.send({"do": "close", "code": 7})
-        assert found[0].take() == {"do": "close", "code": 7}
-        link.close()
-        with pytest.raises(LinkError):
-            found[0].take()
-        silent.close()
-        garbage.close()
 
 
 def said(cluster: object, kind: object = "worker", index: object = 0) -> dict[str, str]:

@@ -48,6 +48,7 @@ from pipeline.record.events import (
     System,
     Told,
     Unknown,
+    Unreachable,
     Warned,
 )  # fmt: skip
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
@@ -159,7 +160,8 @@ def _changes(event: Event, seen: Replay) -> Iterable[Change] | None:
             return _ended(event, seen)
         case (
             Started() | Joined() | Loaded() | Sized() | Profiling() | Calibrated() | Restored() | Checkpoint() | Left()
-            | Signalled() | Failed() | Finished() | Explaining() | Beat() | Stopped() | Exited() | Unknown()
+            | Signalled() | Failed() | Finished() | Explaining() | Beat() | Stopped() | Unreachable() | Exited()
+            | Unknown()
         ):  # fmt: skip
             return None
     assert_never(event)

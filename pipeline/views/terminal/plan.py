@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.plan.plan import REPEAT_SECONDS, Plan, Process
+from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
 from pipeline.views.terminal.words import clean, columns, listed, marks, named, plural, ranges, spread
+
+# Hosts that are named where they are counted.
+MOST_NAMES = 8
 
 
 def plan_lines(plan: Plan, full: bool) -> list[str]:
@@ -21,7 +24,7 @@ def plan_lines(plan: Plan, full: bool) -> list[str]:
         *(("note", clean(note)) for note in plan.notes),
     ]
     lines = [f"{label:<11}{text}" for label, text in labelled]
-    return [*lines, "", *_process_rows(plan.processes)] if full else lines
+    return [*lines, "", *_process_rows(plan)] if full else lines
 
 
 def _headline(plan: Plan) -> str:
@@ -51,7 +54,9 @@ def _processes(plan: Plan) -> str:
         spread((process.intra_op_threads for process in training), "thread", none="default threads"),
     )
     who = "each" if len(training) == len(plan.processes) else "each worker"
-    return f"{count} on {plural(plan.hardware.hosts, 'host')}; {who}: {of_process}"
+    names = plan.hardware.host_names[: plan.hardware.hosts]
+    shown = f" ({listed(*names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)})" if names else ""
+    return f"{count} on {plural(plan.hardware.hosts, 'host')}{clean(shown)}; {who}: {of_process}"
 
 
 def _batch(plan: Plan) -> str:
@@ -132,21 +137,21 @@ def _baseline(plan: Plan) -> str:
     return f"one device, no strategy, batch {batch:,}; {how}, {repeats}"
 
 
-def _process_rows(processes: Sequence[Process]) -> list[str]:
+def _process_rows(plan: Plan) -> list[str]:
     """A line for each process under a header, in columns."""
     header = ("rank", "role", "host", "address", "devices", "replicas", "cores", "threads")
     rows = [
         (
             str(process.rank),
             process.role,
-            str(process.host),
+            plan.host_of(process),
             _address(process.address),
             _devices(process.devices),
             ranges(process.replicas) or "-",
             ranges(process.cores) or "any",
             f"{process.intra_op_threads or 'default'} + {process.inter_op_threads or 'default'}",
         )
-        for process in processes
+        for process in plan.processes
     ]
     return [*columns([header, *rows], right=(0, 2)), "", "threads: within an operation + between operations"]
 

@@ -42,6 +42,7 @@ from pipeline.record.events import (
     System,
     Told,
     Unknown,
+    Unreachable,
     Warned,
 )  # fmt: skip
 from pipeline.views.terminal.explained import explained_lines
@@ -177,7 +178,7 @@ class RunState:
                 self._ended, self._explaining = True, False
             case (
                 Run() | Resumed() | Loaded() | Checked() | Sized() | Profiling() | Left() | Signalled() | System()
-                | Result() | Report() | Stopped() | Exited() | Unknown()
+                | Result() | Report() | Stopped() | Unreachable() | Exited() | Unknown()
             ):  # fmt: skip
                 pass
             case _:

@@ -1,0 +1,115 @@
+"""An agent: `python -m pipeline.launch HOST:PORT --name NAME --order NUMBER`, started on each host of a cluster.
+
+Ends with what the conductor's command ends with; 75 where that was given up, after processes have saved a checkpoint.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.config.schema import ClusterConfig, StartMethod
+from pipeline.launch.agent import Agent, Place
+from pipeline.launch.hub import Hub
+from pipeline.launch.link import Link
+from pipeline.launch.local import LocalCluster
+from pipeline.launch.messages import CONDUCTOR
+from pipeline.launch.signals import PREEMPTING
+
+# For how long a conductor is dialled that has never answered.
+CONTACT_SECONDS = 60.0
+# With --detach, the process that was started hears this once the conductor has answered, and ends.
+READY = "ready"
+ABANDONED, UNREACHED = 75, 69  # EX_TEMPFAIL and EX_UNAVAILABLE of sysexits.h
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """Serves a conductor to its end."""
+    given = _arguments()
+    token = (given.token_file.read_bytes() if given.token_file else sys.stdin.buffer.readline()).strip()
+    if not token:
+        print("Expected a token on standard input, or --token-file, received none.", file=sys.stderr)
+        return UNREACHED
+    signals: list[int] = []
+    for number in PREEMPTING:
+        signal.signal(number, lambda number, frame: signals.append(number))
+    starter = _Starter(given.detach)
+    config = ClusterConfig(name="local", start_method=StartMethod[given.start_method])
+    cluster = LocalCluster(config, environ)
+    hub = Hub(given.name, token)
+    link = hub.dial(CONDUCTOR, given.conductor)
+
+    def gone(line: Link, orphan_timeout: float) -> bool:
+        if line.life:
+            starter.tell(READY)
+        return line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
+
+    cluster.warm_up()
+    place = Place(given.order, given.address or given.name)
+    code = Agent(hub, link, cluster, place, gone).serve(lambda: signals[0] if signals else None)
+    if code is None:
+        code = ABANDONED if link.life else UNREACHED
+    if code == UNREACHED:
+        starter.tell(f"Expected to reach the conductor at {given.conductor}, received: {link.problem}.")
+    hub.close(1.0)
+    cluster.close(0)
+    return code
+
+
+class _Starter:
+    """Who has started this process, and is to know whether it has reached the conductor."""
+
+    def __init__(self, detach: bool) -> None:
+        """With `detach`, goes on in a process of its own session; this one ends with what that tells."""
+        self._told = False
+        self._end: int | None = None
+        if not detach:
+            return
+        reading, self._end = os.pipe()
+        if os.fork():
+            os.close(self._end)
+            with os.fdopen(reading) as end:
+                said = end.read()
+            if said != READY:
+                print(said or "Expected an agent that reaches its conductor, received one that ended.", file=sys.stderr)
+            os._exit(0 if said == READY else UNREACHED)
+        os.close(reading)
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(2):
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
+
+    def tell(self, text: str) -> None:
+        """Tells it once; from then on errors have nobody to be shown to."""
+        if self._told:
+            return
+        self._told = True
+        if self._end is None:
+            if text != READY:
+                print(text, file=sys.stderr)
+            return
+        os.write(self._end, text.encode())
+        os.close(self._end)
+        os.dup2(1, 2)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m pipeline.launch", description=__doc__)
+    parser.add_argument("conductor", help="HOST:PORT at which the conductor listens")
+    parser.add_argument("--name", required=True, help="what a person calls this host")
+    parser.add_argument("--order", type=int, required=True, help="its place among all, from 0")
+    parser.add_argument("--address", help="where other hosts reach this one; its name if it is left out")
+    parser.add_argument("--token-file", type=Path, help="a file with the token, which else comes by standard input")
+    parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
+    parser.add_argument(
+        "--detach", action="store_true", help="go on once the conductor has answered, in the background"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

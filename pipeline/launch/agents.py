@@ -1,0 +1,179 @@
+"""The conductor's end of the lines to its agents: who is there, what they say, sorted by the jobs that it is about."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection, wait
+
+from pipeline.launch.alike import alike, unlike
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.hub import Hub
+from pipeline.launch.link import Link, Received
+from pipeline.launch.messages import CONDUCTOR, Close, Find, Found, Hello, Message, Pulse, Pulses, from_bytes
+from pipeline.plan.machine import Host, Machine
+
+POLL_SECONDS, CLOSE_SECONDS, ANSWER_SECONDS = 0.2, 3.0, 10.0
+# Connections that were refused and are told of.
+MOST_REFUSED = 20
+
+
+@dataclass(frozen=True)
+class Known:
+    """An agent that has said hello: its line, its life, its place among all, and the jobs that it had then."""
+
+    link: Link
+    life: str
+    hello: Hello
+
+    @property
+    def host(self) -> Host:
+        """What its host has, under the name by which it is called here."""
+        machine: Machine = self.hello.machine
+        facts = {field.name: getattr(machine, field.name) for field in fields(Host)}
+        return Host(**facts | {"hostname": self.link.name})
+
+    @property
+    def is_there(self) -> bool:
+        """Is there a line to it, or will there be one again?"""
+        return not self.link.closed and self.link.life == self.life
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message about a job, from which agent; `received` is done with once what it brings has been recorded."""
+
+    name: str
+    message: Message
+    received: Received
+
+
+class Agents:
+    """All agents of a command, by name. What they say of jobs waits until the job asks for it."""
+
+    def __init__(self, token: bytes) -> None:
+        self._refused: list[str] = []
+        self._count = 0
+        self.hub = Hub(CONDUCTOR, token, self._refuse)
+        self.known: dict[str, Known] = {}
+        self._said: dict[int, list[Said]] = defaultdict(list)
+        self._pulses: dict[int, dict[int, Pulse]] = defaultdict(dict)
+        self._found: dict[tuple[str, int], Found] = {}
+        self._jobs = self._asked = 0
+        # Messages of jobs that are over are done with as they come.
+        self._open = set[int]()
+
+    def number(self) -> int:
+        """A number for a job that no other has."""
+        self._jobs += 1
+        self._open.add(self._jobs)
+        return self._jobs
+
+    def take_over(self, number: int) -> None:
+        """Goes on with a job that an earlier conductor has numbered."""
+        self._jobs = max(self._jobs, number)
+        self._open.add(number)
+
+    def over(self, number: int) -> None:
+        """Passes over what is said of a job from now on."""
+        self._open.discard(number)
+        self._pulses.pop(number, None)
+        for said in self.about(number):
+            self.done(said)
+
+    def ordered(self) -> list[Known]:
+        """Those that have said hello, and whose hosts are not gone, in their order."""
+        return sorted((known for known in self.known.values() if known.is_there), key=lambda known: known.hello.order)
+
+    def is_there(self, name: str, away: float = 0.0) -> bool:
+        """Has an agent said hello, and is there a line to it, or none for no longer than so many seconds?"""
+        known = self.known.get(name)
+        return known is not None and known.is_there and known.link.away <= away
+
+    def say(self, name: str, message: Message) -> None:
+        """Has an agent hear something, now or once there is a line to it again."""
+        self.hub.link(name).send(message.to_bytes())
+
+    def listen_to(self, sources: Sequence[Connection | int], timeout: float) -> None:
+        """Waits up to `timeout` seconds until agents say something, or a source is ready, and sorts what has come."""
+        wait([self.hub.news, *sources], timeout)
+        self.hub.hear()
+        for link in list(self.hub.links.values()):
+            for received in link.take():
+                self._sort(link, received)
+
+    def about(self, number: int) -> list[Said]:
+        """What was said of a job since it was asked last. To be `done` with once it is recorded."""
+        return self._said.pop(number, [])
+
+    def pulses(self, number: int) -> list[Pulse]:
+        """The last sign of life of each process of a job that has given one since they were asked for last."""
+        return list(self._pulses.pop(number, {}).values())
+
+    def done(self, said: Said) -> None:
+        """Lets an agent forget what it has said."""
+        self.hub.link(said.name).done(said.received)
+
+    def ports(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Ports that each of some agents holds, of which 0 is any that is free there. Raises `LaunchError`."""
+        self._asked += 1
+        for name, ports in wanted.items():
+            self.say(name, Find(self._asked, ports))
+        until = time.monotonic() + ANSWER_SECONDS
+        while absent := [name for name in wanted if (name, self._asked) not in self._found]:
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"Expected {absent[0]} to say which of its ports are free, received nothing for "
+                    f"{ANSWER_SECONDS:g} s. Try again once it can be reached."
+                )
+            self.listen_to((), POLL_SECONDS)
+        found = {name: self._found.pop((name, self._asked)) for name in wanted}
+        for name, answer in found.items():
+            if answer.error is not None:
+                raise LaunchError(f"{name}: {answer.error}")
+        return {name: answer.ports for name, answer in found.items()}
+
+    def close(self, code: int, seconds: float = CLOSE_SECONDS) -> None:
+        """Tells all agents what the command ends with."""
+        for known in self.known.values():
+            self.say(known.link.name, Close(code))
+        for link in self.hub.links.values():
+            # Who is not there is not waited for.
+            link.closed = link.connection is None
+        self.hub.close(seconds)
+
+    def warnings(self) -> Iterator[str]:
+        """In words, what a person should know of connections that were refused, each once."""
+        while self._refused:
+            yield self._refused.pop(0)
+
+    def _sort(self, link: Link, received: Received) -> None:
+        try:
+            message = from_bytes(received.data)
+        except ValueError as error:
+            raise LaunchError(f"Expected {link.name} to have the same version of the pipeline. {error}") from error
+        number = getattr(message, "job", None)
+        if isinstance(message, Hello):
+            self.known[link.name] = Known(link, received.life, message)
+            if different := unlike(alike(), message.alike):
+                raise LaunchError(
+                    f"Expected {link.name} to have what this machine has: {different}. "
+                    f"Try the same environment and code on all hosts."
+                )
+        elif isinstance(message, Found):
+            self._found[link.name, message.asked] = message
+        elif isinstance(message, Pulses):
+            for pulse in message.pulses:
+                if pulse.job in self._open:
+                    self._pulses[pulse.job][pulse.rank] = pulse
+        elif number in self._open:
+            self._said[number].append(Said(link.name, message, received))
+            return
+        link.done(received)
+
+    def _refuse(self, text: str) -> None:
+        """Called by threads of the hub."""
+        self._count += 1
+        if self._count <= MOST_REFUSED and text not in self._refused:
+            more = " More of them are not told of." if self._count == MOST_REFUSED else ""
+            self._refused.append(f"{text}{more}")

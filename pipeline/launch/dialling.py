@@ -1,0 +1,220 @@
+"""What all clusters have in common whose hosts' agents dial this command: a kind says how agents are started there."""
+
+import os
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch import machine
+from pipeline.launch.agents import POLL_SECONDS, Agents, Known
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.handshake import new_token
+from pipeline.launch.remote import RemoteJob
+from pipeline.plan.machine import Host, Machine, inventory
+from pipeline.plan.plan import DATA_SERVER, Plan
+
+# For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
+DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
+SAY_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What an agent needs to dial: HOST:PORT, and the token, which is never to be on a command line or in a log."""
+
+    address: str
+    token: bytes
+
+    def write(self, path: Path) -> Path:
+        """Puts the token into a file that nobody else can read, for `python -m pipeline.launch --token-file`."""
+        with suppress(FileNotFoundError):
+            path.unlink()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(self.token)
+        return path
+
+
+class DiallingCluster(ABC):
+    """Hosts whose agents dial this command, which starts processes by them.
+
+    A kind says how many hosts there are (`count`), how agents are started there (`begin`), whether that has failed
+    (`check`), what is to be ended of it (`end`), what it would do in words or scripts (`describe`), and what the hosts
+    have while nobody asks them (`assumed`). An agent is
+
+        python -m pipeline.launch HOST:PORT --name NAME --order NUMBER [--address ADDRESS] [--token-file FILE]
+
+    where the token comes by standard input if not by a file. NAME is what a person calls the host, and NUMBER its place
+    among all, from 0; ADDRESS is where other hosts reach it, its name if it is left out.
+    """
+
+    # Seconds for agents to dial, None for no limit; and after how many without a line a host is laid over no more.
+    dial_seconds: float | None = DIAL_SECONDS
+    gone_seconds = 10.0
+
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        self.config, self.environ = config, environ
+        self.agents = Agents(new_token())
+        self.contact: Contact | None = None
+        self.say: Callable[[str], None] = lambda text: None
+        self._begun = False
+        self._last: Sequence[Known] = ()
+
+    # What a kind says.
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many agents are to dial."""
+
+    @abstractmethod
+    def listens_at(self) -> str:
+        """HOST:PORT at which agents reach this command; port 0 is any. On loopback unless others must reach it."""
+
+    @abstractmethod
+    def begin(self, contact: Contact) -> None:
+        """Has the agents started, and does not wait for them. Raises `LaunchError`."""
+
+    @abstractmethod
+    def describe(self, plan: Plan) -> str:
+        """In full, what would be typed or submitted for a plan; contacts nobody."""
+
+    def check(self, absent: int) -> None:  # noqa: B027
+        """Raises `LaunchError` where so many agents have not dialled yet and it is known that they will not."""
+
+    def begin_again(self, names: Sequence[str]) -> None:  # noqa: B027
+        """Has agents started anew on hosts that were lost, where that can be done."""
+
+    def waiting(self) -> str:
+        """What is waited for while agents have not dialled."""
+        return f"Waiting for {self.count} hosts."
+
+    def end(self) -> None:  # noqa: B027
+        """Ends what was begun, once all agents were told to end."""
+
+    def assumed(self) -> Machine:
+        """What the hosts are taken to have while nobody asks them: what this machine has."""
+        here = machine.detect(self.environ)
+        return inventory([Host(f"host {number}", here.cores, here.memory_gib, here.cpu, here.gpus, here.tpus)
+                          for number in range(self.count)])  # fmt: skip
+
+    # The rest is a `pipeline.launch.Cluster`.
+
+    def serve(self, say: Callable[[str], None], asked: Callable[[], str | None]) -> int | None:
+        """None: nobody else conducts."""
+        self.say = say
+        return None
+
+    def warm_up(self) -> None:  # noqa: B027
+        """Nothing: agents begin to import as soon as they are there."""
+
+    def inventory(self) -> Machine:
+        """The hosts as they are, but for those that are gone; has their agents started. Raises `LaunchError`."""
+        self.gather()
+        self._last = self._there() or self._last
+        return inventory([known.host for known in self._last])
+
+    def gather(self) -> None:
+        """Has agents started, unless they were, and waits until all have dialled. Raises `LaunchError`."""
+        if not self._begun:
+            self._begun = True
+            self.contact = Contact(self._listen(), self.agents.hub.token)
+            self.begin(self.contact)
+            self._wait()
+
+    def addresses(self, plan: Plan) -> Sequence[str]:
+        """Ports that the hosts' agents hold for the plan's processes."""
+        base, where = self.config.base_port, self._where(plan)
+        wanted: dict[str, list[int]] = {name: [] for name in where.values()}
+        for rank, name in where.items():
+            wanted[name].append(0 if base is None else base + rank)
+        found = {name: iter(ports) for name, ports in self.agents.ports(wanted).items()}
+        hosts = {name: self.agents.known[name].hello.address for name in wanted}
+        return [f"{hosts[where[process.rank]]}:{next(found[where[process.rank]])}" for process in plan.processes]
+
+    def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
+        """Has the agents start a plan's processes."""
+        return RemoteJob(
+            self.agents,
+            plan,
+            group,
+            folder,
+            self._where(plan),
+            missing=self._missing,
+            timeout=self.dial_seconds or DIAL_SECONDS,
+            returns=RETURN_SECONDS,
+        )
+
+    def close(self, code: int) -> None:
+        """Tells the agents to end, and ends what was begun."""
+        self.agents.close(code)
+        if self._begun:
+            self.end()
+
+    def _listen(self) -> str:
+        address = self.listens_at()
+        try:
+            return self.agents.hub.listen(address)
+        except OSError as error:
+            raise LaunchError(
+                f"Expected to be able to listen at {address}, received: {error.strerror or error}. "
+                f"Try another cluster.options.conductor=HOST:PORT."
+            ) from error
+
+    def _wait(self) -> None:
+        began, said = time.monotonic(), False
+        while len(there := self.agents.ordered()) < self.count:
+            waited = time.monotonic() - began
+            self.agents.listen_to((), POLL_SECONDS)
+            self.check(self.count - len(there))
+            if waited > SAY_SECONDS and not said:
+                said = True
+                self.say(self.waiting())
+            if self.dial_seconds is not None and waited > self.dial_seconds:
+                raise LaunchError(
+                    f"Expected the agents of {self.count} hosts to dial {self.contact.address if self.contact else ''} "
+                    f"within {self.dial_seconds:g} s, received {len(there)}. Is the way there barred by a firewall? "
+                    f"Try cluster.options.conductor=HOST:PORT, an address of this machine that they reach."
+                )
+
+    def _there(self) -> list[Known]:
+        """The agents of hosts that do not count as gone."""
+        self.agents.listen_to((), 0.0)
+        return [known for known in self.agents.ordered() if known.link.away < self.gone_seconds]
+
+    def _where(self, plan: Plan) -> dict[int, str]:
+        """The name of the host of each process."""
+        names = plan.hardware.host_names or tuple(known.link.name for known in self.agents.ordered())
+        training = [process.host for process in plan.processes if process.role != DATA_SERVER]
+        if max(training) >= len(names):
+            raise LaunchError(
+                f"Expected a plan for the {len(names)} hosts of the cluster, received one for {max(training) + 1}. "
+                f"Try hardware.hosts={len(names)}."
+            )
+        return {process.rank: names[process.host % len(names)] for process in plan.processes}
+
+    def _missing(self, names: Sequence[str]) -> str:
+        self.begin_again(names)
+        return (
+            f"Expected {' and '.join(names)} to answer, received nothing for {DIAL_SECONDS:g} s. "
+            f"Try again once it can be reached."
+        )
+
+
+def reached_from(host: str) -> str:
+    """The address of this machine from which it reaches a host: the one at which that reaches this one, as a rule."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            # Nothing is sent: the kernel only looks up the way.
+            asking.connect((host, 9))
+            return str(asking.getsockname()[0])
+    except OSError as error:
+        raise LaunchError(
+            f"Expected {host} to be an address or a name that this machine knows, received: {error.strerror or error}. "
+            f"Try its address."
+        ) from error

@@ -1,0 +1,236 @@
+"""Plain machines: an agent on each, started by the program `ssh`, which needs no password for them.
+
+Each agent dials this command, and goes on without the connection that has started it. It ends when it is told to, or
+once it was without a conductor for `launch.orphan_timeout` seconds.
+"""
+
+import contextlib
+import io
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.config.json import Object
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch import machine
+from pipeline.launch.alike import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.options import options_of
+from pipeline.plan.checks import HOST, stays_here
+from pipeline.plan.machine import Host, Machine, inventory
+from pipeline.plan.plan import Plan
+
+# Nobody is asked for a password, and a host that is down is given up before its agent is.
+SSH = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+# Connections that are made side by side, and seconds before a host that was lost is tried again.
+MOST_AT_ONCE, AGAIN_SECONDS = 32, 5.0
+# Of a person's own code, what is copied: no more than this, and nothing from folders with these names.
+MOST_COPIED = 64 << 20
+NOT_COPIED = {"outputs", "multirun", "node_modules", "site-packages", "__pycache__", "mlruns", "mlartifacts"}
+# Where it goes, in the home of the hosts' user.
+COPIES = ".cache/pipeline"
+# Lines of what ssh said that a person is shown.
+LINES = 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """`cluster.options` of cluster=hosts; conf/cluster/hosts.yaml says what each means."""
+
+    conductor: str | None = None
+    python: str | None = None
+    directory: str | None = None
+    environment: Object = field(default_factory=dict)
+    ssh: list[str] = field(default_factory=lambda: ["ssh"])
+    timeout: float = 60.0
+
+
+class HostsCluster(DiallingCluster):
+    """The machines that `cluster.hosts` names."""
+
+    def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
+        super().__init__(config, environ)
+        self._options = options_of(config, Options)
+        self.dial_seconds = self._options.timeout
+        # How each is called, and how ssh reaches it.
+        self._targets = {target.rpartition("@")[2]: target for target in config.hosts}
+        _check(config.hosts, self._targets)
+        self._failed: dict[str, str] = {}
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._tried: dict[str, float] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._copy: bytes | None = None
+
+    @property
+    def count(self) -> int:
+        """As many as there are hosts."""
+        return len(self._targets)
+
+    def listens_at(self) -> str:
+        """What `conductor` says, or the address from which this machine reaches the first host."""
+        given = self._options.conductor
+        if given is None:
+            return f"{reached_from(next(iter(self._targets)))}:0"
+        return given if ":" in given else f"{given}:0"
+
+    def begin(self, contact: Contact) -> None:
+        """Has ssh start an agent on each host, several at a time."""
+        self._copy = _packed(Path.cwd()) if self.config.copy else None
+        self._pool = ThreadPoolExecutor(MOST_AT_ONCE, "ssh")
+        for name in self._targets:
+            self._pool.submit(self._start, name, contact)
+
+    def begin_again(self, names: Sequence[str]) -> None:
+        """Starts agents anew on hosts that were lost, which may have been started again too."""
+        for name in names:
+            if self._pool and self.contact and time.monotonic() > self._tried.get(name, 0.0) + AGAIN_SECONDS:
+                self._tried[name] = time.monotonic() + self._options.timeout
+                self._pool.submit(self._start, name, self.contact)
+
+    def check(self, absent: int) -> None:
+        """Raises `LaunchError` where ssh could not start an agent."""
+        for name, why in self._failed.items():
+            raise LaunchError(
+                f"Expected `{shlex.join(self._ssh(name))}` to start an agent on {name}, received: {why} "
+                f"Try `{shlex.join([*self._options.ssh, self._targets[name], 'true'])}` in a terminal first."
+            )
+
+    def waiting(self) -> str:
+        """Which hosts are waited for."""
+        return f"Starting agents on {', '.join(self._targets)}."
+
+    def end(self) -> None:
+        """Ends what still starts agents."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def describe(self, plan: Plan) -> str:
+        """The commands that start agents, and where they dial."""
+        given = self._options.conductor
+        where = "HOST:PORT" if given is None else given if ":" in given else f"{given}:PORT"
+        if given is None and all(map(stays_here, self._targets)):
+            where = "127.0.0.1:PORT"
+        lines = [f"One agent a host, which dials {where}: this command, with a token on its standard input."]
+        if self.config.copy:
+            lines.append(f"Before that, this code is copied to {self._home()} there.")
+        lines += [shlex.join([*self._ssh(name), self._command(name, where)]) for name in self._targets]
+        return "\n".join(lines)
+
+    def assumed(self) -> Machine:
+        """The hosts by their names, each like this machine."""
+        here = machine.detect(self.environ)
+        return inventory(
+            [Host(name, here.cores, here.memory_gib, here.cpu, here.gpus, here.tpus) for name in self._targets]
+        )
+
+    def _ssh(self, name: str) -> list[str]:
+        return [*self._options.ssh, *SSH, self._targets[name]]
+
+    def _home(self) -> str:
+        return f"{COPIES}/{alike()[FILES]}"
+
+    def _command(self, name: str, address: str) -> str:
+        """What ssh has the host's shell do. The token is on its standard input."""
+        options, order = self._options, list(self._targets).index(name)
+        variables = {"PYTHONPATH": self.environ.get("PYTHONPATH", "")} | {
+            key: str(value) for key, value in options.environment.items()
+        }
+        given = [f"{key}={shlex.quote(value)}" for key, value in variables.items() if value]
+        python = [options.python or sys.executable]
+        directory = shlex.quote(options.directory or os.getcwd())
+        change = f"cd {directory}"
+        if self.config.copy:
+            copied = f'"$HOME/{self._home()}"'
+            given = [*(part for part in given if not part.startswith("PYTHONPATH=")), f"PYTHONPATH={copied}"]
+            # Nothing that lies in the folder comes before the copy.
+            python.append("-P")
+            change = f"{{ {change} 2>/dev/null || cd {copied}; }}"
+        agent = [*python, "-m", "pipeline.launch", address, "--name", name, "--order", str(order), "--detach"]
+        agent += ["--start-method", self.config.start_method.value]
+        return f"{change} && {' '.join(['exec env', *given])} {shlex.join(agent)}"
+
+    def _start(self, name: str, contact: Contact) -> None:
+        """Starts the agent of a host. In a thread of its own."""
+        self._failed.pop(name, None)
+        why = None
+        if self._copy is not None:
+            home = f'"$HOME/{self._home()}"'
+            why = self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
+        why = why or self._typed(name, self._command(name, contact.address), contact.token + b"\n")
+        if why is not None:
+            self._failed[name] = why
+        self._tried[name] = time.monotonic()
+
+    def _typed(self, name: str, command: str, given: bytes) -> str | None:
+        """Has ssh do something on a host; what went wrong, in words, or None."""
+        pipe = subprocess.PIPE
+        try:
+            process = subprocess.Popen(
+                [*self._ssh(name), command], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            return f"{error.strerror or error}."
+        self._running.append(process)
+        out, _ = process.communicate(given)
+        self._running.remove(process)
+        if process.returncode == 0:
+            return None
+        said = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()][-LINES:]
+        return f"{' '.join(said) or 'nothing'} (exit code {process.returncode})."
+
+
+def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:
+    """Refuses hosts that are none. Raises `LaunchError`."""
+    if not hosts:
+        raise LaunchError("Expected cluster.hosts to name machines, received none. Try 'cluster.hosts=[a,b]'.")
+    if len(targets) < len(hosts):
+        twice = next(host for host in hosts if hosts.count(host) > 1 or targets[host.rpartition("@")[2]] != host)
+        raise LaunchError(f"Expected each of cluster.hosts once, received {twice} again. Try each of them once.")
+    for name, target in targets.items():
+        user = target.rpartition("@")[0]
+        if not HOST.fullmatch(name) or user.startswith("-"):
+            raise LaunchError(
+                f"Expected cluster.hosts to be names or addresses of machines, received {target}. "
+                f"Try NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']."
+            )
+
+
+def _packed(folder: Path) -> bytes:
+    """This package, and the Python files of the folder that the command was typed in, as a compressed archive."""
+    made, size = io.BytesIO(), 0
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for path in [*sorted(PACKAGE.rglob("*.py")), *([LOCK] if LOCK.is_file() else [])]:
+            archive.add(path, path.relative_to(PACKAGE.parent).as_posix())
+        for path in _own(folder):
+            size += path.stat().st_size
+            if size > MOST_COPIED:
+                raise LaunchError(
+                    f"Expected no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy, received "
+                    f"more. Try cluster.copy=false, or the command in a folder of its own."
+                )
+            archive.add(path, path.relative_to(folder).as_posix())
+    return made.getvalue()
+
+
+def _own(folder: Path) -> Iterator[Path]:
+    """A person's own Python files in a folder and below it, but for this package."""
+    for where, names, files in os.walk(folder):
+        here = Path(where)
+        names[:] = sorted(
+            name
+            for name in names
+            if not name.startswith(".") and name not in NOT_COPIED and (here / name).resolve() != PACKAGE
+        )
+        with contextlib.suppress(OSError):
+            yield from (here / name for name in sorted(files) if name.endswith(".py"))

@@ -1,0 +1,254 @@
+"""Lines between a conductor and its agents: who is let in, and what becomes of messages when connections are lost."""
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pipeline.launch.handshake import RefusedError, dial, new_token
+from pipeline.launch.hub import Hub
+from pipeline.launch.link import Link
+
+TOKEN = new_token()
+
+
+class Forwarder:
+    """Passes bytes between those that dial it and an address, until it is told to cut or to stall."""
+
+    def __init__(self, to: str) -> None:
+        host, _, port = to.rpartition(":")
+        self._to, self._pairs = (host, int(port)), list[socket.socket]()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.passed = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self) -> None:
+        for end in self._pairs:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listening.accept()
+                there = socket.create_connection(self._to)
+                self._pairs += [here, there]
+                for source, target in ((here, there), (there, here)):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.passed += len(data)
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+
+@pytest.fixture
+def hubs() -> Iterator[Callable[..., Hub]]:
+    made: list[Hub] = []
+
+    def make(name: str, token: bytes = TOKEN, **given: object) -> Hub:
+        made.append(Hub(name, token, **given))
+        return made[-1]
+
+    yield make
+    for hub in made:
+        hub.close()
+
+
+def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def taken(link: Link, count: int, seconds: float = 20.0) -> list[bytes]:
+    """So many messages, each of which is done with."""
+    found: list[bytes] = []
+
+    def more() -> bool:
+        for received in link.take():
+            found.append(received.data)
+            link.done(received)
+        return len(found) >= count
+
+    until(more, seconds)
+    return found
+
+
+def test_messages_go_both_ways_and_are_forgotten_once_the_other_end_is_done_with_them(hubs):
+    refused: list[str] = []
+    conductor, agent = hubs("conductor", said=refused.append), hubs("a")
+    there = agent.dial("conductor", conductor.listen("127.0.0.1:0"))
+    there.send(b"hello")
+    there.send(b"x" * 3_000_000)
+    here = conductor.link("a")
+    here.send(b"sent before there was a connection")
+    assert taken(here, 2) == [b"hello", b"x" * 3_000_000]
+    assert taken(there, 1) == [b"sent before there was a connection"]
+    until(lambda: not there.kept and not here.kept)
+    assert there.kept_bytes == 0
+    assert (here.away, here.name, here.life) == (0.0, "a", agent.life)
+    for number in range(1000):
+        there.report(b"%d" % number)
+    assert select.select([conductor.news], [], [], 10)[0]
+    conductor.hear()
+    until(lambda: any(received.data == b"999" for received in here.take()))
+    assert not refused
+
+
+def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twice(hubs):
+    conductor, agent = hubs("conductor"), hubs("a")
+    between = Forwarder(conductor.listen("127.0.0.1:0"))
+    there = agent.dial("conductor", between.address)
+    here = conductor.link("a")
+    sent = [b"%06d" % number + os.urandom(2000) for number in range(3000)]
+
+    def send_all() -> None:
+        for count, data in enumerate(sent):
+            there.send(data)
+            if count % 50 == 0:
+                here.send(b"%d" % count)
+                time.sleep(0.03)
+
+    sending = threading.Thread(target=send_all)
+    sending.start()
+    for _ in range(4):
+        time.sleep(0.4)
+        between.cut()
+    assert taken(here, len(sent), 60) == sent
+    assert taken(there, 60) == [b"%d" % count for count in range(0, 3000, 50)]
+    sending.join()
+    until(lambda: not there.kept)
+    between.close()
+
+
+def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_once(hubs, monkeypatch):
+    monkeypatch.setattr("pipeline.launch.hub.SILENT_SECONDS", 3.0)
+    conductor, agent = hubs("conductor"), hubs("a")
+    address = conductor.listen("127.0.0.1:0")
+    there = agent.dial("conductor", address)
+    here = conductor.link("a")
+    until(lambda: there.connection)
+    time.sleep(4.0)
+    assert here.away == there.away == 0.0
+    # A host that has the token and says nothing more.
+    silent = dial(address, TOKEN)
+    greeting = b'{"name": "b", "life": "1"}'
+    silent.sendall(len(greeting).to_bytes(4, "big") + greeting)
+    other = conductor.link("b")
+    until(lambda: other.connection)
+    until(lambda: other.away > 0, 6.0)
+    assert other.problem == "it was silent for 3 s"
+    silent.close()
+    began = time.monotonic()
+    agent.close()
+    until(lambda: here.away > 0)
+    assert time.monotonic() - began < 1.0
+
+
+def test_of_two_with_one_name_the_last_counts_and_gets_nothing_that_was_meant_for_the_other(hubs):
+    conductor, first, second = hubs("conductor"), hubs("a"), hubs("a")
+    address = conductor.listen("127.0.0.1:0")
+    first.dial("conductor", address)
+    here = conductor.link("a")
+    until(lambda: here.connection)
+    here.send(b"for the first, which does not say that it is done with it")
+    there = second.dial("conductor", address)
+    until(lambda: here.life == second.life)
+    here.send(b"for the second")
+    assert taken(there, 1) == [b"for the second"]
+    # The first dials on, and is not let in.
+    time.sleep(2.5)
+    assert here.life == second.life
+    assert here.away == 0.0
+
+
+def test_who_takes_the_place_of_a_conductor_gets_all_that_it_was_not_done_with(hubs):
+    conductor, agent = hubs("conductor"), hubs("a")
+    address = conductor.listen("127.0.0.1:0")
+    there = agent.dial("conductor", address)
+    for number in range(10):
+        there.send(b"%d" % number)
+    here = conductor.link("a")
+    found: list = []
+    until(lambda: found.extend(here.take()) or len(found) == 10)
+    # Also where one that came later is done before.
+    for number in (1, 0, 3, 2, 7):
+        here.done(found[number])
+    until(lambda: len(there.kept) == 6)
+    conductor.close()
+    until(lambda: there.away > 0)
+    there.send(b"meanwhile")
+    after = hubs("conductor")
+    after.adopts = True
+    after.listen(address)
+    assert taken(after.link("a"), 7) == [b"4", b"5", b"6", b"7", b"8", b"9", b"meanwhile"]
+    after.link("a").send(b"go on")
+    assert taken(there, 1) == [b"go on"]
+
+
+def takes_a_gigabyte(connected: socket.socket) -> bool:
+    block = bytes(1 << 20)
+    try:
+        for _ in range(1024):
+            connected.sendall(block)
+    except OSError:
+        return False
+    return True
+
+
+def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs):
+    refused: list[str] = []
+    conductor, agent = hubs("conductor", said=refused.append), hubs("a")
+    address = conductor.listen("127.0.0.1:0")
+    there = agent.dial("conductor", address)
+    until(lambda: there.connection)
+    where = ("127.0.0.1", int(address.rpartition(":")[2]))
+
+    silent = socket.create_connection(where)
+    garbage = socket.create_connection(where)
+    garbage.sendall(os.urandom(100_000))
+    with pytest.raises(RefusedError, match=r"hung up|reset|closed|Broken pipe|another token"):
+        dial(address, b"wrong")
+    hasty = socket.create_connection(where)
+    hasty.close()
+    # A gigabyte, in the clear and encrypted.
+    plain = socket.create_connection(where)
+    assert not takes_a_gigabyte(plain)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(socket.create_connection(where)) as encrypted:
+        assert not takes_a_gigabyte(encrypted)
+    # Nobody speaks an earlier TLS.
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError):
+        context.wrap_socket(socket.create_connection(where))
+    until(lambda: len(refused) >= 7, 15)
+    for why in ("it does not speak TLS 1.3", "it has another token", "it spoke of something else", "nothing of use"):
+        assert any(why in text for text in refused), refused
+    assert all(text.startswith("A connection from 127.0.0.1 was refused: ") for text in refused)
+
+    there.send(b"still here")
+    assert taken(conductor.link("a"), 1) == [b"still here"]
+    assert list(conductor.links) == ["a"]
+    for left in (silent, garbage, plain):
+        left.close()
