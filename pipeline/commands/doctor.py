@@ -13,7 +13,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config import config as configs
@@ -21,11 +21,12 @@ from pipeline.config.composing import Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.offers import OfferError
 from pipeline.config.schema import Config
-from pipeline.doctor import expecting, lines
-from pipeline.doctor.examining import Examined, Hosts, examine
+from pipeline.doctor import expecting
+from pipeline.doctor.examining import Examined, examine
 from pipeline.doctor.facts import CHECKS
 from pipeline.doctor.findings import Finding, Severity, worst
-from pipeline.launch import Cluster, LaunchError, cluster_of, signals
+from pipeline.launch import Cluster, LaunchError, asking, cluster_of, signals
+from pipeline.launch.asking import Helpers
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.record import links, plain
@@ -72,17 +73,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check(overrides, checks)
         config = _config(overrides, given.config_dir)
-        cluster = cluster_of(config.cluster, os.environ)
         with signals.interrupt():
-            made = _examined(config, cluster, checks, quiet=given.json)
+            return _doctor(config, checks, given.json)
     except (ConfigError, OfferError, LaunchError) as error:
         print(show.error_text(str(error)), file=sys.stderr)
         return REFUSED
     except signals.Interrupted as interrupted:
         return 128 + interrupted.number
-    code = worst(made.findings)
+
+
+def _doctor(config: Config, checks: Sequence[str], as_json: bool) -> int:
+    """Examines the hosts of the cluster and prints what is to be said of them; returns the exit code."""
+    cluster, code = cluster_of(config.cluster, os.environ), REFUSED
+
+    def tell(text: str) -> None:
+        if not as_json:
+            print(text, file=sys.stderr)
+
+    try:
+        served = cluster.serve(tell, lambda: None)
+        if served is not None:
+            code = served
+            return code
+        made = _examined(config, cluster, checks, tell)
+        code = int(worst(made.findings))
+    finally:
+        cluster.close(code)
     kept = _keep(made, Path(config.output_dir))
-    if given.json:
+    if as_json:
         findings = [_as_json(finding) for finding in made.findings]
         print(json.dumps({"version": VERSION, "code": code, "findings": findings}, indent=1))
         return code
@@ -107,34 +125,39 @@ def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
     return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
 
 
-def _examined(config: Config, cluster: Cluster, checks: Sequence[str], quiet: bool) -> Examined:
-    wanted, here = frozenset(checks), platform.node()
-    findings = []
-    planned = _planned(config, cluster)
-    if "plan" in wanted:
-        findings.append(_judge_plan(planned, here))
+def _examined(config: Config, cluster: Cluster, checks: Sequence[str], tell: Callable[[str], None]) -> Examined:
+    """What is to be said of the hosts of a cluster, and of this one, which conducts."""
+    wanted, hosts = frozenset(checks), cluster.helpers()
+    here = hosts.here or platform.node()
+    own: list[Finding] = []
     if "store" in wanted:
-        findings.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
-    hosts = Hosts(here, {here: lines.here(os.environ)})
-    if not quiet:
-        print(f"Looking at {', '.join(hosts.lines)}, which takes some seconds.", file=sys.stderr)
+        own.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
+    lines, looked_at = dict(hosts.lines), dict.fromkeys(hosts.lines, checks)
+    if hosts.here is None:
+        # It conducts, and trains nothing.
+        lines[here] = asking.here(os.environ)
+        looked_at[here] = [check for check in checks if check in expecting.OF_CONDUCTOR]
+    tell(f"Looking at {', '.join(lines)}, which takes some seconds.")
     try:
-        addresses = _addresses(config, planned)
-        others = list(dict.fromkeys([config.cluster.host, *hosts.addresses]))
+        planned = _planned(config, cluster) if {"plan", "ports"} & wanted and not hosts.absent else None
+        others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
         looks = {
-            name: expecting.look_of(config, checks, addresses if name == here else (), others, name == here)
-            for name in hosts.lines
+            name: expecting.look_of(config, looked_at[name], _addresses(config, planned, name), others, name == here)
+            for name in lines
         }
         made = examine(
-            hosts,
+            Helpers(lines, hosts.addresses if len(hosts.addresses) > 1 else {}, hosts.absent),
             looks,
-            lambda facts: expecting.expected_of(config, here, facts, list(hosts.addresses)),
+            expecting.expected_of(config, here, others),
             wanted,
             config.hardware.link_gbps,
         )
     finally:
-        hosts.close()
-    return dataclasses.replace(made, findings=(*made.findings, *findings))
+        for line in lines.values():
+            line.close()
+    if planned is not None and "plan" in wanted:
+        own.append(_judge_plan(planned, here))
+    return dataclasses.replace(made, findings=(*made.findings, *own))
 
 
 def _planned(config: Config, cluster: Cluster) -> Plan | PlanError | LaunchError:
@@ -156,13 +179,14 @@ def _judge_plan(planned: Plan | PlanError | LaunchError, host: str) -> Finding:
     return Finding("plan", host, Severity.FAULT, told["found"], told["expected"], told["remedy"])
 
 
-def _addresses(config: Config, planned: Plan | PlanError | LaunchError) -> list[str]:
-    """HOST:PORT that are to be free here: those that the config names, or any."""
-    base, host = config.cluster.base_port, config.cluster.host
-    if base is None:
-        return [f"{host}:0"]
+def _addresses(config: Config, planned: Plan | PlanError | LaunchError | None, host: str) -> list[str]:
+    """HOST:PORT that are to be free on a host: those that the config names for the processes there, or any."""
+    base, at = config.cluster.base_port, config.cluster.host
+    if isinstance(planned, Plan) and planned.hardware.host_names:
+        ranks = [process.rank for process in planned.processes if planned.host_of(process) == host]
+        return [f"{host}:{0 if base is None else base + rank}" for rank in ranks]
     count = len(planned.processes) if isinstance(planned, Plan) else 1
-    return [f"{host}:{base + number}" for number in range(max(1, count))]
+    return [f"{at}:0"] if base is None else [f"{at}:{base + number}" for number in range(max(1, count))]
 
 
 def _keep(made: Examined, output: Path) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.doctor.facts import Exchanged
 from pipeline.doctor.findings import Finding, Severity
-from pipeline.doctor.lines import Line, LineError
+from pipeline.launch.asking import Line, LineError
 from pipeline.record import plain
 from pipeline.record.links import Measured
 

@@ -39,7 +39,7 @@ def look(asked: Look, environ: Mapping[str, str]) -> Facts:
     return Facts(
         hostname=platform.node(),
         python=platform.python_version(),
-        packages={name: _installed(name) for name in asked.packages},
+        packages={name: installed(name) for name in asked.packages},
         tensorflow=tensorflow,
         gpus=when("gpus", lambda: gpus(environ, tensorflow)),
         cores_usable=when("cores", lambda: len(machine.usable_cores())),
@@ -100,6 +100,14 @@ def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     return min((limit for limit in (own, _number(group / "pids.max")) if limit is not None), default=None)
 
 
+def installed(package: str) -> str | None:
+    """The version of a package that this Python has, None where it has none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _in_a_process(
     arguments: list[str], environ: Mapping[str, str], timeout: float
 ) -> tuple[dict[str, Any] | None, str | None]:
@@ -120,13 +128,6 @@ def _in_a_process(
         return (told, None) if ended.returncode == 0 else (None, said[-1])
     except (ValueError, IndexError):
         return None, said[-1] if said else f"it ended with {ended.returncode} and told nothing"
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _on_bus(pci: Path) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from pipeline.config.offers import find
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -58,6 +59,9 @@ class Cluster(Protocol):
     def describe(self, plan: Plan) -> str:
         """In full, what would be typed or submitted to start a plan's processes; empty where that is nothing."""
 
+    def helpers(self) -> Helpers:
+        """Processes that a doctor asks how their hosts are, one a host, of any version, and which hosts have none."""
+
     def warm_up(self) -> None:
         """Begins what starting processes will wait for, beside what the conductor does next."""
 
@@ -81,6 +85,7 @@ CLUSTERS = {
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]
     "describe": lambda made: lambda plan: "",
+    "helpers": lambda made: lambda: Helpers({}),
 }
 
 

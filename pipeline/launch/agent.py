@@ -4,6 +4,7 @@ What processes tell, and write into their logs, is sent on as it comes, and kept
 Their signs of life are folded: of each process the last one counts, and those of all go in one status a second.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,11 +14,14 @@ from pathlib import Path
 
 from pipeline.launch import machine
 from pipeline.launch.alike import alike
+from pipeline.launch.asking import Answers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.hub import Hub
 from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.messages import (
+    Answered,
+    Ask,
     Close,
     DumpStacks,
     Find,
@@ -88,6 +92,7 @@ class Agent:
         # The conductor's life, which another conductor has not.
         self._life = ""
         self._next_pulse = 0.0
+        self._answers = Answers(os.environ, lambda asked, answer: self._say(Answered(asked, answer)))
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
         """Does what the conductor says, to the end; returns what its command ended with.
@@ -115,6 +120,7 @@ class Agent:
                         self._save()
                         return None
             finally:
+                self._answers.close()
                 for job in self._jobs.values():
                     job.running.stop(0.0)
 
@@ -149,6 +155,8 @@ class Agent:
                 self._start(message, folder / str(number))
             case Redial(address=address):
                 self._hub.dial(self._link.name, address)
+            case Ask():
+                self._answers.ask(message.asked, message.question, message.timeout)
             case Find(asked=asked, ports=ports):
                 try:
                     self._say(Found(asked, list(self._cluster.hold(self._place.address, ports))))

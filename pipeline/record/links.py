@@ -57,8 +57,11 @@ def read(output: Path) -> tuple[Measured, ...]:
 def slowest(links: Collection[Measured], hosts: Collection[str]) -> float | None:
     """Gbit/s of the slowest link between two of the hosts, which a ring waits for; None where none of them is known.
 
+    Without hosts, whose names are not known then, that of all links.
+
     >>> links = [Measured(("a", "b"), 10.0, 0.1), Measured(("c", "b"), 1.0, 0.1), Measured(("c", "d"), 0.1, 0.1)]
     >>> slowest(links, ["a", "b", "c"]), slowest(links, ["a"])
     (1.0, None)
     """
-    return min((link.gbps for link in links if {*link.hosts} <= {*hosts}), default=None)
+    known = [link.gbps for link in links if not hosts or {*link.hosts} <= {*hosts}]
+    return float(f"{min(known):.3g}") if known else None

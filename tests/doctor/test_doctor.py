@@ -18,13 +18,14 @@ from conftest import environment
 
 from pipeline.commands import verbs
 from pipeline.config.schema import Store, TrackingConfig
-from pipeline.doctor import between, libraries, lines
-from pipeline.doctor.examining import Hosts, examine
+from pipeline.doctor import between, libraries
+from pipeline.doctor.examining import examine
 from pipeline.doctor.facts import CHECKS, Accelerator, Exchanged, Facts, Gpus, Look, Name, Space, Trip
 from pipeline.doctor.findings import Severity
 from pipeline.doctor.judge import Expected, judge
-from pipeline.doctor.lines import LineError, ProcessLine
-from pipeline.doctor.look import gpus
+from pipeline.doctor.look import gpus, installed
+from pipeline.launch import asking
+from pipeline.launch.asking import Helpers, LineError, ProcessLine
 from pipeline.views.mlflow import examined
 from pipeline.views.mlflow.stores import open_client
 
@@ -139,16 +140,18 @@ def test_a_file_system_that_is_full_is_a_fault(tmp_path):
 
 
 def test_a_host_without_the_package_is_named_with_what_its_python_said():
-    absent = ProcessLine([sys.executable, "-I", "-S", "-m", lines.MODULE], os.environ)
-    here = lines.here(os.environ)
-    hosts = Hosts("a", {"a": here, "b": absent})
-    made = examine(hosts, {"a": Look(()), "b": Look(())}, lambda facts: Expected(), frozenset(["python"]), None)
-    hosts.close()
+    absent = ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ)
+    here = asking.here(os.environ)
+    hosts = Helpers({"a": here, "b": absent}, absent={"c": "No route to host."})
+    made = examine(hosts, {"a": Look(()), "b": Look(())}, Expected(), frozenset(["python"]))
+    for line in (here, absent):
+        line.close()
     by_host = {finding.host: finding for finding in made.findings}
     assert by_host["a"].severity is Severity.FINE
     assert by_host["b"].severity is Severity.FAULT
     assert "No module named" in by_host["b"].found
     assert by_host["b"].remedy
+    assert (by_host["c"].severity, by_host["c"].found) == (Severity.FAULT, "No route to host.")
 
 
 def test_another_version_than_the_conductor_s_is_found_on_the_host_that_has_it(tmp_path):
@@ -156,16 +159,14 @@ def test_another_version_than_the_conductor_s_is_found_on_the_host_that_has_it(t
     (tmp_path / "keras-3.14.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: keras\nVersion: 3.14.0\n"
     )
-    other = lines.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}"))
-    hosts = Hosts("a", {"a": lines.here(os.environ), "b": other})
-    look = Look((), packages=("keras", "numpy"))
-
-    def expect(here: Facts | None) -> Expected:
-        assert here is not None
-        return Expected(packages={"keras": ">=3", "numpy": ">=2"}, versions=here.packages, conductor="a")
-
-    made = examine(hosts, {"a": look, "b": look}, expect, frozenset(["packages"]), None)
-    hosts.close()
+    other = asking.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}"))
+    here = asking.here(os.environ)
+    packages = {"keras": ">=3", "numpy": ">=2"}
+    look = Look((), packages=tuple(packages))
+    expected = Expected(packages=packages, versions={name: installed(name) for name in packages}, conductor="a")
+    made = examine(Helpers({"a": here, "b": other}), {"a": look, "b": look}, expected, frozenset(["packages"]))
+    for line in (here, other):
+        line.close()
     (wrong,) = [finding for finding in made.findings if finding.severity]
     assert (wrong.host, wrong.severity, wrong.found) == ("b", Severity.FAULT, "keras 3.14.0")
     assert "as a has" in wrong.expected
@@ -202,7 +203,7 @@ def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch
 
 
 def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning():
-    line = lines.here(os.environ)
+    line = asking.here(os.environ)
     ahead = between.clock_of(line, lambda: time.time() - 120)
     right = between.clock_of(line)
     line.close()
@@ -317,7 +318,7 @@ def test_a_helper_that_says_nothing_in_time_is_given_up():
 
 
 def test_a_question_that_cannot_be_answered_does_not_end_the_helper():
-    line = lines.here(os.environ)
+    line = asking.here(os.environ)
     with pytest.raises(LineError, match="Expected a question that is known"):
         line.ask({"do": "dance"})
     with pytest.raises(LineError, match="Expected str"):
@@ -340,7 +341,7 @@ def test_every_pair_of_hosts_is_measured_once_and_none_twice_in_a_turn():
 
 
 def test_two_helpers_measure_the_link_between_them_and_a_stranger_is_hung_up_on():
-    both = {"a": lines.here(os.environ), "b": lines.here(os.environ)}
+    both = {"a": asking.here(os.environ), "b": asking.here(os.environ)}
     token = "00" * 32
     port = both["b"].ask({"do": "answer", "host": "127.0.0.1", "token": token})
     with socket.create_connection(("127.0.0.1", port), 5) as stranger:
