@@ -1,0 +1,171 @@
+"""Hosts for tests: network namespaces of this machine, each with an address, a link that can be cut, and a sshd.
+
+They see the same files and processes, and reach each other through a bridge that only this machine has.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+# What sshd wants to be there, where no service has made it.
+PRIVILEGES = Path("/run/sshd")
+
+
+class Hosts:
+    """So many hosts, by number from 1. `addresses` are theirs, `gateway` is this machine's among them."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self._tag = folder, f"{random.randrange(16**6):06x}"
+        part = f"10.{random.randrange(100, 250)}.{random.randrange(256)}"
+        self.gateway = f"{part}.1"
+        self.addresses = [f"{part}.{number + 10}" for number in range(1, count + 1)]
+        self._bridge = f"br{self._tag}"
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._before = {process.pid for process in psutil.process_iter()}
+
+    def make(self) -> None:
+        """Makes bridge, namespaces, links and servers."""
+        ip("link", "add", self._bridge, "type", "bridge")
+        ip("address", "add", f"{self.gateway}/24", "dev", self._bridge)
+        ip("link", "set", self._bridge, "up")
+        PRIVILEGES.mkdir(exist_ok=True)
+        for name in ("host", "client"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / f"{name}_key"], check=True
+            )
+        shutil.copy(self.folder / "client_key.pub", self.folder / "authorized")
+        for number, address in enumerate(self.addresses, 1):
+            space, here, there = self.space(number), self.link(number), f"n{self._tag}{number}"
+            ip("netns", "add", space)
+            ip("link", "add", here, "type", "veth", "peer", "name", there)
+            ip("link", "set", here, "master", self._bridge, "up")
+            ip("link", "set", there, "netns", space)
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "address", "add", f"{address}/24", "dev", there)
+            ip("-n", space, "link", "set", there, "up")
+            self._serve(number, address)
+
+    def space(self, number: int) -> str:
+        """The namespace of a host."""
+        return f"ns{self._tag}{number}"
+
+    def link(self, number: int) -> str:
+        """The end that this machine has of a host's link."""
+        return f"v{self._tag}{number}"
+
+    def cut(self, number: int) -> None:
+        """Takes a host's link down."""
+        ip("link", "set", self.link(number), "down")
+
+    def mend(self, number: int) -> None:
+        """Takes it up again."""
+        ip("link", "set", self.link(number), "up")
+
+    def limit(self, number: int, rate: str) -> None:
+        """Holds a host's link to a rate, as `1gbit`, in both directions."""
+        shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+        for where in (("dev", self.link(number)), ("-n", self.space(number), "dev", f"n{self._tag}{number}")):
+            netns = where[:-2]
+            subprocess.run(["tc", *netns, "qdisc", "replace", *where[-2:], *shape], check=True)
+
+    def run(self, number: int, *command: str, **given: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a command on a host."""
+        typed = ["ip", "netns", "exec", self.space(number), *command]
+        return subprocess.run(typed, capture_output=True, text=True, check=False, **given)
+
+    def options(self, count: int | None = None) -> tuple[str, ...]:
+        """What a person types to train on them."""
+        named = ",".join(self.addresses[:count])
+        return ("cluster=hosts", f"cluster.hosts=[{named}]", f"cluster.options.ssh=[ssh,-F,{self.folder / 'ssh'}]")
+
+    def left(self) -> list[str]:
+        """The command lines of processes that are on a host still."""
+        found = []
+        for number in range(1, len(self.addresses) + 1):
+            listed = subprocess.run(["ip", "netns", "pids", self.space(number)], capture_output=True, text=True)
+            for pid in map(int, listed.stdout.split()):
+                with suppress(psutil.Error):
+                    line = " ".join(psutil.Process(pid).cmdline())
+                    if line and "sshd" not in line:
+                        found.append(line)
+        return found
+
+    def remove(self) -> None:
+        """Ends what runs on them, and takes all away."""
+        for number in range(1, len(self.addresses) + 1):
+            listed = subprocess.run(["ip", "netns", "pids", self.space(number)], capture_output=True, text=True)
+            for pid in map(int, listed.stdout.split()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            subprocess.run(["ip", "link", "del", self.link(number)], capture_output=True)
+            subprocess.run(["ip", "netns", "del", self.space(number)], capture_output=True)
+        for server in self._servers:
+            server.wait()
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+
+    def _serve(self, number: int, address: str) -> None:
+        config = self.folder / f"sshd{number}"
+        config.write_text(
+            f"ListenAddress {address}\nHostKey {self.folder / 'host_key'}\nPidFile none\nUsePAM no\n"
+            f"AuthorizedKeysFile {self.folder / 'authorized'}\nStrictModes no\nPasswordAuthentication no\n"
+            f"PermitRootLogin prohibit-password\nMaxStartups 100\nAcceptEnv CI_*\n"
+        )
+        (self.folder / "ssh").write_text(
+            f"Host *\n  IdentityFile {self.folder / 'client_key'}\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n"
+            f"  UserKnownHostsFile {self.folder / 'known'}\n  LogLevel ERROR\n"
+        )
+        typed = ["ip", "netns", "exec", self.space(number), str(SSHD), "-D", "-f", str(config), "-E", f"{config}.log"]
+        self._servers.append(subprocess.Popen(typed))
+
+
+@contextmanager
+def made(folder: Path, count: int) -> Iterator[Hosts]:
+    """Hosts, until the block ends. Skips the test where they cannot be had."""
+    if os.geteuid() or SSHD is None or shutil.which("ip") is None or shutil.which("ssh") is None:
+        pytest.skip("Network namespaces need root, and iproute2, openssh-client and openssh-server of the system")
+    hosts = Hosts(folder, count)
+    try:
+        try:
+            hosts.make()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"Network namespaces cannot be had here: {error.stderr or error}")
+        for number, address in enumerate(hosts.addresses, 1):
+            _answers(hosts, number, address)
+        yield hosts
+    finally:
+        hosts.remove()
+
+
+def _answers(hosts: Hosts, number: int, address: str, seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        typed = ["ssh", "-F", str(hosts.folder / "ssh"), "-o", "ConnectTimeout=2", address, "true"]
+        if subprocess.run(typed, capture_output=True).returncode == 0:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"no sshd at {address}: {(hosts.folder / f'sshd{number}.log').read_text()}")
+
+
+def ip(*arguments: str) -> None:
+    """Runs `ip`."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def pids_of(lines: Sequence[str]) -> list[int]:
+    """The processes whose command line has all of some words."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if all(word in " ".join(process.cmdline()) for word in lines):
+                found.append(process.pid)
+    return found
