@@ -28,6 +28,7 @@ from pipeline.doctor.findings import Finding, Severity, worst
 from pipeline.launch import Cluster, LaunchError, asking, cluster_of, signals
 from pipeline.launch.asking import Helpers
 from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record import links, plain
 from pipeline.run.laying_out import planned_on
@@ -35,6 +36,10 @@ from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
 from pipeline.views.terminal.doctor import doctor_lines
 
+# What a plan comes to, or what there is to lay it over where none was asked for.
+Planned = Plan | Machine | PlanError | LaunchError
+# Keys that say where something is trained, and not what.
+OF_CLUSTER = ("cluster", "tracking", "output_dir", "launch", "checkpoint", "hydra", "views", "resume")
 REFUSED = 2
 VERSION = 1
 REFUSAL = re.compile(r"Expected (?P<expected>.+?), received (?P<found>.+?)\. Try (?P<remedy>.+)\.", re.S)
@@ -74,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check(overrides, checks)
         config = _config(overrides, given.config_dir)
         with signals.interrupt():
-            return _doctor(config, checks, given.json)
+            return _doctor(config, checks, _of_training(overrides), given.json)
     except (ConfigError, OfferError, LaunchError) as error:
         print(show.error_text(str(error)), file=sys.stderr)
         return REFUSED
@@ -82,8 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + interrupted.number
 
 
-def _doctor(config: Config, checks: Sequence[str], as_json: bool) -> int:
-    """Examines the hosts of the cluster and prints what is to be said of them; returns the exit code."""
+def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: bool) -> int:
+    """Examines the hosts of the cluster and prints what is to be said of them; returns the exit code.
+
+    `of_training`: was something typed of a training, whose plan is looked at then?
+    """
     cluster, code = cluster_of(config.cluster, os.environ), REFUSED
 
     def tell(text: str) -> None:
@@ -95,7 +103,7 @@ def _doctor(config: Config, checks: Sequence[str], as_json: bool) -> int:
         if served is not None:
             code = served
             return code
-        made = _examined(config, cluster, checks, tell)
+        made = _examined(config, cluster, checks, of_training, tell)
         code = int(worst(made.findings))
     finally:
         cluster.close(code)
@@ -125,7 +133,9 @@ def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
     return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
 
 
-def _examined(config: Config, cluster: Cluster, checks: Sequence[str], tell: Callable[[str], None]) -> Examined:
+def _examined(
+    config: Config, cluster: Cluster, checks: Sequence[str], of_training: bool, tell: Callable[[str], None]
+) -> Examined:
     """What is to be said of the hosts of a cluster, and of this one, which conducts."""
     wanted, hosts = frozenset(checks), cluster.helpers()
     here = hosts.here or platform.node()
@@ -139,10 +149,12 @@ def _examined(config: Config, cluster: Cluster, checks: Sequence[str], tell: Cal
         looked_at[here] = [check for check in checks if check in expecting.OF_CONDUCTOR]
     tell(f"Looking at {', '.join(lines)}, which takes some seconds.")
     try:
-        planned = _planned(config, cluster) if {"plan", "ports"} & wanted and not hosts.absent else None
+        planned = _planned(config, cluster, of_training) if {"plan", "ports"} & wanted and not hosts.absent else None
         others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
         looks = {
-            name: expecting.look_of(config, looked_at[name], _addresses(config, planned, name), others, name == here)
+            name: expecting.look_of(
+                config, looked_at[name], _addresses(config, planned, hosts.addresses.get(name)), others, name == here
+            )
             for name in lines
         }
         made = examine(
@@ -160,33 +172,48 @@ def _examined(config: Config, cluster: Cluster, checks: Sequence[str], tell: Cal
     return dataclasses.replace(made, findings=(*made.findings, *own))
 
 
-def _planned(config: Config, cluster: Cluster) -> Plan | PlanError | LaunchError:
-    """The plan that a training would go by, or why there is none."""
+def _of_training(overrides: Sequence[str]) -> bool:
+    """Does anything that was typed say what is to be trained, or how?
+
+    >>> _of_training(["cluster=hosts", "hardware.link_gbps=10"]), _of_training(["model.build.width=3"])
+    (False, True)
+    """
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    return any(re.split(r"[.@]", key)[0] not in OF_CLUSTER for key in keys if key != "hardware.link_gbps")
+
+
+def _planned(config: Config, cluster: Cluster, of_training: bool) -> Planned:
+    """The plan that a training would go by, or why there is none; without one, what there is to lay a plan over."""
     try:
         return planned_on(config, cluster)
-    except (PlanError, LaunchError) as error:
+    except LaunchError as error:
         return error
+    except PlanError as error:
+        return error if of_training else cluster.inventory()
 
 
-def _judge_plan(planned: Plan | PlanError | LaunchError, host: str) -> Finding:
+def _judge_plan(planned: Planned, host: str) -> Finding:
     if isinstance(planned, Plan):
-        plural = "s" * (planned.workers > 1)
-        text = f"{planned.strategy.name}, {planned.workers} worker{plural} on {planned.hardware.hosts} host"
-        return Finding("plan", host, Severity.FINE, f"{text}{'s' * (planned.hardware.hosts > 1)}", "a plan")
+        workers, hosts = planned.workers, planned.hardware.hosts
+        text = f"{planned.strategy.name}, {workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}"
+        return Finding("plan", host, Severity.FINE, text, "a plan")
+    if isinstance(planned, Machine):
+        return Finding("plan", host, Severity.FINE, f"{planned.hosts} hosts, and no strategy was typed", "hosts")
     told = REFUSAL.fullmatch(str(planned))
     if told is None:
         return Finding("plan", host, Severity.FAULT, str(planned), "a plan", "python -m pipeline mode=plan")
     return Finding("plan", host, Severity.FAULT, told["found"], told["expected"], told["remedy"])
 
 
-def _addresses(config: Config, planned: Plan | PlanError | LaunchError | None, host: str) -> list[str]:
-    """HOST:PORT that are to be free on a host: those that the config names for the processes there, or any."""
-    base, at = config.cluster.base_port, config.cluster.host
+def _addresses(config: Config, planned: Planned | None, host: str | None) -> list[str]:
+    """HOST:PORT that are to be free on a host, at its address where it has one: those that the config names, or any."""
+    base, at = config.cluster.base_port, host or config.cluster.host
+    processes = planned.processes if isinstance(planned, Plan) else ()
     if isinstance(planned, Plan) and planned.hardware.host_names:
-        ranks = [process.rank for process in planned.processes if planned.host_of(process) == host]
-        return [f"{host}:{0 if base is None else base + rank}" for rank in ranks]
-    count = len(planned.processes) if isinstance(planned, Plan) else 1
-    return [f"{at}:0"] if base is None else [f"{at}:{base + number}" for number in range(max(1, count))]
+        processes = tuple(process for process in processes if planned.host_of(process) == host)
+    if base is None:
+        return [f"{at}:0"]
+    return [f"{at}:{base + process.rank}" for process in processes] or [f"{at}:{base}"]
 
 
 def _keep(made: Examined, output: Path) -> list[str]:

@@ -53,7 +53,7 @@ def judge_clock(host: str, conductor: str, found: Clock) -> Finding:
     severity = Severity.FAULT if off > CLOCKS_FAULT_SECONDS else Severity.WARNING if off > CLOCKS_SECONDS else 0
     remedy = "chronyc makestep, or timedatectl set-ntp true, on both" if severity else ""
     way = "ahead of" if found.ahead > 0 else "behind"
-    text = f"{abs(found.ahead):,.3g} s {way} {conductor}"
+    text = f"{abs(found.ahead):,.3f} s {way} {conductor}"
     expected = f"within {CLOCKS_SECONDS:g} s"
     return Finding("clocks", host, Severity(severity), text, expected, remedy, {"ahead_seconds": found.ahead})
 

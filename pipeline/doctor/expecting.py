@@ -61,12 +61,12 @@ def requirements() -> dict[str, str]:
         required = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]
     except metadata.PackageNotFoundError:
         return dict.fromkeys(ALIKE, "")
-    return {one.name: str(one.specifier) for one in required if one.marker is None or one.marker.evaluate()}
+    return {one.name: _in_order(str(one.specifier)) for one in required if one.marker is None or one.marker.evaluate()}
 
 
 def _python() -> str:
     try:
-        return metadata.metadata(PACKAGE)["Requires-Python"]
+        return _in_order(metadata.metadata(PACKAGE)["Requires-Python"])
     except (metadata.PackageNotFoundError, KeyError):
         return ""
 
@@ -78,3 +78,12 @@ def _is_name(host: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _in_order(specifier: str) -> str:
+    """The least version first.
+
+    >>> _in_order("<3.16,>=3.15")
+    '>=3.15,<3.16'
+    """
+    return ",".join(sorted(specifier.split(","), reverse=True))

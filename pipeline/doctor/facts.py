@@ -129,7 +129,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Trip:
-    """One size of an exchange between two hosts: bytes that each sent and received, and the median seconds of it."""
+    """One size of an exchange between two hosts: bytes that each sent and received, and the seconds of the fastest."""
 
     size: int
     seconds: float

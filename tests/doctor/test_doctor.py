@@ -208,7 +208,7 @@ def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning
     right = between.clock_of(line)
     line.close()
     finding = between.judge_clock("b", "a", ahead)
-    assert (finding.severity, finding.found) == (Severity.FAULT, "120 s ahead of a")
+    assert (finding.severity, finding.found) == (Severity.FAULT, "120.000 s ahead of a")
     assert "chronyc makestep" in finding.remedy
     assert between.judge_clock("b", "a", right).severity is Severity.FINE
     assert between.judge_clock("b", "a", between.Clock(-3.0, 0.1)).severity is Severity.WARNING
