@@ -31,6 +31,9 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 # Logs as callbacks get them.
 from keras.src.utils.python_utils import pythonify_logs
 
+# How long processes of a collective group go on without a word from each other, before the strategy sets it.
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+
 # Whether AutoGraph converts what is called, which a compiled function says for its own Python.
 from tensorflow.python.autograph.core import ag_ctx
 
@@ -47,6 +50,7 @@ from tensorflow.python.distribute import parameter_server_strategy, parameter_se
 
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
+from tensorflow.python.eager import context
 
 # A compiled function's Python as it is converted before it is compiled, for one that becomes a part of another.
 from tensorflow.python.eager.polymorphic_function import autograph_util
@@ -79,6 +83,8 @@ __all__ = [
     "cardinality",
     "collective",
     "compute_output_spec",
+    "context",
+    "coordination_config_pb2",
     "custom_gradients",
     "dataset_ops",
     "gen_random_ops",
@@ -114,6 +120,9 @@ ATTRIBUTES = {
     "cardinality": ("_AssertCardinalityDataset",),
     "collective": ("CollectiveAllReduceExtended",),
     "collective.CollectiveAllReduceExtended": ("_initialize_local_devices",),
+    "context": ("context",),
+    "context.Context": ("configure_coordination_service",),
+    "coordination_config_pb2": ("CoordinatedJob",),
     "custom_gradients": ("_get_dependent_variables",),
     "dataset_ops": ("_OptionsDataset",),
     "gen_random_ops": (

@@ -62,7 +62,9 @@ def _explained(error: Exception, schema: type, typed: Sequence[Override]) -> str
 def _of_value(error: OmegaConfBaseException, schema: type, typed: Sequence[Override], place: str | None) -> str | None:
     """What is wrong with a value that OmegaConf's error names; `place` is the file that it is in, if known."""
     key = str(error.full_key or "").partition("[")[0]
-    override = next((override for override in typed if _meet(override.key_or_group, key)), None)
+    near = [override for override in typed if _meet(override.key_or_group, key)]
+    # A choice of a group sets the keys in it too, but is not what a key of it is about.
+    override = max(near, key=lambda override: len(override.key_or_group), default=None)
     match error:
         case MissingMandatoryValue() if key:
             return missing_value(key)

@@ -81,6 +81,8 @@ CLUSTERS = {
     "env": "pipeline.launch.env:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
 }
+# Those that start nothing on this machine.
+ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 # What a package's cluster may be without, and what stands for it.
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]

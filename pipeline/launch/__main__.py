@@ -44,7 +44,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     def gone(line: Link, orphan_timeout: float) -> bool:
         if line.life:
             starter.tell(READY)
-        return line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
+        return line.refused or line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
 
     cluster.warm_up()
     place = Place(given.order, given.address or given.name)

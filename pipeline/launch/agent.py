@@ -49,8 +49,8 @@ from pipeline.record.events import Beat, Event, Exited, Left, Signalled, Started
 
 POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
 LOG_BYTES = 1 << 20
-# For how long an agent without processes goes on without a conductor.
-ORPHAN_SECONDS = 300.0
+# For how long an agent without a process goes on without a conductor that is cut off, and one that has ended.
+IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Agent:
                         told = True
                         self._tell_of(number)
                     if self._gone(self._link, self._orphan_timeout()):
-                        self._save()
+                        if not self._link.refused:
+                            self._save()
                         return None
             finally:
                 self._answers.close()
@@ -125,7 +126,10 @@ class Agent:
                     job.running.stop(0.0)
 
     def _orphan_timeout(self) -> float:
-        return max((job.plan.launch.orphan_timeout for job in self._jobs.values()), default=ORPHAN_SECONDS)
+        """For how long it goes on without a conductor."""
+        running = [job for job in self._jobs.values() if set(job.start.ranks) - job.exited.keys()]
+        idle = NOBODY_SECONDS if self._link.nobody else IDLE_SECONDS
+        return max((job.plan.launch.orphan_timeout for job in running), default=idle)
 
     def _wait(self) -> None:
         sources = [source for job in self._jobs.values() for source in job.running.sources()]

@@ -131,6 +131,9 @@ class DiallingCluster(ABC):
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Ports that the hosts' agents hold for the plan's processes."""
         base, where = self.config.base_port, self._where(plan)
+        if not self._begun:
+            # Nothing is to be started.
+            return [f"{where[process.rank]}:{base + process.rank if base else 0}" for process in plan.processes]
         wanted: dict[str, list[int]] = {name: [] for name in where.values()}
         for rank, name in where.items():
             wanted[name].append(0 if base is None else base + rank)

@@ -246,7 +246,7 @@ class EnvCluster:
 
 def _gone(link: Link, orphan_timeout: float) -> bool:
     """Nobody takes the place of a conductor that is gone: the same command is typed again, which starts all anew."""
-    return link.away > 0 and (link.nobody or link.away > GONE_SECONDS)
+    return link.refused or (link.away > 0 and (link.nobody or link.away > GONE_SECONDS))
 
 
 def _timeout(config: ClusterConfig) -> float:

@@ -135,7 +135,7 @@ class Hub:
             try:
                 theirs = _read_greeting(encrypted)
                 link = self.link(theirs.name)
-                encrypted.sendall(_greeting(self._own(link)))
+                encrypted.sendall(_greeting(self._own(link, theirs.life)))
             except OSError:
                 # It has the token, and went away.
                 encrypted.close()
@@ -147,7 +147,7 @@ class Hub:
             self._greeting.release()
 
     def _keep_dialling(self, link: Link, address: str) -> None:
-        while not (link.closed or self._ending):
+        while not (link.closed or link.refused or self._ending):
             if link.connection is None:
                 try:
                     self._dial(link, address)
@@ -160,21 +160,25 @@ class Hub:
         encrypted = dial(address, self.token)
         try:
             encrypted.settimeout(HANDSHAKE_SECONDS)
-            encrypted.sendall(_greeting(self._own(link)))
+            encrypted.sendall(_greeting(self._own(link, link.life)))
             theirs = _read_greeting(encrypted)
+            if theirs.refuses:
+                link.refused = True
+                raise LinkError("another has taken its place")
         except OSError:
             encrypted.close()
             raise
         self._attach(link, theirs, Connection(encrypted))
 
-    def _own(self, link: Link) -> Greeting:
+    def _own(self, link: Link, life: str) -> Greeting:
+        """What is said of this end to one of that life."""
         with self.lock:
-            return Greeting(self.name, self.life, link.life, link.done_with, self.adopts)
+            another = link.is_another(life)
+            return Greeting(self.name, self.life, link.life, link.done_with, self.adopts, another)
 
     def _attach(self, link: Link, theirs: Greeting, connection: Connection) -> None:
         with self.lock:
-            if link.closed or self._ending or theirs.life in link.past:
-                # Of two that have one name, the one that came last is meant.
+            if link.closed or self._ending or link.is_another(theirs.life):
                 connection.close()
                 return
             if link.connection is not None:
@@ -257,7 +261,7 @@ class Hub:
         if connection.watched:
             self._selector.unregister(connection.socket)
         connection.close()
-        link.away_since, link.problem = time.monotonic(), why
+        link.away_since, link.problem = connection.heard, why
 
     def _tell(self) -> None:
         with self.lock:

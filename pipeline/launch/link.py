@@ -18,8 +18,9 @@ WINDOW_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Greeting:
-    """What each end says of itself: its name, its life, which no other process has, and with how many messages, of which
-    life of the other, it is done. `adopts`: it takes the place of another conductor, whose processes it goes on with.
+    """What each end says of itself: its name, its life, which no other process has, and with how many messages it is
+    done, of which life of the other. `adopts`: it takes the place of another conductor, and goes on with its processes.
+    `refuses`: another of the same name is there, or was there after this one.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Greeting:
     of: str = ""
     done: int = 0
     adopts: bool = False
+    refuses: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Link:
         # Of what was taken, by number: is this end done with it?
         self.taken: dict[int, bool] = {}
         self.closed = False
+        # Is another in the place of this end?
+        self.refused = False
 
     @property
     def away(self) -> float:
@@ -115,6 +119,10 @@ class Link:
         """Ends the line. What has not arrived is lost, see `Hub.close`."""
         self.closed = True
         self._wake()
+
+    def is_another(self, life: str) -> bool:
+        """Is who calls not the one whose line this is, but one that came before it, or beside it?"""
+        return life in self.past or (self.connection is not None and life != self.life)
 
     def greeted(self, greeting: Greeting, connection: Connection) -> None:
         """Takes another connection to the other end, which has said what it is done with. Under the lock."""

@@ -194,7 +194,8 @@ def listening(plan: Plan, given: Sequence[str]) -> Plan:
         for process, address in zip(plan.processes, given, strict=True)
     )
     addresses = [process.address for process in processes if process.address]
-    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses)))
+    several = len(plan.hardware.host_names) > 1
+    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses, several)))
 
 
 def on_one_device(config: Config) -> Config:
@@ -306,17 +307,18 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _notes_on_network(addresses: Collection[str]) -> list[str]:
+def _notes_on_network(addresses: Collection[str], several: bool) -> list[str]:
     """What is open to others where processes listen beyond this machine."""
     if all(stays_here(address) for address in addresses):
         return []
     ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
     host = _host(next(iter(addresses)))
+    instead = "" if several else ", or try cluster.host=127.0.0.1"
+    which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
     return [
         f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
         f"training, change it and run code in it. It binds every network interface of each host, not "
-        f"{host} alone (ports {ports[0]} to {ports[-1]}). Keep others out of this network, or try "
-        f"cluster.host=127.0.0.1."
+        f"{host} alone ({which}). Keep others out of this network{instead}."
     ]
 
 

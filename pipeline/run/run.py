@@ -76,15 +76,17 @@ def run(request: PointRequest, session: Session) -> PointResult:
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
     folder = request.folder
     session.screen.planned(planned, full)
+    if full and (typed := cluster.describe(planned)):
+        session.screen.described(typed)
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
         try:
-            return predicted(planned, request, cluster, session)
+            return predicted(planned, request, session.here(config), session)
         except REFUSALS as error:
             return _refused(error, request)
     if full:
-        return estimated(planned, request, cluster, session)
+        return estimated(planned, request, session.here(config), session)
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier)
     return request.ended(point.run(cluster, baseline))

@@ -1,12 +1,13 @@
 """What the points of a command share, and one point as it was asked for."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.analyze import history, step_model
-from pipeline.config.schema import Config
-from pipeline.launch import Cluster, cluster_of
+from pipeline.config.schema import ClusterConfig, Config
+from pipeline.launch import ELSEWHERE, Cluster, cluster_of
 from pipeline.plan.plan import Plan
 from pipeline.record.baselines import Baseline
 from pipeline.record.results import Result
@@ -48,6 +49,13 @@ class Session:
         if name not in self._clusters:
             self._clusters[name] = cluster_of(config.cluster, self.environ)
         return self._clusters[name]
+
+    def here(self, config: Config) -> Cluster:
+        """The cluster, or this machine in place of others, for what is built or timed though nothing is to be run."""
+        if config.cluster.name not in ELSEWHERE:
+            return self.cluster(config)
+        local = dataclasses.replace(config.cluster, name="local", host=ClusterConfig.host, options={})
+        return self.cluster(dataclasses.replace(config, cluster=local))
 
     def tracker(self, log: Path) -> Tracking:
         """The process that writes to MLflow; `log` takes what it says."""

@@ -94,6 +94,9 @@ class Screen(Protocol):
     def planned(self, plan: Plan, full: bool) -> None:
         """Shows a plan; `full` where that is all that was asked for."""
 
+    def described(self, typed: str) -> None:
+        """Shows what would be typed or submitted to start a plan's processes."""
+
     def estimated(self, plan: Plan, made: Estimate) -> None:
         """Shows what a plan needs."""
 

@@ -2,14 +2,16 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Ran, finish, start
 from namespaces import Hosts, made
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true")
 TWO = ("strategy=multi_worker", "workers=2", *SMALL)
+LONG = ("train.steps=2500", "checkpoint.every_steps=50", "train.steps_per_call=10")
 
 
 @pytest.fixture
@@ -18,10 +20,43 @@ def two(tmp_path: Path) -> Iterator[Hosts]:
     folder.mkdir()
     with made(folder, 2) as hosts:
         yield hosts
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while left := hosts.left():
             assert time.monotonic() < until, left
-            time.sleep(0.1)
+            time.sleep(0.2)
+
+
+class Under:
+    """A command under way."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder, self._began = folder, time.monotonic()
+        self.command = start(folder, *arguments)
+
+    def lines(self, output: str = "outputs") -> list[dict]:
+        """What the last run has logged."""
+        logs = sorted((self.folder / output).glob("runs/*/events.jsonl"))
+        return [json.loads(line) for line in logs[-1].read_text().splitlines()] if logs else []
+
+    def step(self) -> int:
+        return max((line.get("step") or 0 for line in self.lines() if line["event"] == "steps"), default=0)
+
+    def until(self, true: Callable[[], object], seconds: float = 180.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert self.command.poll() is None, self.command.communicate()
+            assert time.monotonic() < deadline, self.lines()[-5:]
+            time.sleep(0.2)
+
+    def restarted(self) -> list[str]:
+        return [line["text"] for line in self.lines() if line["event"] == "restarted"]
+
+    def ended(self, timeout: float = 300.0) -> Ran:
+        return finish(self.command, self.folder, self._began, timeout)
+
+    def kill(self) -> None:
+        self.command.kill()
+        self.command.communicate()
 
 
 def losses(result: dict) -> tuple:
@@ -29,19 +64,56 @@ def losses(result: dict) -> tuple:
 
 
 @pytest.mark.slow
-def test_two_hosts_train_to_the_losses_of_one_and_leave_nothing(pipeline, two, tmp_path):
-    alone = pipeline(*TWO, "train.steps=30", "output_dir=alone")
+def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pipeline, two, tmp_path):
+    alone = pipeline(*TWO, *LONG, "output_dir=alone")
     assert alone.code == 0, alone.err
-    ran = pipeline(*TWO, "train.steps=30", *two.options(), "output_dir=outputs")
+    under = Under(tmp_path, *TWO, *LONG, *two.options(), "launch.heartbeat_timeout=15")
+    under.until(lambda: under.step() >= 100)
+    # Shorter than anybody's patience.
+    two.cut(2)
+    time.sleep(6)
+    two.mend(2)
+    step = under.step()
+    under.until(lambda: under.step() >= step + 100)
+    assert not under.restarted()
+    # Longer, and mended while the restart waits for the host.
+    two.cut(2)
+    under.until(under.restarted, 60)
+    a, b = two.addresses
+    assert f"worker 1 on {b}" in under.restarted()[0]
+    time.sleep(3)
+    two.mend(2)
+    ran = under.ended()
     assert ran.code == 0, ran.err
-    result = json.loads(next((tmp_path / "outputs").rglob("result.json")).read_text())
+    result = json.loads((tmp_path / ran.run_folders[0] / "result.json").read_text())
     one = json.loads(next((tmp_path / "alone").rglob("result.json")).read_text())
     assert losses(result) == losses(one)
-    a, b = two.addresses
-    assert f"on 2 hosts ({a} and {b})" in ran.out or f"({a}, {b})" in ran.out
-    folder = ran.run_folders[0]
-    assert "Warned" not in (folder / "events.jsonl").read_text()
-    for rank in (0, 1):
-        assert (folder / f"point-{rank}.log").exists()
-    processes = json.loads((folder / "plan.json").read_text())["processes"]
+    assert result["restarts"] == 1
+    assert f"on 2 hosts ({a}, {b})" in ran.out
+    assert all((ran.run_folders[0] / f"point-{rank}.log").exists() for rank in (0, 1))
+    processes = json.loads((ran.run_folders[0] / "plan.json").read_text())["processes"]
     assert [process["address"].rpartition(":")[0] for process in processes] == [a, b]
+
+
+@pytest.mark.slow
+def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_later_or_elastically_without_it(
+    two, tmp_path
+):
+    under = Under(tmp_path, *TWO, *LONG, *two.options())
+    under.until(lambda: under.step() >= 100)
+    began = time.monotonic()
+    two.cut(2)
+    ran = under.ended(120)
+    assert time.monotonic() - began < 60
+    assert ran.code == 1
+    assert f"nothing was heard of {two.addresses[1]} for" in ran.err
+    two.mend(2)
+    again = Under(tmp_path, *TWO, *LONG, *two.options(), "launch.elastic=true", "launch.heartbeat_timeout=10")
+    again.until(lambda: again.step() >= 1000)
+    two.cut(2)
+    ran = again.ended()
+    assert ran.code == 0, ran.err
+    result = json.loads((ran.run_folders[0] / "result.json").read_text())
+    assert (result["resumed"], result["workers_at_end"]) == (1, 1)
+    assert "training goes on with 1 worker" in " ".join(again.restarted())
+    two.mend(2)

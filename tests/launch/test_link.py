@@ -165,21 +165,26 @@ def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_on
     assert time.monotonic() - began < 1.0
 
 
-def test_of_two_with_one_name_the_last_counts_and_gets_nothing_that_was_meant_for_the_other(hubs):
+def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_which_is_not_let_in_again(hubs):
     conductor, first, second = hubs("conductor"), hubs("a"), hubs("a")
-    address = conductor.listen("127.0.0.1:0")
-    first.dial("conductor", address)
+    between = Forwarder(conductor.listen("127.0.0.1:0"))
+    there = first.dial("conductor", between.address)
     here = conductor.link("a")
     until(lambda: here.connection)
     here.send(b"for the first, which does not say that it is done with it")
-    there = second.dial("conductor", address)
-    until(lambda: here.life == second.life)
-    here.send(b"for the second")
-    assert taken(there, 1) == [b"for the second"]
-    # The first dials on, and is not let in.
-    time.sleep(2.5)
-    assert here.life == second.life
+    # As long as the first is there, no other is.
+    assert not second.dial_once("conductor", between.address)
+    assert second.link("conductor").refused
+    between.cut()
+    third = hubs("a")
+    until(lambda: third.dial_once("conductor", between.address))
+    until(lambda: here.life == third.life)
+    here.send(b"for the third")
+    assert taken(third.link("conductor"), 1) == [b"for the third"]
+    until(lambda: there.refused)
+    assert here.life == third.life
     assert here.away == 0.0
+    between.close()
 
 
 def test_who_takes_the_place_of_a_conductor_gets_all_that_it_was_not_done_with(hubs):

@@ -55,8 +55,10 @@ def _processes(plan: Plan) -> str:
     )
     who = "each" if len(training) == len(plan.processes) else "each worker"
     names = plan.hardware.host_names[: plan.hardware.hosts]
-    shown = f" ({listed(*names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)})" if names else ""
-    return f"{count} on {plural(plan.hardware.hosts, 'host')}{clean(shown)}; {who}: {of_process}"
+    hosts = plural(plan.hardware.hosts, "host")
+    if names:
+        hosts += " " + clean(f"({listed(*names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)})")
+    return f"{count} on {hosts}; {who}: {of_process}"
 
 
 def _batch(plan: Plan) -> str:

@@ -36,6 +36,13 @@ class Terminal:
         for line in plan_lines(plan, full=full):
             self.say(line)
 
+    def described(self, typed: str) -> None:
+        """Shows it, after an empty line."""
+        self.say("")
+        for line in typed.expandtabs(4).splitlines():
+            # Its lines may be a script's, whose spaces count.
+            self.say("".join(letter for letter in line if letter.isprintable()))
+
     def estimated(self, plan: Plan, made: Estimate) -> None:
         """Shows what a plan needs, after an empty line."""
         for line in ["", *estimate_lines(plan, made)]:

@@ -11,12 +11,16 @@ import tensorflow as tf
 from pipeline.config import targets
 from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import DATA_SERVER, Plan, Process
+from pipeline.private import context, coordination_config_pb2
 from pipeline.record.events import Warned
 from pipeline.strategies.parameter_server import serve
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import service
 from pipeline.worker.tensorflow import loopback
 from pipeline.worker.tensorflow.loop import TrainingError
+
+# Of the conductor's patience: it is to hear from the others who is gone before its own is at an end.
+HEARTBEAT_SHARE = 0.8
 
 
 class Addresses(TypedDict, total=False):
@@ -69,6 +73,7 @@ def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Str
     """The plan's strategy over this process's devices; returns once every process has joined."""
     kind = plan.hardware.kind.upper()
     _stay_on_loopback(plan, process, tell)
+    _outlast_cuts(plan)
     return targets.call(
         plan.strategy.build,
         "strategy.build",
@@ -109,6 +114,22 @@ def addresses_by_role(plan: Plan) -> Addresses:
         "workers": tuple(address[rank] for rank in plan.ranks("worker")),
         "parameter_servers": tuple(address[rank] for rank in plan.ranks("parameter server")),
     }
+
+
+def _outlast_cuts(plan: Plan) -> None:
+    """Has processes on several hosts go on after a cut of their link that is shorter than the conductor's patience.
+
+    Left to itself TensorFlow ends them after some seconds. It takes what is configured before the strategy is made.
+    """
+    addresses = [process.address for process in plan.processes if process.devices]
+    if plan.hardware.hosts < 2 or plan.strategy.asynchronous or len(addresses) < 2:
+        return
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=int(1000 * HEARTBEAT_SHARE * plan.launch.heartbeat_timeout),
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
+    )
 
 
 def _stay_on_loopback(plan: Plan, process: Process, tell: Tell) -> None:
