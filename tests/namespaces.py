@@ -72,7 +72,7 @@ class Hosts:
         ip("link", "set", self.link(number), "up")
 
     def limit(self, number: int, rate: str, latency: str = "50ms") -> None:
-        """Holds a host's link to a rate, as `1gbit`, in both directions; what would wait longer than that is dropped."""
+        """Holds a host's link to a rate, as `1gbit`, in both directions; what would wait for longer is dropped."""
         shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", latency)
         for where in (("dev", self.link(number)), ("-n", self.space(number), "dev", f"n{self._tag}{number}")):
             netns = where[:-2]
