@@ -19,7 +19,9 @@ COMMANDS = {
     "sync": "pipeline.commands.sync",
     "ui": "pipeline.commands.ui",
     "clean": "pipeline.commands.clean",
+    "doctor": "pipeline.commands.doctor",
 }
+DOCTOR = "doctor"
 # Those that train, or say what training would do, and what they are short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
 # What each does, in a few words for the page of `--help`.
@@ -30,6 +32,7 @@ DOES = {
     "sync": "sends to MLflow what a server that was down has missed",
     "ui": "opens MLflow at the runs by speedup",
     "clean": "removes old runs from disk and MLflow together, once it has said which",
+    "doctor": "says what is wrong with this machine, or with each host of a cluster, and what to type",
     "predict": "says how fast a training would be, from the runs that were logged",
     "explain": "trains, and says what the lost efficiency was made of",
 }
@@ -52,6 +55,8 @@ def main() -> int:
         verb, arguments = arguments[0], ["--help"]
     if verb == "--completion":
         return int(import_module("pipeline.commands.completion").main(arguments))
+    if verb == DOCTOR:
+        return _doctor(arguments)
     if verb in COMMANDS:
         return int(import_module(COMMANDS[verb]).main(arguments))
     if verb == "explain" and arguments and _is_word(arguments[0]):
@@ -67,11 +72,26 @@ def main() -> int:
     return int(import_module("pipeline.commands.train").main())
 
 
+def _doctor(arguments: Sequence[str]) -> int:
+    """What the doctor finds, or that it lacks what it is made of, which is a finding too."""
+    try:
+        return int(import_module(COMMANDS[DOCTOR]).main(arguments))
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("pipeline"):
+            raise
+        print(
+            f"pipeline: Expected Python's module {error.name} to be installed in {sys.prefix}, received none. "
+            f"Try python -m pip install --require-hashes -r requirements.lock.",
+            file=sys.stderr,
+        )
+        return 3
+
+
 def unknown(word: str, arguments: Sequence[str] = ()) -> str:
     """What is wrong with a word that is no verb.
 
     >>> unknown("reprot", ["mine"])
-    'Expected a verb (report, compare, prepare, sync, ui, clean, predict, explain) or key=value, received reprot. \
+    'Expected a verb (report, compare, prepare, sync, ui, clean, doctor, predict, explain) or key=value, received reprot. \
 Try python -m pipeline report mine.'
     """
     # Only where something is wrong: Hydra's own errors, which `messages` puts into words, take a moment to import.

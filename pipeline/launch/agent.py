@@ -5,6 +5,7 @@ Their signs of life are folded: of each process the last one counts, and those o
 """
 
 import base64
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,11 +15,14 @@ from pathlib import Path
 
 from pipeline.launch import machine
 from pipeline.launch.alike import alike
+from pipeline.launch.asking import Answers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.hub import Hub
 from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.messages import (
+    Answered,
+    Ask,
     Close,
     DumpStacks,
     Find,
@@ -94,6 +98,7 @@ class Agent:
         # The conductor's life, which another conductor has not.
         self._life = ""
         self._next_pulse = 0.0
+        self._answers = Answers(os.environ, lambda asked, answer: self._say(Answered(asked, answer)))
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
         """Does what the conductor says, to the end; returns what its command ended with.
@@ -122,6 +127,7 @@ class Agent:
                             self._save()
                         return None
             finally:
+                self._answers.close()
                 for job in self._jobs.values():
                     job.running.stop(0.0)
 
@@ -159,6 +165,8 @@ class Agent:
                 self._start(message, folder / str(number))
             case Redial(address=address):
                 self._hub.dial(self._link.name, address)
+            case Ask():
+                self._answers.ask(message.asked, message.question, message.timeout)
             case Find(asked=asked, ports=ports):
                 try:
                     self._say(Found(asked, list(self._cluster.hold(self._place.address, ports))))

@@ -51,6 +51,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     stands_for_hosts = several_hosts and present and not config.hardware.rehearse
     processes = processes_of(layout, config.cluster.host, machine)
     check_ports(config.cluster.base_port, len(processes))
+    hosts = max(process.host for process in processes) + 1
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
     return Plan(
@@ -65,9 +66,9 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         hardware=HardwarePart(
             name=config.hardware.name,
             kind=kind,
-            hosts=max(process.host for process in processes) + 1,
+            hosts=hosts,
             memory_gib=config.hardware.memory_gib,
-            link_gbps=config.hardware.link_gbps,
+            link_gbps=config.hardware.link_gbps or (machine.link_gbps if hosts > 1 else None),
             threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
             rehearsal=config.hardware.rehearse or stands_for_hosts,
             oversubscribed=oversubscribed,

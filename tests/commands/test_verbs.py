@@ -17,7 +17,9 @@ MOVED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "clean", "predict", "explain"])
+@pytest.mark.parametrize(
+    "verb", ["report", "compare", "prepare", "sync", "ui", "clean", "doctor", "predict", "explain"]
+)
 def test_a_verb_says_how_it_is_typed(asked, verb):
     told = asked(verb, "--help")
     assert told.code == 0, told.err

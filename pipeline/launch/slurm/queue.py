@@ -32,8 +32,8 @@ MARK = "|"
 
 @dataclass(frozen=True)
 class State:
-    """What has become of a job: its state's name, why it waits, when it starts, its nodes, how much time it has left, and
-    how often it began anew.
+    """What has become of a job: its state's name, why it waits, when it starts, its nodes, how much time it has left,
+    and how often it began anew.
     """
 
     name: str
