@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two tests at a time: most of them wait for processes to start.
 TWO := --numprocesses 2 --dist worksteal
+# Python keeps what it compiled: to compile all of it again takes each of a thousand commands a quarter of a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run ui test test-slow lint format lock wheel benchmark figures clean
@@ -28,7 +30,7 @@ run: setup ## train the default model on real digits, on every core of this mach
 	@$(BIN)/python -m pipeline $(ARGS)
 
 ui: setup ## MLflow's UI on 127.0.0.1, opened at the runs by speedup; PORT=5000
-	@$(BIN)/python -m pipeline ui --port $(or $(PORT),5000) $(ARGS)
+	@$(BIN)/python -m pipeline ui port=$(or $(PORT),5000) $(ARGS)
 
 test: setup ## the tests, without the slow ones
 	@$(BIN)/python -m pytest -q $(TWO) -m "not slow" $(ARGS)

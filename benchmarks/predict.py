@@ -14,6 +14,7 @@ kinds are summed up apart.
 
 import argparse
 import json
+import math
 import random
 import statistics
 import sys
@@ -71,11 +72,15 @@ def main() -> int:
     if again:
         print(f"another run of the same point: median error {statistics.median(again):.1%}, within 10%: "
               f"{sum(error <= 0.1 for error in again)} of {len(again)}")  # fmt: skip
+    wide, apart = _half_width(predicted), _spread(measured)
+    print(f"intervals: {wide:.1%} to either side (median), beside equal runs that lie "
+          f"{'an unknown way' if apart is None else f'{apart:.1%}'} apart (a standard deviation)")  # fmt: skip
     points = [
         {"width": width, "workers": place[1], "ratio": ratio, "held": held}
         for (width, ratio, held), place in zip(rows, sorted(predicted), strict=True)
     ]
-    record.write(arguments, arguments.rounds, {"points": points, "another_run": again})
+    found = {"points": points, "another_run": again, "half_width": wide, "equal_runs_apart": apart}
+    record.write(arguments, arguments.rounds, found)
     return 0
 
 
@@ -102,6 +107,19 @@ def _predicted(folder: Path) -> dict[tuple[int, int], list[dict[str, float]]]:
         made = json.loads(line)
         found.setdefault((made["parameters"], made["workers"]), []).append(made)
     return found
+
+
+def _half_width(predicted: dict[tuple[int, int], list[dict[str, float]]]) -> float:
+    """Half the width of an interval over its middle: the median of all."""
+    every = [made for of_point in predicted.values() for made in of_point]
+    return statistics.median((made["high"] - made["low"]) / 2 / made["examples_per_second"] for made in every)
+
+
+def _spread(measured: dict[tuple[int, int], list[float]]) -> float | None:
+    """The standard deviation of equal runs, relative and pooled over the points; None where none was run again."""
+    several = [[math.log(speed) for speed in speeds] for speeds in measured.values() if len(speeds) > 1]
+    squares = sum(statistics.variance(logs) * (len(logs) - 1) for logs in several)
+    return math.sqrt(squares / sum(len(logs) - 1 for logs in several)) if several else None
 
 
 def _compared(made: list[dict[str, float]], speeds: list[float]) -> tuple[float, list[bool]]:

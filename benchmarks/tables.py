@@ -110,7 +110,11 @@ def predict(rows: Rows, part: str) -> list[str]:
         held = [held for point in points for held in point["held"]]
         lines.append(f"| predicted, workers={workers} | {_near(errors)} | {sum(held)} of {len(held)} |")
     again = rows["another_run"]  # none in a single round
-    return [*lines, *([f"| another run of the same point | {_near(again)} | |"] if again else [])]
+    lines += [f"| another run of the same point | {_near(again)} | |"] if again else []
+    if apart := rows.get("equal_runs_apart"):
+        wide = f"intervals reach {rows['half_width']:.1%} to either side, and equal runs lie {apart:.1%} apart"
+        lines.append(f"| {wide} (a standard deviation) | | | |")
+    return lines
 
 
 def _near(errors: Sequence[float]) -> str:

@@ -15,6 +15,7 @@ import record
 
 # What bars show on a terminal, in place of lines.
 PASSING = re.compile(r"(starting|joined|built|preparing|training|measuring its first steps|repeat \d+ of \d+|saved): ")
+TIME = re.compile(r"\d\d:\d\d:\d\d ")
 WIDTHS = "model.build.hidden=[256],[2048]"
 SEEN = ("strategy=mirrored", "model=mlp", "train.replica_batch=512", "hardware.price_per_hour=2", "tracking=none")
 
@@ -73,7 +74,7 @@ def shown(said: list[str], begins: str, ends: str) -> list[str]:
     >>> shown(["plan   a", "joined: 1", "lost   b", "       c", "batch  d"], "lost", "batch")
     ['lost   b', '       c']
     """
-    said = [line for line in said if not PASSING.match(line)]
+    said = [line for line in (TIME.sub("", line) for line in said) if not PASSING.match(line)]
     first = next(place for place, line in enumerate(said) if line.startswith(begins))
     last = next((place for place, line in enumerate(said) if ends and place > first and line.startswith(ends)), None)
     return said[first:last]

@@ -50,6 +50,9 @@ from tensorflow.python.distribute import parameter_server_strategy, parameter_se
 
 # What changes variables of all replicas together, where a strategy has that done outside of them.
 from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
+
+# How processes of several hosts watch over each other, which has no public setting; and what graphs are optimized by,
+# of which the public options name only a part.
 from tensorflow.python.eager import context
 
 # A compiled function's Python as it is converted before it is compiled, for one that becomes a part of another.

@@ -168,9 +168,11 @@ def _code(pid: int) -> int | None:
 
 
 if __name__ == "__main__":
-    # What the first command of a process pays for, such as the grammar of overrides, is paid once.
-    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
-    for number, text in enumerate(sys.argv[2:]):
-        place = Path(sys.argv[1]) / str(number)
+    from warm.asking import compose_once
+
+    sys.argv, given = sys.argv[:1], sys.argv
+    compose_once()
+    for number, text in enumerate(given[2:]):
+        place = Path(given[1]) / str(number)
         place.mkdir(parents=True)
         print(json.dumps(run(tuple(json.loads(text)), place)), flush=True)

@@ -23,7 +23,7 @@ from warm.starting import Command, Warm
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
-OWN, WARM = (Path(__file__).resolve().parent / name for name in ("own", "warm"))
+OWN = Path(__file__).resolve().parent / "own"
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--window-size=1280,900",
@@ -91,14 +91,13 @@ def with_(plan: Any, part: str, **values: Any) -> Any:
 
 def environment(**environ: str) -> dict[str, str]:
     """That of a command."""
-    path = os.pathsep.join([environ.pop("PYTHONPATH", f"{ROOT}{os.pathsep}{OWN}"), str(WARM)])
-    return os.environ | {"PYTHONPATH": path, "COLUMNS": "120"} | environ
+    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"} | environ
 
 
 def start(folder: Path, *arguments: str, cold: bool = False, **environ: str) -> subprocess.Popen[str]:
     """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported.
 
-    Its fork server has TensorFlow imported before (`warm/`), unless `cold`.
+    It and its fork server have imported before what they import (`warm/`), unless `cold`.
     """
     command, given = [sys.executable, "-m", "pipeline", *arguments], environment(**environ)
     if cold or sys.platform != "linux":
@@ -122,7 +121,13 @@ def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: 
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+def pipeline(started: Callable[..., Ran]) -> Callable[..., Ran]:
+    """As `started`, where a file of tests does not say otherwise."""
+    return started
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     """Runs the command in a fresh folder; afterwards no process of it may be left."""
 
     def run(*arguments: str, timeout: float = 240.0, **environ: str) -> Ran:

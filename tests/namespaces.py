@@ -71,9 +71,9 @@ class Hosts:
         """Takes it up again."""
         ip("link", "set", self.link(number), "up")
 
-    def limit(self, number: int, rate: str) -> None:
-        """Holds a host's link to a rate, as `1gbit`, in both directions."""
-        shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+    def limit(self, number: int, rate: str, latency: str = "50ms") -> None:
+        """Holds a host's link to a rate, as `1gbit`, in both directions; what would wait for longer is dropped."""
+        shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", latency)
         for where in (("dev", self.link(number)), ("-n", self.space(number), "dev", f"n{self._tag}{number}")):
             netns = where[:-2]
             subprocess.run(["tc", *netns, "qdisc", "replace", *where[-2:], *shape], check=True)

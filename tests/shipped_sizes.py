@@ -16,7 +16,10 @@ from pipeline.plan.plan import Plan
 from pipeline.run import model_size
 
 IMAGES = ("digits", "mnist5k", "mnist", "fashion_mnist", "cifar10", "synthetic")
-CHOICES = [("recommender", "clicks"), *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES)]
+CHOICES = [
+    ("recommender", "clicks"), ("transformer", "text"),
+    *((model, data) for model in ("mlp", "cnn", "resnet20") for data in IMAGES),
+]  # fmt: skip
 # The precisions that strategies have by default.
 SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for each in CHOICES]
 

@@ -114,10 +114,13 @@ ONE_OF_EACH = {
                 {"width": 512, "workers": 1, "ratio": 0.8, "held": [True, False]},
             ],
             "another_run": [0.04, 0.06, 0.2],
+            "half_width": 0.151,
+            "equal_runs_apart": 0.072,
         },
         [
             "| predicted, workers=1 | 1 of 2 | 12.5% | 3 of 4 |",
             "| another run of the same point | 2 of 3 | 6.0% | |",
+            "| intervals reach 15.1% to either side, and equal runs lie 7.2% apart (a standard deviation) | | | |",
         ],
     ),
     "ties": ({"ties": 2, "apart": [0.1, 0.2, 0.1], "deviation": 0.123}, ["| 3 | 2 | 12.3% |"]),

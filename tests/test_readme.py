@@ -4,6 +4,7 @@ import re
 import shlex
 import textwrap
 import time
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,14 @@ from conftest import ROOT, Ran, finish, left_behind, start
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
+from pipeline.commands import verbs
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config, PrepareConfig
 
 COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "README.md").read_text())
-# Verbs that take runs, and no keys of a config.
-FOR_A_RUN = ("report", "compare", "sync", "ui")
+# Verbs that have keys of their own, and none of a config.
+FOR_A_RUN = {name: import_module(verbs.COMMANDS[name]).VERB for name in ("report", "compare", "sync", "ui", "clean")}
 
 
 @pytest.mark.parametrize("command", [typed for typed in COMMANDS if "data.path=" not in typed])
@@ -50,17 +52,23 @@ def test_a_folder_of_images_is_trained_on_with_the_two_commands_of_the_readme(tm
     assert not left_behind(tmp_path)
 
 
-def documented() -> list[tuple[str, str]]:
+def documented(for_a_run: bool) -> list[tuple[str, str]]:
     """(page, what is typed after `python -m pipeline`) of each command that README and docs show as code."""
     found = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text().replace("\\\n", " ")
         for typed in re.findall(r"^ {4,}.*python -m pipeline (.*)$", text, re.M):
             found.append((page.name, typed.partition(" #")[0].strip()))
-    return [(page, typed) for page, typed in found if typed.split()[0] not in FOR_A_RUN]
+    return [(page, typed) for page, typed in found if (typed.split()[0] in FOR_A_RUN) is for_a_run]
 
 
-@pytest.mark.parametrize(("page", "typed"), documented())
+@pytest.mark.parametrize(("page", "typed"), documented(for_a_run=True))
+def test_every_verb_of_a_page_takes_what_is_typed_there(page, typed):
+    verb, *arguments = shlex.split(typed)
+    FOR_A_RUN[verb].asked([argument for argument in arguments if not argument.startswith("[")])
+
+
+@pytest.mark.parametrize(("page", "typed"), documented(for_a_run=False))
 def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, page, typed):
     words = [word for word in shlex.split(typed) if word not in ("...", "-m", "predict", "explain")]
     prepares = words[0] == "prepare"

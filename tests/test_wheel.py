@@ -1,6 +1,7 @@
 """The wheel works on its own: outside of the checkout, with the choices that it brings."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,3 +74,10 @@ def test_it_prepares_data_with_the_conf_inside_the_wheel(installed, tmp_path):
     shown = run(installed, tmp_path, "prepare", "data=digits", "out=d", "processes=1")
     assert "train      1,438 examples, 1 shard" in shown.stdout
     assert shown.stderr == ""
+
+
+def test_its_hints_fit_where_there_is_no_checkout(installed, tmp_path):
+    """Nothing that it prints names a file or a command of the checkout."""
+    for asks in (["--help"], ["--help", "all"], ["prepare", "--help"], ["ui", "--help"], ["--help", "tracking"]):
+        shown = run(installed, tmp_path, *asks).stdout
+        assert not re.search(r"\bmake (ui|run|setup)\b|conf/|docs/", shown), asks

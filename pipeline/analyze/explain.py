@@ -17,6 +17,8 @@ PARTS = ("input wait", "communication", "batch statistics", "contention", "strag
 CONFIDENCE = 0.9
 # What takes a smaller share of the step time is not called the bound.
 LEAST_SHARE = 0.1
+# Shares that are closer are the same as they are written.
+LEAST_SAID = 0.005
 # A worker is a straggler where it takes so much longer than the others.
 BEHIND = 1.1
 
@@ -74,7 +76,7 @@ def explain(rounds: Sequence[Round], names: Sequence[str], plan: Plan) -> Explan
         parts=[Part(name, **share) for name, share in ranges.items()],
         bound=bound,
         straggler=straggler,
-        advice=_advice(bound, gain, of_lost["lost"], straggler, plan),
+        advice=_advice(bound, _Gain(gain, ranges[largest]["share"]), of_lost["lost"], straggler, plan),
     )
 
 
@@ -182,7 +184,23 @@ def _with_ends(
     return {value: found[name], f"{prefix}low": min(low, found[name]), f"{prefix}high": max(high, found[name])}
 
 
-def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, plan: Plan) -> str:
+@dataclass(frozen=True)
+class _Gain:
+    """What a step would gain without its largest part, at most, and the share of its time that this part takes."""
+
+    most: float
+    share: float
+
+    def said(self, bound: str) -> str:
+        """How much of a step it takes, and where it would gain another share than that, why."""
+        same = abs(self.most - self.share) < LEAST_SAID
+        if bound == "input wait":
+            beyond = "" if same else f" ({max(0.0, self.share):.0%} of it more than one device waits)"
+            return f"{self.most:.0%} of a step's time{beyond}"
+        return f"{self.share:.0%} of a step's time{'' if same else ', some of which other parts make up for'}"
+
+
+def _advice(bound: str | None, gain: _Gain, lost: float, straggler: str | None, plan: Plan) -> str:
     """What to change, and what it would bring at most, in one sentence."""
     if bound is None and lost >= LEAST_SHARE:
         return f"{lost:.0%} is lost, and no part of it is sure to be the largest; try again while the machine is idle."
@@ -207,5 +225,5 @@ def _advice(bound: str | None, gain: float, lost: float, straggler: str | None, 
         "other": ("What is none of the parts that can be switched off", f"{larger}, or another strategy"),
     }[bound]
     return (
-        f"{what} takes {gain:.0%} of each step: without it at most {1 / (1 - gain):.2g} times as fast; try {instead}."
+        f"{what} takes {gain.said(bound)}: without it at most {1 / (1 - gain.most):.2g} times as fast; try {instead}."
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observed, Shape, terms
+from pipeline.analyze.step_model import BEYOND_SHARED, HALVINGS, Floats, Observed, Shape, on_wire, terms
 
 CONFIDENCE = 0.9
 
@@ -22,6 +22,11 @@ PRIOR_FREEDOM = 4
 
 # Shares what the runs cannot tell apart evenly among its terms; too little to bend what they can.
 RIDGE = 1e-5
+
+
+# That a link takes the time of its bits is left for another rule only where that fits so much better (positive evidence
+# by Kass & Raftery, 1995, Bayes factors).
+EVIDENCE = 2.0
 
 
 # How much more an equation weighs that has to hold than those that are fitted.
@@ -73,29 +78,33 @@ class Fit:
         return (PRIOR_FREEDOM + self.chi_square) / (PRIOR_FREEDOM + self.freedom)
 
 
-def fit(runs: Sequence[Observed], by_link: bool, shared: float | None = None) -> tuple[list[tuple[float, Fit]], Fit]:
+def fit(runs: Sequence[Observed], linked: bool, shared: float | None = None) -> tuple[list[tuple[float, Fit]], Fit]:
     """Fits step times by weighted non-negative least squares on relative residuals.
 
     Returns fits with how likely each is, which adds up to 1, and one that allows for what the runs do not rule out:
     that of a larger model, each parameter costs more. Of the shapes that a model can have, each has the simplest,
     unless the runs tell that another one is right (by the criterion of Schwarz, 1978). There are two where runs went
     beyond the `shared` parameters that have room in the caches of a host: that is why devices contend, or they contend
-    for each parameter.
+    for each parameter. With `linked`, the speed of all links between hosts is known.
     """
     sizes = sorted({run.case.parameters for run in runs})
     larger = max(1, sizes[0]) if len(sizes) > 1 else None
-    allowed = Shape(False, by_link, larger, shared)
+    allowed = Shape(cached=larger, shared=shared)
     told = any(terms(run.case, allowed).get(BEYOND_SHARED) for run in runs)
     known = [replace(allowed, cached=None, each_contends=False)] if told else []
-    shapes = [*known, *(Shape(False, by_link, cached) for cached in (None, larger))]
-    fits = [_fit(runs, replace(shape, apart=apart)) for shape in shapes for apart in (False, True)]
+    shapes = [*known, *(Shape(cached=cached) for cached in (None, larger))]
+    links = [{"by_wire": True}, {"by_link": True}] if linked else [{}]
+    fits = [
+        _fit(runs, replace(shape, apart=apart, **link)) for shape in shapes for link in links for apart in (False, True)
+    ]
     alike = [[made for made in fits if bool(made.shape.shared) is there] for there in (True, False)]
     likely = [min(similar, key=_criterion) for similar in alike if similar]
     # Of two that fit the runs as well, each is half (Raftery, 1995, Bayesian model selection in social research).
     best = min(likely, key=_criterion)
     weights = [math.exp((_criterion(best) - _criterion(made)) / 2) for made in likely]
     shares = [weight / sum(weights) for weight in weights]
-    return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, apart=best.shape.apart))
+    as_best = {name: getattr(best.shape, name) for name in ("apart", "by_link", "by_wire")}
+    return list(zip(shares, likely, strict=True)), _fit(runs, replace(allowed, **as_best))
 
 
 def anchored(made: Fit, timed: Observed) -> Fit | None:
@@ -123,7 +132,8 @@ def is_computed(term: str) -> bool:
 
 def _criterion(made: Fit) -> float:
     count = len(made.target)
-    return count * math.log(1 + made.chi_square / count) + math.log(count) * made.told_apart
+    fits = count * math.log(1 + made.chi_square / count) + math.log(count) * made.told_apart
+    return fits + EVIDENCE * made.shape.by_link
 
 
 def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
@@ -133,8 +143,9 @@ def _fit(runs: Sequence[Observed], shape: Shape) -> Fit:
     weights = np.asarray([math.sqrt(run.runs) / _moderated(max(LEAST_SPREAD, run.spread), pooled) for run in runs])
     seconds = np.asarray([run.seconds for run in runs])
     rows = np.asarray([[of_run.get(name, 0.0) for name in names] for of_run in known]) * (weights / seconds)[:, None]
-    coefficients, rest = _non_negative(rows, weights)
-    return Fit(names, coefficients, rows, weights, rest, shape, pooled)
+    target = weights * (1 - np.asarray([on_wire(run.case, shape) for run in runs]) / seconds)
+    coefficients, rest = _non_negative(rows, target)
+    return Fit(names, coefficients, rows, target, rest, shape, pooled)
 
 
 def _moderated(spread: float, pooled: float) -> float:

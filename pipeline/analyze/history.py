@@ -8,9 +8,12 @@ from pathlib import Path
 
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
-from pipeline.record import log, results, sweeps
+from pipeline.record import events, log, results, sweeps
 from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
 from pipeline.record.results import Result
+
+# Of a run's id, at the end of its name in MLflow.
+ID_LETTERS = 5
 
 
 class HistoryError(ValueError):
@@ -68,6 +71,12 @@ class Run:
         ]
 
     @cached_property
+    def began(self) -> events.Run | None:
+        """What was said when it began; None where nothing was."""
+        first = next((event for event, _ in log.read(self.folder / "events.jsonl")), None)
+        return first if isinstance(first, events.Run) else None
+
+    @cached_property
     def train_examples(self) -> int | None:
         """Examples of an epoch, where the run has told."""
         told = (event for event, _ in log.read(self.folder / "events.jsonl"))
@@ -89,6 +98,10 @@ def find(name: str, output: Path) -> Path:
         return Path(name)
     there = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
     found = [folder for folder in there if folder.name == name or _run_id_of(folder).startswith(name)]
+    # What MLflow shows as its name ends in letters of the id.
+    ending = name.partition(" (")[0].rpartition("-")[2]
+    if not found and len(ending) >= ID_LETTERS:
+        found = [folder for folder in there if _run_id_of(folder).startswith(ending)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -96,7 +109,7 @@ def find(name: str, output: Path) -> Path:
             f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
         )
     last = max(there, key=log.written, default=None)
-    instead = f"Try {last}." if last else "Try --output-dir=..."
+    instead = f"Try {last}." if last else "Try output_dir=..."
     raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 

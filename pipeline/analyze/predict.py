@@ -20,26 +20,32 @@ from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, UNKNOWN, anchore
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
-    SECONDS_OF_GBIT,
     Case,
     Observed,
     PredictError,
+    Shape,
     case_of,
-    exchanged,
     joined_runs,
     observed,
+    on_wire,
     terms,
 )
 from pipeline.plan.plan import Plan
 from pipeline.record.predictions import FittedOn
 
+# What a link carries differs by about so much from one time to the next, as others use it too.
+LINK_SPREAD = 0.1
 # A step that was timed is worth a note where it is further than this from what the runs let expect.
 SURPRISE = 0.1
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Examples per second with an interval, `parts` of the step time as shares, and what it was fitted on."""
+    """Examples per second with an interval, `parts` of the step time as shares, and what it was fitted on.
+
+    Once it is calibrated: what the fit's speed was multiplied by, how sure the fit was (a standard deviation of the
+    logarithm), how far equal runs lie apart (likewise), and how many have told that.
+    """
 
     examples_per_second: float
     low: float
@@ -49,6 +55,10 @@ class Prediction:
     parts: Mapping[str, float]
     fitted_on: FittedOn
     notes: tuple[str, ...] = ()
+    correction: float = 1.0
+    unsure: float | None = None
+    spread: float | None = None
+    equal: int = 0
 
 
 def predict(
@@ -59,13 +69,13 @@ def predict(
     `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size. So many
     parameters as `shared` have room in the caches of a host.
     """
-    by_link = case.link_gbps is not None and all(run.case.link_gbps for run in runs if run.case.workers > 1)
-    made, allowed = fit(runs, by_link, shared)
+    linked = all(of.link_gbps for of in (case, *(run.case for run in runs)) if of.hosts > 1 and of.workers > 1)
+    made, allowed = fit(runs, linked, shared)
     notes: list[str] = []
     if timed is not None and all(run.case.workers > 1 for run in runs):
         # Nothing tells what one worker of the other sizes does alone, which a factor would be of.
         runs = [*runs, timed]
-        made, allowed = fit(runs, by_link, shared)
+        made, allowed = fit(runs, linked, shared)
     elif timed is not None:
         ours, theirs = [(share, anchored(model, timed)) for share, model in made], anchored(allowed, timed)
         known = [(share, model) for share, model in ours if model is not None]
@@ -76,13 +86,15 @@ def predict(
             made, allowed = known, theirs
     wanted = terms(case, allowed.shape)
     only = {run.case.hosts > 1 for run in runs if run.case.workers > 1}
-    # One of the two kinds of links was never measured, so what was measured of the other says nothing of it.
+    # One of the two kinds of links was never measured, so what was measured of the other says nothing of it, unless
+    # the time on the wire is known.
     strange = case.workers > 1 and len(only) == 1 and (case.hosts > 1) not in only
-    offset = _take_out(wanted, allowed.names, case, runs, strange)
-    if offset:
+    _take_out(wanted, allowed.names, case, runs, strange and not linked)
+    wire = on_wire(case, Shape(by_wire=True)) if strange else on_wire(case, allowed.shape)
+    if wire and strange:
         notes.append(
-            f"Links between hosts were not measured: their {case.link_gbps:g} Gbit/s are taken from "
-            f"hardware.link_gbps, and their latency is left out."
+            f"No run had several hosts: what a step's bits take at {case.link_gbps:.3g} Gbit/s is added to what an "
+            f"exchange costs within a host."
         )
     _, likeliest = max(made, key=lambda weighted: weighted[0])
     if likeliest.factor is not None and abs(likeliest.factor - 1) > SURPRISE:
@@ -107,44 +119,36 @@ def predict(
             f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
             f"open. Try more of them, with other workers and train.replica_batch."
         )
-    if offset:
-        parts["communication"] = parts.get("communication", 0.0) + offset
-    total = fitted + offset
-    return total, low + offset, high + offset, {name: value / total for name, value in parts.items() if value}, notes
+    if wire:
+        parts["communication"] = parts.get("communication", 0.0) + wire
+    total, unsure = fitted + wire, LINK_SPREAD * wire
+    low, high = total - math.hypot(fitted - low, unsure), total + math.hypot(high - fitted, unsure)
+    return total, low, high, {name: value / total for name, value in parts.items() if value}, notes
 
 
 def _take_out(
     wanted: dict[str, float], names: Sequence[str], case: Case, runs: Sequence[Observed], strange: bool
-) -> float:
-    """Sets the terms to 0 that no run tells of; returns the seconds that the config has for them."""
-    offset = 0.0
+) -> None:
+    """Sets the terms to 0 that are the rest of others. Raises `PredictError` for those that no run tells of."""
+    workers = _listed(sorted({run.case.workers for run in runs}))
     for name, value in list(wanted.items()):
         if value and "beyond" in name and name not in names:
             # No run tells of it, so that the terms of which it is the rest stand for all.
             wanted[name] = 0.0
-        elif value and (name not in names or (strange and name.startswith("communication"))):
-            offset += unmeasured(name, value, case, runs, strange)
-            wanted[name] = 0.0
-    return offset
-
-
-def unmeasured(name: str, value: float, case: Case, runs: Sequence[Observed], strange: bool) -> float:
-    """Seconds of a term that no run has, where the config says how long it takes. Raises `PredictError` otherwise."""
-    if strange and case.hosts > 1 and case.link_gbps is not None:
-        return exchanged(case)[1] * SECONDS_OF_GBIT / case.link_gbps if " bytes" in name else 0.0
-    workers = _listed(sorted({run.case.workers for run in runs}))
-    if strange:
-        here = "between hosts" if case.hosts > 1 else "within one host"
-        there = "within one host" if case.hosts > 1 else "between hosts"
-        link = " or hardware.link_gbps=... to take their speed from" if case.hosts > 1 else ""
-        raise PredictError(
-            f"Expected runs whose devices exchange {here}, as those of the {case.workers} workers would, received runs "
-            f"that do so {there} alone (workers={workers}). Try runs on such hardware first{link}."
-        )
-    raise PredictError(
-        f"Expected runs of two workers or more to predict workers={case.workers} from, received workers={workers} "
-        f"alone, which says nothing of what workers cost each other ({name}). Try workers=2 first."
-    )
+        elif value and strange and name.startswith("communication"):
+            here = "between hosts" if case.hosts > 1 else "within one host"
+            there = "within one host" if case.hosts > 1 else "between hosts"
+            link = ", or python -m pipeline doctor or hardware.link_gbps=... for how fast their link is"
+            raise PredictError(
+                f"Expected runs whose devices exchange {here}, as those of the {case.workers} workers would, received "
+                f"runs that do so {there} alone (workers={workers}). Try runs on such hardware first{link}."
+            )
+        elif value and name not in names:
+            raise PredictError(
+                f"Expected runs of two workers or more to predict workers={case.workers} from, received "
+                f"workers={workers} alone, which says nothing of what workers cost each other ({name}). "
+                f"Try workers=2 first."
+            )
 
 
 def _doublings(case: Case, runs: Sequence[Observed]) -> float:

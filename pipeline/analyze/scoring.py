@@ -34,6 +34,8 @@ def line_of(planned: Plan, parameters: int, made: Prediction, now: float) -> Lin
         workers=planned.workers,
         parameters=parameters,
         fitted_on=made.fitted_on,
+        correction=made.correction,
+        unsure=made.unsure,
     )
 
 

@@ -74,15 +74,17 @@ class Observed:
 class Shape:
     """Which terms a model of step time has.
 
-    With `apart`, links within a host and between hosts have coefficients of their own. With `by_link`, bytes are
-    divided by the speed of the link, which is known of all. From `cached` parameters on, each costs more the more there
-    are; None: each costs the same. So many parameters as `shared` have room in the caches that a host's devices share,
-    with all that a step goes through of each; None: that is not known. With `each_contends`, devices take something
-    from each other for each parameter, whether there is room for it or not.
+    With `apart`, links within a host and between hosts have coefficients of their own. The link between hosts, where
+    its speed is known of all, takes the time that its bits need, beside what the bytes cost at both ends (`by_wire`),
+    or bytes take a time that is a multiple of that (`by_link`). From `cached` parameters on, each costs more the more
+    there are; None: each costs the same. So many parameters as `shared` have room in the caches that a host's devices
+    share, with all that a step goes through of each; None: that is not known. With `each_contends`, devices take
+    something from each other for each parameter, whether there is room for it or not.
     """
 
     apart: bool = False
     by_link: bool = False
+    by_wire: bool = False
     cached: int | None = None
     shared: float | None = None
     each_contends: bool = True
@@ -212,6 +214,13 @@ def terms(case: Case, shape: Shape) -> dict[str, float]:
         speed = (case.link_gbps or 1.0) if shape.by_link else 1.0
         made |= {f"communication latency{link}": latencies, f"communication bytes{link}": travel / speed}
     return made
+
+
+def on_wire(case: Case, shape: Shape) -> float:
+    """Seconds that the bits of a step take over the busiest link between hosts, where those are told apart."""
+    if not shape.by_wire or case.hosts == 1 or not case.link_gbps:
+        return 0.0
+    return exchanged(case)[1] * SECONDS_OF_GBIT / case.link_gbps
 
 
 def exchanged(case: Case) -> tuple[float, float]:

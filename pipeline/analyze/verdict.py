@@ -107,6 +107,14 @@ class Tie:
 
 
 @dataclass(frozen=True)
+class Tied:
+    """What cannot be told apart from the best, and why."""
+
+    contestant: Contestant
+    why: Overlap
+
+
+@dataclass(frozen=True)
 class Difference:
     """How many times as fast, the probability that equal runs differ so, and how sure that makes it.
 
@@ -151,19 +159,20 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a sweep decides: the best, what ties with it, how much faster it is than the `runner` up, and the knee.
+    """What a sweep decides: the best, what ties with it, what is slower, the next first, and the knee.
 
-    There is no best where no point was `measured`, or none with the speed of its hardware. `difference` is as sure as
-    the least sure of those to all that are slower.
+    There is no best where no point was `measured`, or none with the speed of its hardware. `difference` is that to the
+    next, as sure as the least sure of those to all that are slower. Points `without` a speed have no part in it.
     """
 
     measured: bool
     best: Contestant | None = None
-    ties: tuple[Contestant, ...] = ()
-    runner: Contestant | None = None
+    ties: tuple[Tied, ...] = ()
+    slower: tuple[Contestant, ...] = ()
     difference: Difference | None = None
     knee: Knee | None = None
     left_out: tuple[LeftOut, ...] = ()
+    without: tuple[int, ...] = ()
 
     @property
     def confidence(self) -> Confidence | None:
@@ -227,16 +236,20 @@ def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> Pair:
     ours, theirs = Contestant((number,), (one,)), Contestant((other,), (two,))
     p_value = told_apart(ours, theirs, seen)
     if p_value is None:
-        if _overlap(ours.interval, theirs.interval):
-            return Tie(Overlap.REPEATS)
-        return Tie(Overlap.SPEEDUPS if _overlap_in_turn(ours, theirs) else Overlap.EQUAL_RUNS)
+        return Tie(_why_tied(ours, theirs))
     fast, slow = (ours, theirs) if ours.interval[0] > theirs.interval[0] else (theirs, ours)
-    return Faster(fast.places[0], slow.places[0], _difference(fast, slow, p_value, p_value, seen))
+    return Faster(fast.places[0], slow.places[0], _difference(fast, slow, p_value, seen))
 
 
-def _difference(fast: Contestant, slow: Contestant, p_value: float, least_sure: float, seen: Spread) -> Difference:
+def _why_tied(one: Contestant, two: Contestant) -> Overlap:
+    if _overlap(one.interval, two.interval):
+        return Overlap.REPEATS
+    return Overlap.SPEEDUPS if _overlap_in_turn(one, two) else Overlap.EQUAL_RUNS
+
+
+def _difference(fast: Contestant, slow: Contestant, p_value: float, seen: Spread) -> Difference:
     ratio = fast.interval[0] / slow.interval[0]
-    return Difference(ratio, p_value, confidence(least_sure, seen), repeated=bool(seen.degrees))
+    return Difference(ratio, p_value, confidence(p_value, seen), repeated=bool(seen.degrees))
 
 
 def confidence(p_value: float, seen: Spread) -> Confidence:
@@ -261,8 +274,9 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     group = [measured[at] for at in comparable.groups([runs[place] for place in measured])[0]]
     sound = [place for place in group if comparable.sound(runs[place])]
     left_out = _left_out(runs, measured, group)
+    without = tuple(place for place in range(len(runs)) if place not in measured)
     if not sound:
-        return Verdict(measured=True, left_out=left_out)
+        return Verdict(measured=True, left_out=left_out, without=without)
     by_name: dict[Hashable, list[int]] = {}
     for place in sound:
         by_name.setdefault(same[place], []).append(place)
@@ -271,18 +285,16 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     seen = spread([runs[place] for place in measured])
     p_values = [(other, _of_several(told_apart(best, other, seen), len(others))) for other in others]
     slower = [(other, p_value) for other, p_value in p_values if p_value is not None]
-    runner, difference = None, None
-    if slower:
-        runner, p_value = slower[0]
-        difference = _difference(best, runner, p_value, max(p_value for _, p_value in slower), seen)
+    least_sure = max((p_value for _, p_value in slower), default=None)
     return Verdict(
         measured=True,
         best=best,
-        ties=tuple(other for other, p_value in p_values if p_value is None),
-        runner=runner,
-        difference=difference,
+        ties=tuple(Tied(other, _why_tied(best, other)) for other, p_value in p_values if p_value is None),
+        slower=tuple(other for other, _ in slower),
+        difference=None if least_sure is None else _difference(best, slower[0][0], least_sure, seen),
         knee=knee([run for contestant in contestants for run in contestant.runs], best.runs[0], knee_share),
         left_out=left_out,
+        without=without,
     )
 
 

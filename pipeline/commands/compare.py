@@ -1,22 +1,21 @@
 """Compares runs: what was asked for differently, what came out differently, and how sure that is.
 
-    python -m pipeline compare RUN RUN [RUN ...]
+    python -m pipeline compare RUN RUN [RUN ...] [output_dir=outputs]
 
 A run is its folder, the folder's name, or its id in MLflow, of which the first letters are enough. It reads what runs
 wrote and starts nothing. 0: compared. 2: a run cannot be found or read.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from rich.console import Console
-
+from pipeline import moved
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.history import HistoryError, Run, find, load
+from pipeline.commands.asked import AskedError, Verb, asks_for_help
 from pipeline.record.results import Result
 from pipeline.views import terminal as show
 from pipeline.views.terminal.verdict import pair_text, unlike_text
@@ -25,27 +24,33 @@ from pipeline.views.terminal.verdict import pair_text, unlike_text
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+VERB = Verb(
+    "compare",
+    "RUN RUN [RUN ...]",
+    "Says of runs what was asked for differently, what came out differently, which is faster, and how sure that is.\n"
+    "A RUN is a folder, its name, or the first letters of an MLflow id.",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline compare", description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a folder, its name, or the first letters of an MLflow id"
-    )
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where to look: %(default)s")
-    given = parser.parse_args(arguments)
+    if asks_for_help(arguments):
+        print(VERB.help())
+        return 0
     try:
-        if len(given.runs) < 2:
-            raise HistoryError(f"Expected two runs or more, received {len(given.runs)}. Try RUN RUN.")
-        runs = [load(find(run, given.output_dir)) for run in given.runs]
-    except HistoryError as error:
-        print(show.error_text(str(error)), file=sys.stderr)
+        asked = VERB.asked(arguments)
+        if len(asked.words) < 2:
+            raise AskedError(f"Expected two runs or more, received {len(asked.words)}. Try {VERB.usage}.")
+        runs = [load(find(run, Path(asked["output_dir"]))) for run in asked.words]
+    except (AskedError, HistoryError) as error:
+        show.say_error(str(error))
         return 2
-    console = Console(highlight=False, markup=False)
+    console = show.console_on(sys.stdout)
     made = compared(runs)
     names, results = [run.folder.name for run in runs], [run.result for run in runs]
     marks = comparable.marks(runs)
     for line in show.compared_lines(names, results, marks, made.verdicts, made.unlike, made.settings, made.outcomes):
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
     return 0
 
 
@@ -110,3 +115,7 @@ def _came_to(result: Result) -> dict[str, object]:
         "seconds_training": training.seconds_training,
         "staleness_mean": result.staleness.staleness_mean,
     }
+
+
+if __name__ == "__main__":
+    moved.answer("compare", called="commands.compare")

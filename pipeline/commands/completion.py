@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 
 from pipeline.commands.verbs import VERBS
-from pipeline.config import config as configs
+from pipeline.config import shipped
 from pipeline.config.schema import Config
 
 SHELLS = ("bash", "fish", "zsh")
@@ -54,10 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 def words() -> Iterator[str]:
     """All that can be typed: verbs, options, `group=choice` of the configs that are shipped, and `key=value`."""
     yield from (*VERBS, *OPTIONS)
-    for group in sorted(path for path in configs.folder().iterdir() if path.is_dir()):
-        for choice in sorted(group.glob("*.yaml")):
-            if not choice.stem.startswith("_"):
-                yield f"{group.name}={choice.stem}"
+    yield from (f"{group}={choice}" for group, choices in shipped.choices().items() for choice in choices)
     yield from _keys(Config, "")
 
 

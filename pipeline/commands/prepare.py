@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from pipeline import moved
 from pipeline.config import targets
 from pipeline.config.errors import ConfigError
 from pipeline.data.errors import DataError
@@ -24,7 +25,7 @@ from pipeline.views import terminal as show
 from pipeline.views.terminal.prepared import Progress, summary_lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pipeline prepare", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
@@ -65,10 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             1,
         )
     for line in summary_lines(made.made, str(config.out), made.there, made.seconds, made.seconds_shards):
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
     return 0
 
 
 def _tell(message: str, code: int) -> int:
-    print(show.error_text(message), file=sys.stderr)
+    show.say_error(message)
     return code
+
+
+if __name__ == "__main__":
+    moved.answer("prepare", called="commands.prepare")

@@ -8,48 +8,45 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline import moved
 from pipeline.analyze.history import HistoryError, find_sweep
+from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 
-USAGE = "python -m pipeline report NAME|FOLDER [output_dir=outputs]"
+VERB = Verb(
+    "report",
+    "NAME|FOLDER",
+    "Writes the report of a sweep into its folder, and into MLflow where its points are tracked.",
+    (OUTPUT_DIR, Key("sweep", None, "the sweep, in place of a word")),
+)
 # For MLflow to have it all; what is not there by then is sent by `python -m pipeline sync`.
 DRAIN_SECONDS = 60.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(given):
-        print(f"{USAGE}\n\nWrites the report of a sweep into its folder, and into MLflow where its points are tracked.")
+    if asks_for_help(arguments):
+        print(VERB.help())
         return 0
     console = show.console_on(sys.stdout)
     try:
-        asked = _asked(given)
-        output = Path(asked.get("output_dir", "outputs"))
-        written = report.write(find_sweep(asked.get("sweep", ""), output, "sweep", "`python -m pipeline -m ...` first"))
+        asked = VERB.asked(arguments)
+        output, name = Path(asked["output_dir"]), asked["sweep"] or "".join(asked.words[:1])
+        if len(asked.words) + bool(asked["sweep"]) > 1:
+            raise AskedError(f"Expected one sweep, received {len(asked.words)}. Try {VERB.usage}.")
+        written = report.write(find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first"))
         problem = _track(written, output)
-    except (HistoryError, OSError) as error:
-        said = error if isinstance(error, HistoryError) else f"The report cannot be written: {error}."
-        print(show.error_text(str(said)), file=sys.stderr)
+    except (AskedError, HistoryError, OSError) as error:
+        show.say_error(f"The report cannot be written: {error}." if isinstance(error, OSError) else str(error))
         return 2
     console.print(show.sweep_table(written.results))
     for line in written.shown():
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
     if problem:
-        print(show.error_text(problem), file=sys.stderr)
+        show.say_error(problem)
     return 0
-
-
-def _asked(arguments: Sequence[str]) -> dict[str, str]:
-    """The values by their keys. Raises `HistoryError`."""
-    named = [argument if "=" in argument else f"sweep={argument}" for argument in arguments]
-    asked = dict(argument.partition("=")[::2] for argument in named)
-    for name in asked:
-        if name not in ("sweep", "output_dir"):
-            raise HistoryError(f"Expected sweep=... and output_dir=..., received {name}. Try {USAGE}.")
-    return asked
 
 
 def _track(written: report.Written, output: Path) -> str | None:
@@ -63,10 +60,14 @@ def _track(written: report.Written, output: Path) -> str | None:
         report.track(folder, written, tracker, store)
         drained, problem = tracker.drain(DRAIN_SECONDS)
     finally:
-        tracker.close()
+        tracker.close(DRAIN_SECONDS)
     if drained:
         return None
     return (
         f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}. "
         f"`python -m pipeline sync {folder / report.FOLDER}` sends it."
     )
+
+
+if __name__ == "__main__":
+    moved.answer("report", called="commands.report")

@@ -1,41 +1,51 @@
 """Turns the command line of `python -m pipeline sync` into what MLflow lacked, and that into an exit code."""
 
-import argparse
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline import moved
+from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
+from pipeline.views import terminal as show
 from pipeline.views.mlflow.stores import logged_in, prepare, sqlite_path, without_password
 from pipeline.views.mlflow.sync import local_uri, sync
 
+VERB = Verb(
+    "sync",
+    "[FOLDER ...]",
+    "Sends what MLflow does not hold yet of the runs' event logs; repeating it changes nothing.\n"
+    "A FOLDER is of a run, or above some; without one all runs are looked at.",
+    (OUTPUT_DIR, Key("uri", None, "of another MLflow store than the one that each run was meant for")),
+)
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code: 0 all sent, 1 something was not, 2 a wrong argument."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline sync",
-        description="Sends what MLflow does not hold yet of the runs' event logs; repeating it changes nothing.",
-    )
-    parser.add_argument("folders", nargs="*", type=_folder, metavar="FOLDER", help="of a run, or above some")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("outputs"), help="where to look without FOLDER: %(default)s"
-    )
-    parser.add_argument("--uri", type=_store_uri, help="of another store than the one that each run was meant for")
-    given = parser.parse_args(arguments)
-    prepare(os.environ)
-    uri = given.uri and logged_in(given.uri, os.environ)
+    if asks_for_help(arguments):
+        print(VERB.help())
+        return 0
     try:
-        return 0 if sync(given.folders, given.output_dir, uri, lambda line: print(line, flush=True)) else 1
+        asked = VERB.asked(arguments)
+        folders, uri = [*map(_folder, asked.words)], asked["uri"] and _store_uri(asked["uri"])
+    except AskedError as error:
+        show.say_error(str(error))
+        return 2
+    prepare(os.environ)
+    uri = uri and logged_in(uri, os.environ)
+    try:
+        output = Path(asked["output_dir"])
+        return 0 if sync(folders, output, uri or None, lambda line: print(line, flush=True)) else 1
     except KeyboardInterrupt:
         return 130
 
 
 def _store_uri(text: str) -> str:
-    """An argument as the URI of a store, with an absolute path in it."""
+    """The URI of a store, with an absolute path in it. Raises `AskedError`."""
     if not re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", text):
-        raise argparse.ArgumentTypeError(
-            f"expected an MLflow store, received {without_password(text)!r}. "
-            f"Try http://127.0.0.1:5000, or {local_uri(Path('outputs'))}"
+        raise AskedError(
+            f"Expected uri to be an MLflow store, received {without_password(text)}. "
+            f"Try uri=http://127.0.0.1:5000, or uri={local_uri(Path('outputs'))}"
         )
     path = sqlite_path(text)
     return text if path is None else f"sqlite:///{path.resolve()}"
@@ -43,5 +53,9 @@ def _store_uri(text: str) -> str:
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"expected a run's folder, or one that holds some, received {text}")
+        raise AskedError(f"Expected a run's folder, or one that holds some, received {text}. Try {VERB.usage}.")
     return Path(text)
+
+
+if __name__ == "__main__":
+    moved.answer("sync", called="commands.sync")

@@ -8,6 +8,7 @@ SIGUSR1 or SIGUSR2, and the same command goes on. 128 + n: ended by another sign
 import argparse
 import os
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -21,16 +22,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline import moved
 from pipeline.analyze.history import HistoryError
 from pipeline.config import config as configs
-from pipeline.config.composing import Composer, options
+from pipeline.config.composing import Composer, options, where_configs_are
 from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
-from pipeline.run import run
-from pipeline.run.points import Key, Points, Served, compose, devices
-from pipeline.run.session import PointRequest, Session
+from pipeline.record.log import from_here
+from pipeline.run import resume, run
+from pipeline.run.points import Points, Served, compose, devices
+from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.side_by_side import SideBySide, most_at_once, under_way
 from pipeline.run.sweep import SweepError
 from pipeline.run.views import Ahead, PointResult, Screen
@@ -73,6 +76,12 @@ def _shown(composer: Composer, given: argparse.Namespace) -> bool:
     """Was something printed that was asked for in place of a run? Where nobody reads it on, as by `head`, it ends."""
     kept = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
+        if given.help:
+            # Only where it is asked for: what reads the pages is no part of a run.
+            from pipeline.commands import help as pages
+
+            print(pages.text(composer, given.overrides, shutil.get_terminal_size().columns), end="")
+            return True
         shown = composer.show(given)
         sys.stdout.flush()
         return shown
@@ -83,8 +92,13 @@ def _shown(composer: Composer, given: argparse.Namespace) -> bool:
 def command(composer: Composer, given: argparse.Namespace) -> int:
     """Composes all points, then runs one after the other and shows what came of them; returns the exit code."""
     console = show.console_on(sys.stdout)
+    screen = show.Terminal(console, time.time)
     session = Session(
-        search=(os.getcwd(), *sys.path), environ=dict(os.environ), screen=show.Terminal(console), track=Tracker
+        search=(os.getcwd(), *sys.path),
+        environ=dict(os.environ),
+        screen=screen,
+        track=Tracker,
+        options=where_configs_are(given),
     )
     points, written, code = Points(), None, 1
     try:
@@ -92,14 +106,15 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
             compose(composer, given, session, points, partial(_tell, console=console))
             _run(points, session, console)
             written = _report(points, session)
-        code = _code(_done(session))
+        code = _code(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
-        if session.preemption.asked and (points.many or _done(session)[-1].result.ending.status == "PREEMPTED"):
-            code = PREEMPTED
+        if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
+            code = 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
     except signals.Interrupted as interrupted:
         if points.many and session.results:
-            console.print(show.sweep_table(_done(session)))
-        print(show.error_text(f"Ended by {interrupted}."), file=sys.stderr)
+            session.screen.say("")
+            console.print(show.sweep_table(_done(points, session)))
+        show.say_error(f"Ended by {interrupted}. {_how_to_go_on(points, session)}")
         code = PREEMPTED if interrupted.number in PREEMPTING else 128 + interrupted.number
         return code
     except Served as served:
@@ -112,9 +127,10 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         points.release()
         session.close(code)
     if points.many and session.results:
-        console.print(show.sweep_table(_done(session) if written is None else written.results))
+        session.screen.say("")
+        console.print(show.sweep_table(_done(points, session) if written is None else written.results))
     for line in written.shown() if written else ():
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
     return code
 
 
@@ -130,22 +146,44 @@ def _refusal(error: Exception) -> str:
     raise error
 
 
+def _how_to_go_on(points: Points, session: Session) -> str:
+    """What is there of the point that a signal has ended, and what goes on with it."""
+    ended, configs_of = session.ended_early, [request.config for request in points.to_run.values()]
+    named = any(config.sweep.name is not None for config in configs_of)
+    if ended is None:
+        return "The same command goes on with the sweep." if named else "Nothing was under way."
+    step, folder = ended.result.survival.checkpoint_step, from_here(Path(ended.folder))
+    there = f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
+    how = "from there" if step else "from its beginning"
+    if any(config.resume == resume.NEVER for config in configs_of):
+        return f"{there}: resume={folder} goes on {how}."
+    kept = (
+        ", and keeps the points that have finished"
+        if named
+        else "; with sweep.name=mine it would keep other points too"
+    )
+    return f"{there}: the same command goes on {how}{kept * points.many}."
+
+
 def _run(points: Points, session: Session, console: Console) -> None:
     """Runs what is to be run, and writes down what became of each."""
-    say = session.screen.say
+    screen = session.screen
     if points.kept and points.sweep is not None:
-        say(_kept_line(points))
+        screen.say(_kept_line(points))
     if (most := most_at_once(points, session)) > 1:
         _run_at_once(points, session, console, most)
         return
     count, took = len(points.to_run), list[float]()
+    if points.many and points.to_run:
+        screen.shares([*points.shown(session.results).values()])
     before: int | None = None
     for done, (key, point) in enumerate(points.to_run.items()):
         began = time.monotonic()
         if points.many:
             left = statistics.fmean(took) * (count - done) if took else None
-            session.ahead = Ahead(done, count, left)
-            say(f"\n-- {' '.join(point.overrides) or 'defaults'} ({show.ahead_text(session.ahead)})")
+            shown = points.shown(session.results)
+            session.ahead = Ahead(shown[key].number or 0, tuple(shown.values()), left)
+            screen.begins(session.ahead)
         if before not in (None, key[1]):
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
@@ -154,7 +192,10 @@ def _run(points: Points, session: Session, console: Console) -> None:
         took.append(time.monotonic() - began)
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
-        _tell(ended, points.many, console)
+        shown_now = points.shown(session.results)[key]
+        _tell(shown_now, points.many, console)
+        if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
+            screen.ended(shown_now, took[-1])
         if session.preemption.asked:
             break
         session.let_go(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
@@ -196,7 +237,7 @@ def _report(points: Points, session: Session) -> report.Written | None:
         if store is not None:
             report.track(folder, written, session.tracker(folder.parents[1] / "tracker.log"), store)
     except (HistoryError, OSError) as error:
-        print(show.error_text(f"The report of the sweep was not written: {error}"), file=sys.stderr)
+        show.say_error(f"The report of the sweep was not written: {error}")
         return None
     return written
 
@@ -207,8 +248,9 @@ def _kept_line(points: Points) -> str:
     return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
-def _done(session: Session) -> list[PointResult]:
-    return [session.results[key] for key in sorted(session.results)]
+def _done(points: Points, session: Session) -> list[PointResult]:
+    """What has become of the points that have ended, by their numbers."""
+    return [point for key, point in points.shown(session.results).items() if key in session.results]
 
 
 def _version() -> str:
@@ -221,11 +263,11 @@ def _version() -> str:
 def _tell(point: PointResult, many: bool, console: Console) -> None:
     ending = point.result.ending
     if ending.status == "REFUSED":
-        print(show.error_text(("Skipped: " if many else "") + str(ending.error)), file=sys.stderr)
+        show.say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
     elif ending.status not in ("PLANNED", "PREDICTED"):
         if ending.error:
             _show_log(ending.log, ending.error, console)
-            print(show.error_text(f"{ending.error} See {point.folder}."), file=sys.stderr)
+            show.say_error(f"{ending.error} See {point.folder}.")
         elif not many:
             console.print(show.result_table(point))
 
@@ -242,7 +284,7 @@ def _show_log(log: str | None, error: str, console: Console) -> None:
         lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
         shown = [f"The last lines of {log}:", *(f"    {line}" for line in lines)]
     for line in shown:
-        console.print(line, soft_wrap=True)
+        show.say(console, line)
 
 
 def own_frames(log: str, error: str) -> list[str] | None:
@@ -266,7 +308,7 @@ def own_frames(log: str, error: str) -> list[str] | None:
 
 
 def _refuse(message: str) -> int:
-    print(show.error_text(message), file=sys.stderr)
+    show.say_error(message)
     return 2
 
 
@@ -279,3 +321,7 @@ def _code(done: list[PointResult]) -> int:
     if "PREEMPTED" in statuses:
         return PREEMPTED
     return 2 if statuses == {"REFUSED"} else 0
+
+
+if __name__ == "__main__":
+    moved.answer("", called="commands.train")

@@ -1,11 +1,10 @@
 """Turns the runs below a folder into MLflow's user interface, opened at the runs sorted by speedup.
 
-    python -m pipeline ui [--port 5000] [--output-dir outputs]
+    python -m pipeline ui [port=5000] [output_dir=outputs]
 
 It starts MLflow's server for this machine alone, says where its pages are, and ends it with itself.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,6 +19,8 @@ import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pipeline import moved
+from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
 from pipeline.launch import signals
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import page
@@ -38,23 +39,35 @@ class UiError(RuntimeError):
     """A server that cannot be started: the message says what was expected, received and what to type instead."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+VERB = Verb(
+    "ui",
+    "",
+    "Shows runs in MLflow's UI, opened at those by speedup, for this machine alone.",
+    (Key("port", "5000", "to listen on, on 127.0.0.1"), OUTPUT_DIR),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code: 0 it was ended, 1 the server ended by itself, 2 it cannot start."""
-    parser = argparse.ArgumentParser(prog="python -m pipeline ui", description="Shows runs in MLflow's UI.")
-    parser.add_argument("--port", default="5000", help="to listen on, on 127.0.0.1 alone: %(default)s")
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the runs: %(default)s")
-    given = parser.parse_args(arguments)
+    if asks_for_help(arguments):
+        print(VERB.help())
+        return 0
+    output = OUTPUT_DIR.default
     try:
+        asked = VERB.asked(arguments)
+        output = asked["output_dir"]
+        if asked.words:
+            raise AskedError(f"Expected no words, received {asked.words[0]}. Try {VERB.usage}.")
         with signals.interrupt():
-            return _serve(_free(given.port), given.output_dir)
+            return _serve(_free(asked["port"]), Path(output))
     except signals.Interrupted:
         return 0
     except OSError as error:
-        where, why = error.filename or given.output_dir, error.strerror or error
-        wrong = f"Expected to be able to write {where}, received: {why}. Try --output-dir=..."
-    except UiError as error:
+        where, why = error.filename or output, error.strerror or error
+        wrong = f"Expected to be able to write {where}, received: {why}. Try output_dir=..."
+    except (AskedError, UiError) as error:
         wrong = str(error)
-    print(show.error_text(wrong), file=sys.stderr)
+    show.say_error(wrong)
     return 2
 
 
@@ -62,7 +75,7 @@ def _free(port: str) -> int:
     """The port, which nobody listens on. Raises `UiError`."""
     number = int(port) if port.isascii() and port.isdigit() else 0
     if not 1 <= number <= 65535:
-        raise UiError(f"Expected a port from 1 to 65535, received {port}. Try PORT=5001, or --port=5001.")
+        raise UiError(f"Expected a port from 1 to 65535, received {port}. Try port=5001.")
     with socket.socket() as listener:
         # A connection that has just ended does not count, nor does it for the server.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,8 +84,7 @@ def _free(port: str) -> int:
         except OSError as error:
             instead = number + 1 if number < 65535 else 5001
             raise UiError(
-                f"Expected port {number} of {HOST} to be free, received: {error.strerror}. "
-                f"Try PORT={instead}, or --port={instead}."
+                f"Expected port {number} of {HOST} to be free, received: {error.strerror}. Try port={instead}."
             ) from error
     return number
 
@@ -170,3 +182,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
+
+
+if __name__ == "__main__":
+    moved.answer("ui", called="commands.ui")

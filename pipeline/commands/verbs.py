@@ -6,6 +6,7 @@ What a verb needs is imported once it is asked for.
 """
 
 import difflib
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,15 +18,32 @@ COMMANDS = {
     "prepare": "pipeline.commands.prepare",
     "sync": "pipeline.commands.sync",
     "ui": "pipeline.commands.ui",
+    "clean": "pipeline.commands.clean",
+    "doctor": "pipeline.commands.doctor",
 }
+DOCTOR = "doctor"
 # Those that train, or say what training would do, and what they are short for.
 SETTINGS = {"predict": "mode=predict", "explain": "measure.explain=true"}
-# What is said of these before the choices and keys of a training.
+# What each does, in a few words for the page of `--help`.
+DOES = {
+    "report": "writes a sweep's report again: verdict, figures, page, table",
+    "compare": "says which of several runs is faster, how sure that is, and what differs",
+    "prepare": "turns images, tables or arrays into files that training reads fast",
+    "sync": "sends to MLflow what a server that was down has missed",
+    "ui": "opens MLflow at the runs by speedup",
+    "clean": "removes old runs from disk and MLflow together, once it has said which",
+    "doctor": "says what is wrong with this machine, or with each host of a cluster, and what to type",
+    "predict": "says how fast a training would be, from the runs that were logged",
+    "explain": "trains, and says what the lost efficiency was made of",
+}
+# What is said of those that train.
 HELP = {
     "predict": "python -m pipeline predict [-m] key=value ...\n\n"
-    "Says how fast a training would be, from the runs that were logged; trains nothing. Keys:\n",
-    "explain": "python -m pipeline explain key=value ...\npython -m pipeline explain RUN [--output-dir OUTPUT_DIR]\n\n"
-    "Trains, and takes apart what efficiency was lost to; of a RUN that was explained, says it again. Keys:\n",
+    "Says how fast a training would be, from the runs that were logged; trains nothing.\n"
+    "Keys are those of a training: python -m pipeline --help. Those of its own: python -m pipeline --help predict.",
+    "explain": "python -m pipeline explain key=value ...\npython -m pipeline explain RUN [output_dir=outputs]\n\n"
+    "Trains, and takes apart what efficiency was lost to; of a RUN that was explained, says it again.\n"
+    "Keys are those of a training: python -m pipeline --help.",
 }
 VERBS = (*COMMANDS, *SETTINGS)
 
@@ -33,8 +51,12 @@ VERBS = (*COMMANDS, *SETTINGS)
 def main() -> int:
     """The command line; returns the exit code."""
     verb, *arguments = sys.argv[1:] or [""]
+    if verb in ("-h", "--help") and arguments[:1] and arguments[0] in VERBS:
+        verb, arguments = arguments[0], ["--help"]
     if verb == "--completion":
         return int(import_module("pipeline.commands.completion").main(arguments))
+    if verb == DOCTOR:
+        return _doctor(arguments)
     if verb in COMMANDS:
         return int(import_module(COMMANDS[verb]).main(arguments))
     if verb == "explain" and arguments and _is_word(arguments[0]):
@@ -42,6 +64,7 @@ def main() -> int:
     if verb in SETTINGS:
         if {"-h", "--help"} & set(arguments):
             print(HELP[verb])
+            return 0
         sys.argv[1:] = [*arguments, SETTINGS[verb]]
     elif _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
@@ -49,15 +72,35 @@ def main() -> int:
     return int(import_module("pipeline.commands.train").main())
 
 
+def _doctor(arguments: Sequence[str]) -> int:
+    """What the doctor finds, or that it lacks what it is made of, which is a finding too."""
+    try:
+        return int(import_module(COMMANDS[DOCTOR]).main(arguments))
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("pipeline"):
+            raise
+        print(
+            f"pipeline: Expected Python's module {error.name} to be installed in {sys.prefix}, received none. "
+            f"Try python -m pip install --require-hashes -r requirements.lock.",
+            file=sys.stderr,
+        )
+        return 3
+
+
 def unknown(word: str, arguments: Sequence[str] = ()) -> str:
     """What is wrong with a word that is no verb.
 
-    >>> unknown("reprot", ["mine"])
-    'Expected a verb (report, compare, prepare, sync, ui, predict, explain) or key=value, received reprot. \
-Try python -m pipeline report mine.'
+    >>> unknown("reprot", ["mine"]).partition(" or ")[2]
+    'key=value, received reprot. Try python -m pipeline report mine.'
     """
-    near = difflib.get_close_matches(word, VERBS, 1)
-    instead = " ".join(["python -m pipeline", near[0], *arguments]) if near else "`python -m pipeline --help`"
+    # Only where something is wrong: Hydra's own errors, which `messages` puts into words, take a moment to import.
+    from pipeline.config.messages import meant
+
+    verb = difflib.get_close_matches(word, VERBS, 1)
+    closest = verb[0] if verb else meant(word)
+    instead = (
+        shlex.join(["python", "-m", "pipeline", closest, *arguments]) if closest else "`python -m pipeline --help`"
+    )
     return f"Expected a verb ({', '.join(VERBS)}) or key=value, received {word}. Try {instead}."
 
 

@@ -21,6 +21,7 @@ from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import run_job
@@ -30,12 +31,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from pipeline.config.config import NAMED, folder
+from pipeline.config.config import NAMED
 from pipeline.config.errors import ConfigError
 from pipeline.config.hydra_node import check_alone, check_hydra
 from pipeline.config.messages import LAYOUT, explain, find, missing_value
 from pipeline.config.overrides import check_not_swept, check_overrides
 from pipeline.config.schema import WITH_PASSWORD, Config, HardwareConfig, PrepareConfig, holds_password, wrong_name
+from pipeline.config.shipped import folder
 
 # Hydra's options of which one alone says what is to be done.
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -68,13 +70,25 @@ arguments: --nonsense. Try --hydra-help.
         given = get_args_parser().parse_intermixed_args(arguments)
         if sum(getattr(given, name) not in (False, None) for name in COMMANDS) > 1:
             raise ConfigError(f"Expected one of --{', --'.join(COMMANDS)}, received several. Try one of them.")
-        if given.resolve and not (given.cfg or given.help):
-            raise ConfigError("Expected --resolve beside --cfg or --help, received it alone. Try --cfg job --resolve.")
+        if given.resolve and not given.cfg:
+            raise ConfigError("Expected --resolve beside --cfg, received it alone. Try --cfg job --resolve.")
         if given.experimental_rerun is not None:
             raise ConfigError("Expected overrides, received a config in --experimental-rerun. Try typing it.")
         return given
     problem = said.getvalue().rpartition("error: ")[2].strip()
     raise ConfigError(f"Expected options that exist, with their values, received: {problem}. Try --hydra-help.")
+
+
+def where_configs_are(given: argparse.Namespace) -> tuple[str, ...]:
+    """The options that say so, to be typed again.
+
+    >>> where_configs_are(options(["--config-dir", "mine", "model=own", "-m"]))
+    ('--config-dir=mine',)
+    """
+    named = {
+        f"--{name.replace('_', '-')}": getattr(given, name) for name in ("config_path", "config_name", "config_dir")
+    }
+    return tuple(f"{name}={value}" for name, value in named.items() if value)
 
 
 class Composer:
@@ -87,10 +101,11 @@ class Composer:
                     f"Expected {option} to be a folder, received {place}. Try its path from here, or an absolute one."
                 )
         version.setbase("1.3")
-        search = create_config_search_path(str(folder()) if ours is None else os.path.abspath(ours))
+        # Where files of choices are, a person's own first.
+        self._places = [Path(os.path.abspath(place)) for place in (own, ours or folder()) if place is not None]
+        search = create_config_search_path(str(self._places[-1]))
         if own is not None:
-            place = f"file://{os.path.abspath(own)}"
-            search.prepend("command-line", place, anchor=SearchPathQuery(provider="schema"))
+            search.prepend("command-line", f"file://{self._places[0]}", anchor=SearchPathQuery(provider="schema"))
         self._name, self._schema = name, schema
         self._loader = _Loader(search, schema)
         self._hydra = Hydra(task_name="pipeline", config_loader=self._loader)
@@ -99,9 +114,7 @@ class Composer:
         """Prints what `options` ask to see instead of a run; False where they ask for nothing."""
         hydra, name, overrides = self._hydra, self._name, given.overrides
         with _refused(self._schema):
-            if given.help:
-                hydra.app_help(config_name=name, args_parser=get_args_parser(), args=given)
-            elif given.hydra_help:
+            if given.hydra_help:
                 hydra.hydra_help(config_name=name, args_parser=get_args_parser(), args=given)
             elif given.cfg:
                 hydra.show_cfg(name, overrides, cfg_type=given.cfg, package=given.package, resolve=given.resolve)
@@ -115,10 +128,26 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         """One config, without Hydra's own part."""
+        return self.composed(overrides)[0]
+
+    def composed(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+        """One config, without Hydra's own part, and the choice that it has of each group."""
         composed = self._loader.load_configuration(self._name, list(overrides), RunMode.RUN)
+        chosen = {group: choice for group, choice in composed.hydra.runtime.choices.items() if choice is not None}
         with open_dict(composed):
             del composed["hydra"]
-        return composed
+        return composed, chosen
+
+    def choices(self) -> dict[str, list[str]]:
+        """The choices of each group: ours, a person's own, and those that installed packages offer."""
+        groups = sorted(group for group in self._loader.list_groups("") if group != "hydra")
+        return {group: sorted(self._loader.get_group_options(group)) for group in groups}
+
+    def written(self, group: str | None = None, choice: str = "") -> str:
+        """The text of a choice's file, with its comments, or of the config itself; "" of one that a package offers."""
+        name = f"{self._name}.yaml" if group is None else f"{group}/{choice}.yaml"
+        found = next((place / name for place in self._places if (place / name).is_file()), None)
+        return "" if found is None else found.read_text(encoding="utf-8")
 
     def points(self, overrides: Sequence[str], many: bool) -> Iterator[Composed]:
         """The config of a run, or those of a sweep's points; each is written into the folder that Hydra has for it.
@@ -191,7 +220,7 @@ class _Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """The composed config, Hydra's own part included. Raises `ConfigError`."""
-        typed = _parsed(overrides)
+        typed = _parsed(overrides, schema=self._schema)
         if run_mode is RunMode.RUN:
             check_not_swept(typed)
         check_overrides(typed, self._schema, partial(self._is_group, config_name, overrides))
@@ -214,6 +243,18 @@ class _Loader(ConfigLoaderImpl):
             if name is not None and (wrong := wrong_name(str(name))):
                 raise ConfigError(wrong)
         return composed
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        """The choices of a group, without a copy of all that is known, which Hydra makes for each group it lists."""
+        if config_name is None and not overrides:
+            return list(self.repository.get_group_options(group_name, results_filter))
+        return super().get_group_options(group_name, results_filter, config_name, overrides)
 
     def _is_group(self, config_name: str | None, overrides: list[str], key: str) -> bool:
         """Are there choices of `key`? Only what is no other key either is looked for where a config says to."""
@@ -240,8 +281,10 @@ def _task(composed: DictConfig) -> list[str]:
     return [str(line) for line in OmegaConf.to_container(composed.hydra.overrides.task, resolve=False) or ()]
 
 
-def _parsed(overrides: Sequence[str], loader: ConfigLoaderImpl | None = None) -> list[Override]:
-    with _refused(Config):
+def _parsed(
+    overrides: Sequence[str], loader: ConfigLoaderImpl | None = None, schema: Schema = Config
+) -> list[Override]:
+    with _refused(schema):
         return OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
 
 

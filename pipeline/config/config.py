@@ -4,7 +4,6 @@ import dataclasses
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from hydra.core.config_store import ConfigStore
@@ -17,6 +16,7 @@ from pipeline.config.errors import ConfigError
 from pipeline.config.json import Json
 from pipeline.config.messages import LISTS, explain, in_words
 from pipeline.config.schema import COMPOSED, Config, PrepareConfig
+from pipeline.config.shipped import folder as folder
 
 SCHEMA, PREPARE_SCHEMA = "schema", "prepare_schema"
 
@@ -29,13 +29,6 @@ if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Typed = TypeVar("Typed", Config, PrepareConfig)
-
-
-def folder() -> Path:
-    """Where the choices are: beside the package in a checkout, inside it in a wheel."""
-    here = Path(__file__).resolve().parents[1]
-    inside = here / "conf"
-    return inside if inside.is_dir() else here.parent / "conf"
 
 
 def register(devices: Callable[[], int] | None = None) -> None:

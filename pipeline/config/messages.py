@@ -1,7 +1,6 @@
 """What is wrong with a config, in words: what was expected, what was received, what to type instead."""
 
 import dataclasses
-import difflib
 import enum
 import re
 import types
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -24,13 +23,22 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
+from pipeline.config import shipped
 from pipeline.config.hydra_node import ALONE, not_alone
+from pipeline.config.near import near, near_keys
 from pipeline.config.schema import Config
 
 LISTS = (list[int], list[str])
 # Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
 LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
 HELP = "Try `python -m pipeline --help` for the choices and keys."
+# Values of keys that are null by default, where the usual ones (2, 0.5) make no sense.
+EXAMPLES = {
+    "train.learning_rate": "0.001", "train.steps": "1000", "train.replica_batch": "64", "train.global_batch": "128",
+    "cluster.base_port": "23456", "hardware.memory_gib": "16", "hardware.link_gbps": "100",
+    "strategy.min_shard_bytes": "1000000", "data.num_classes": "10", "measure.steps": "20",
+    "checkpoint.every_steps": "500", "data.train_examples": "1000", "data.validation_examples": "1000",
+}  # fmt: skip
 PREPARE_HELP = "Try `python -m pipeline prepare --help` for the choices and keys."
 
 
@@ -46,7 +54,9 @@ def _explained(error: Exception, schema: type, typed: Sequence[Override]) -> str
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
-        return f"Expected key=value or group=choice, received {error.override}. Try {_repaired(error.override)}."
+        return (
+            f"Expected key=value or group=choice, received {error.override}. Try {_repaired(error.override, schema)}."
+        )
     cause = next((cause for cause in _chain(error) if isinstance(cause, OmegaConfBaseException)), None)
     # Hydra says of a file where it is, of an override what it is for.
     said, _, rest = str(error).partition(" ")
@@ -62,9 +72,9 @@ def _explained(error: Exception, schema: type, typed: Sequence[Override]) -> str
 def _of_value(error: OmegaConfBaseException, schema: type, typed: Sequence[Override], place: str | None) -> str | None:
     """What is wrong with a value that OmegaConf's error names; `place` is the file that it is in, if known."""
     key = str(error.full_key or "").partition("[")[0]
-    near = [override for override in typed if _meet(override.key_or_group, key)]
-    # A choice of a group sets the keys in it too, but is not what a key of it is about.
-    override = max(near, key=lambda override: len(override.key_or_group), default=None)
+    # Of a group and a key of it, the key is meant.
+    meeting = [override for override in typed if _meet(override.key_or_group, key)]
+    override = max(meeting, key=lambda override: len(override.key_or_group), default=None)
     match error:
         case MissingMandatoryValue() if key:
             return missing_value(key)
@@ -72,8 +82,7 @@ def _of_value(error: OmegaConfBaseException, schema: type, typed: Sequence[Overr
             _, kind, _, rest = find(key, schema)
             # What is not there yet is added with +, as a function's argument.
             if override is not None and rest and not dataclasses.is_dataclass(kind):
-                line = override.input_line
-                return f"Expected {_known(key, schema)} that is there already, received {key}. Try +{line}."
+                return _new_argument(error, override, schema)
             return unknown_key(key, schema)
         case ValidationError() | ConfigTypeError() if key:
             received = error.value if error.key is not None else "something else"
@@ -113,26 +122,67 @@ def _misplaced(override: Override, schema: type) -> str:
     return f"Expected a choice that is there already, received {key or 'none'}. Try +{line}."
 
 
-def unknown_key(key: str, schema: type) -> str:
-    """What is wrong with a key that is none."""
-    near = difflib.get_close_matches(key, list(keys(schema)), 1, 0.5)
-    return f"Expected {_known(key, schema)}, received {key}. {f'Try {near[0]}.' if near else HELP}"
+def _new_argument(error: OmegaConfBaseException, override: Override, schema: type) -> str:
+    """What is wrong with an argument that a function has none of, or that its choice has not named yet."""
+    key, line = override.key_or_group, override.input_line
+    group, _, name = key.rpartition(".")
+    node = error.parent_node
+    there = [str(known) for known in node if known != "_target_"] if isinstance(node, DictConfig) else []
+    if closest := near(name, there):
+        instead = f"{group}.{closest[0]}={_value_of(override)}"
+        return f"Expected a key of {group} ({', '.join(there)}), received {key}. Try {instead}."
+    return f"Expected {_known(key, schema)} that is there already, received {key}. Try +{line}."
+
+
+def unknown_key(key: str, schema: type, value: str = "") -> str:
+    """What is wrong with a key that is none; `value` is what was typed after it, with the "="."""
+    if closest := near_keys(key, [*keys(schema), *_groups(schema)]):
+        instead = " or ".join(f"{known}{value}" for known in closest)
+        return f"Expected a key that exists, received {key}. Try {instead}."
+    known, _, _, rest = find(key, schema)
+    return f"Expected {_known('.'.join(filter(None, (known, rest[0]))), schema)}, received {key}. {HELP}"
+
+
+def _value_of(override: Override) -> str:
+    return str(override.input_line).partition("=")[2]
+
+
+def _groups(schema: type) -> list[str]:
+    return [name for name, kind in typing.get_type_hints(schema).items() if dataclasses.is_dataclass(kind)]
 
 
 def _known(key: str, schema: type) -> str:
     """The keys beside which `key` would stand, in words."""
     group = key.rpartition(".")[0]
     known = [name.rpartition(".")[2] for name in keys(schema) if name.rpartition(".")[0] == group]
+    known += [] if group else _groups(schema)
     return f"a key of {group or 'the config'} ({', '.join(known)})" if known else "a key of the config"
 
 
 def wrong_type(key: str, received: object, schema: type) -> str:
     """What is wrong with a value that is not of its key's type: a text as it was typed, or what a file holds."""
     _, kind, default, rest = find(key, schema)
-    expected, usual = ("of another type", None) if rest else (in_words(kind), typeable(default))
     shown = "null" if received is None else str(received).lower() if isinstance(received, bool) else received
+    expected, usual = ("of another type", None) if rest else (in_words(kind), _usual(key, kind, default, str(shown)))
     instead = HELP if usual is None else f"Try {key}={usual}."
     return f"Expected {key} to be {expected}, received {'nothing' if shown == '' else shown}. {instead}"
+
+
+def _usual(key: str, kind: object, default: object, received: str) -> str | None:
+    """What a person may type in place of `received`: the value it is near to, the default, or an example of one."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    names = [choice.name for option in options if _is_enum(option) for choice in option]  # type: ignore[attr-defined]
+    if closest := near(received, [*names, *(["true", "false"] if bool in options else [])]):
+        return closest[0]
+    if names and default is None:
+        return f"{names[0]}, or {key}=null"
+    if default is None and (int in options or float in options):
+        return f"{EXAMPLES.get(key, '2' if int in options else '0.5')}, or {key}=null"
+    return typeable(default)
+
+
+def _is_enum(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
 def missing_value(key: str) -> str:
@@ -164,9 +214,9 @@ def _missing_choice(error: MissingConfigException) -> str:
         return f"Expected --config-name to be a config of this program, received {choice}. Try it without that option."
     if not options:
         return f"{_line(error).rstrip('.')}. {HELP}"
-    near = (difflib.get_close_matches(choice, options, 1) or options)[0]
+    closest = (near(choice, options) or options)[0]
     layouts = ", or a layout such as 3gpu or 2x8gpu" if group == "hardware" else ""
-    return f"Expected {group} to be one of {', '.join(options)}{layouts}, received {choice}. Try {group}={near}."
+    return f"Expected {group} to be one of {', '.join(options)}{layouts}, received {choice}. Try {group}={closest}."
 
 
 def _broken_yaml(error: Exception) -> str:
@@ -176,15 +226,39 @@ def _broken_yaml(error: Exception) -> str:
     return f"Expected YAML in {mark.name}, received in line {mark.line + 1}: {error.problem or _line(error)}."
 
 
-def _repaired(override: str) -> str:
+def _repaired(override: str, schema: type = Config) -> str:
     """What was probably meant by an override that is none.
 
-    >>> _repaired("train"), _repaired("train.epochs==3"), _repaired("a=[{b:")
-    ('train=...', 'train.epochs=3', 'quotes around the whole of it')
+    >>> _repaired("epochs"), _repaired("train.epochs==3"), _repaired("a=[{b:")
+    ('train.epochs=2', 'train.epochs=3', 'quotes around the whole of it')
+    >>> _repaired("foo")
+    '`python -m pipeline --help`'
     """
     if "=" not in override:
-        return f"{override}=..."
+        return meant(override, schema) or f"`{'python -m pipeline' + ' prepare' * (schema is not Config)} --help`"
     return override.replace("==", "=") if "==" in override else "quotes around the whole of it"
+
+
+def meant(word: str, schema: type = Config) -> str | None:
+    """The `key=value` or `group=choice` that a word alone was probably meant to be; None where there is none.
+
+    >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
+    ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
+    """
+    groups, known = _groups(schema), list(keys(schema))
+    of_groups = {group: of for group, of in shipped.choices().items() if group in groups or schema is Config}
+    chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
+    usual = {group: choice for group, choice in shipped.defaults().items() if group in groups}
+    closest = near(word, [*usual, *groups, *known, *chosen]) or near_keys(word, known, 1)
+    if not closest:
+        return None
+    name = closest[0]
+    if name in usual or name in chosen:
+        return f"{name}={usual[name]}" if name in usual else f"{chosen[name]}={name}"
+    key = next(key for key in known if f"{key}.".startswith(f"{name}."))
+    _, kind, default, _ = find(key, schema)
+    value = (_usual(key, kind, default, "") or "null").partition(",")[0]
+    return f"{key}={'VALUE' if value in ('null', '[]') else value}"
 
 
 def keys(schema: object = Config, prefix: str = "") -> Iterator[str]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any
 
+from pipeline.config.near import near
+
 
 class OfferError(ValueError):
     """A name that nothing stands for: the message says what was expected, received, and what to type instead."""
@@ -32,5 +34,7 @@ def check(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str)
     offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
     if name not in ours and name not in offered:
         names = ", ".join(sorted({*ours, *offered})) or "none is installed"
+        closest = near(name, [*ours, *offered])
+        instead = f"{key}={closest[0]}" if closest else instead
         raise OfferError(f"Expected {key} to be one that is there ({names}), received {name}. Try {instead}.")
     return offered

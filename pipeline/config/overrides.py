@@ -36,7 +36,7 @@ def check_overrides(overrides: Sequence[Override], schema: type, is_group: Calla
                 f"Expected one value of {key} for a whole sweep, received {override.input_line}. "
                 f"Try a command for each."
             )
-        known, kind, default, rest = find(key, schema)
+        _, kind, default, rest = find(key, schema)
         value = override.value()
         if override.is_delete():
             if not rest and key not in NAMED:
@@ -46,7 +46,7 @@ def check_overrides(overrides: Sequence[Override], schema: type, is_group: Calla
                 received = "null" if value is None else f"a value of type {type(value).__name__}"
                 raise ConfigError(f"Expected the name of a choice after a group, received {received}. {HELP}")
         elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
-            raise ConfigError(unknown_key(".".join(filter(None, (known, rest[0]))), schema))
+            raise ConfigError(unknown_key(key, schema, f"={str(override.input_line).partition('=')[2]}"))
         elif not (rest or override.is_sweep_override() or "${" in str(override.input_line)):
             try:
                 OmegaConf.update(_blank(schema), key, value, merge=True)

@@ -6,7 +6,6 @@ person's own code is imported.
 
 import ast
 import builtins
-import difflib
 import importlib
 import importlib.machinery
 import inspect
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.config.json import Json
+from pipeline.config.near import near
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -181,8 +181,8 @@ def _not_there(key: str, target: str, rest: list[str], module: str, names: objec
     if not isinstance(names, list):
         missing = module or target.split(".")[0]
         return f"{what}: there is no module {missing!r}. Run from the folder that holds it, or install it."
-    near = difflib.get_close_matches(rest[0], names, 1)
-    instead = f" Try {key}.{KEY}={'.'.join([module, near[0], *rest[1:]])}." if near else ""
+    closest = near(rest[0], names)
+    instead = f" Try {key}.{KEY}={'.'.join([module, closest[0], *rest[1:]])}." if closest else ""
     return f"{what}: no {rest[0]} in {module}.{instead}"
 
 
@@ -260,10 +260,10 @@ def _check_arguments(
     ]
     for name in node:
         if name != KEY and name not in names and signature.kwarg is None:
-            near = difflib.get_close_matches(name, names, 1)
+            closest = near(name, names)
             raise TargetError(
                 f"Expected an argument of {node[KEY]} ({', '.join(names) or 'it takes none'}), received {key}.{name}."
-                + (f" Try {key}.{near[0]}." if near else "")
+                + (f" Try {key}.{closest[0]}." if closest else "")
             )
     missing = [name for name in required if name not in node and name not in given]
     if missing:

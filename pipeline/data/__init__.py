@@ -2,8 +2,8 @@
 
 A part is `(x, y)`, two NumPy arrays: float32 [examples, height, width, channel] in [0, 1], and int32
 [examples]; that of `clicks` is a `tf.data.Dataset` of examples that are made while they are read, for one shard of
-the workers; and those of data of one's own are `Examples`, made of files while they are read, but for arrays. Every
-call with the same arguments returns the same. How parts are shuffled and batched is left to the
+the workers; and those of text and of data of one's own are `Examples`, made of files while they are read, but for
+arrays. Every call with the same arguments returns the same. How parts are shuffled and batched is left to the
 caller. Importing this package takes NumPy alone.
 
     (x_train, y_train), (x_validation, y_validation) = pipeline.data.mnist5k()
@@ -18,6 +18,7 @@ from pipeline.data.mnist5k import mnist5k
 from pipeline.data.numpy_files import numpy
 from pipeline.data.synthetic import synthetic
 from pipeline.data.tables import csv
+from pipeline.data.text import text
 from pipeline.data.tfds import tfds
 from pipeline.data.tfrecord import tfrecord
 
@@ -33,6 +34,7 @@ __all__ = [
     "mnist5k",
     "numpy",
     "synthetic",
+    "text",
     "tfds",
     "tfrecord",
 ]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from pipeline.config.offers import find
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import Cancelled, LaunchError
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
@@ -71,6 +72,9 @@ class Cluster(Protocol):
         `ends`: it was asked to itself. Raises `Cancelled` where somebody has taken the hosts away for good.
         """
 
+    def helpers(self) -> Helpers:
+        """Processes that a doctor asks how their hosts are, one a host, of any version, and which hosts have none."""
+
     def warm_up(self) -> None:
         """Begins what starting processes will wait for, beside what the conductor does next."""
 
@@ -86,12 +90,13 @@ class Cluster(Protocol):
 
 # Where points of a sweep run at once: each in a job of its own, or on devices that the others leave free.
 JOBS, DEVICES = "jobs", "devices"
-AT_ONCE = {"local": DEVICES, "slurm": JOBS}
+AT_ONCE = {"local": DEVICES, "kubernetes": JOBS, "slurm": JOBS}
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
 CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",
     "env": "pipeline.launch.env:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
+    "kubernetes": "pipeline.launch.kubernetes.cluster:KubernetesCluster",
     "mpi": "pipeline.launch.mpi:MpiCluster",
     "slurm": "pipeline.launch.slurm.cluster:SlurmCluster",
 }
@@ -104,6 +109,7 @@ OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "arrived": lambda made: Steady().arrived,
     "moved": lambda made: Steady().moved,
     "returns": lambda made: Steady().returns,
+    "helpers": lambda made: lambda: Helpers({}),
 }
 
 

@@ -4,6 +4,8 @@ What processes tell, and write into their logs, is sent on as it comes, and kept
 Their signs of life are folded: of each process the last one counts, and those of all go in one status a second.
 """
 
+import base64
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,11 +15,14 @@ from pathlib import Path
 
 from pipeline.launch import machine
 from pipeline.launch.alike import alike
+from pipeline.launch.asking import Answers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.hub import Hub
 from pipeline.launch.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.messages import (
+    Answered,
+    Ask,
     Close,
     DumpStacks,
     Find,
@@ -28,6 +33,7 @@ from pipeline.launch.messages import (
     Logged,
     Lost,
     Message,
+    Piece,
     Pulse,
     Pulses,
     Redial,
@@ -40,13 +46,17 @@ from pipeline.launch.messages import (
 )
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
-from pipeline.record.commands import Leave
+from pipeline.record.commands import Command, Leave
 from pipeline.record.events import Beat, Event, Exited, Left, Signalled, Started, to_plain
+from pipeline.record.events import Told as Record
+from pipeline.record.training import MODEL, WEIGHTS
 
 POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
 LOG_BYTES = 1 << 20
 # For how long an agent without a process goes on without a conductor that is cut off, and one that has ended.
 IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
+# For which a conductor that is away is waited for with what it is to have before a job ends.
+AWAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class Agent:
         # The conductor's life, which another conductor has not.
         self._life = ""
         self._next_pulse = 0.0
+        self._answers = Answers(os.environ, lambda asked, answer: self._say(Answered(asked, answer)))
 
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
         """Does what the conductor says, to the end; returns what its command ended with.
@@ -116,6 +127,7 @@ class Agent:
                             self._save()
                         return None
             finally:
+                self._answers.close()
                 for job in self._jobs.values():
                     job.running.stop(0.0)
 
@@ -153,6 +165,8 @@ class Agent:
                 self._start(message, folder / str(number))
             case Redial(address=address):
                 self._hub.dial(self._link.name, address)
+            case Ask():
+                self._answers.ask(message.asked, message.question, message.timeout)
             case Find(asked=asked, ports=ports):
                 try:
                     self._say(Found(asked, list(self._cluster.hold(self._place.address, ports))))
@@ -175,7 +189,7 @@ class Agent:
         match message:
             case Give(command=command):
                 job.commands += 1
-                job.running.send(commands.from_json(command))
+                job.running.send(in_folder(commands.from_json(command), job.folder))
             case Restart(rank=rank):
                 try:
                     job.running.restart(rank)
@@ -187,6 +201,8 @@ class Agent:
             case Stop(grace=grace):
                 job.running.stop(grace)
                 self._pass_on(job)
+                while self._bring(job):
+                    time.sleep(0.0 if self._link.has_room else POLL_SECONDS)
                 del self._jobs[message.job]
                 self._say(Stopped(message.job))
 
@@ -226,6 +242,26 @@ class Agent:
                 # A byte that is none of a text's stays one byte, so that places stay what they are.
                 there = job.start.logged.get(log.name, 0) + at
                 self._say(Logged(number, log.name, there, text.decode("latin-1")))
+        self._bring(job)
+
+    def _bring(self, job: _Job) -> bool:
+        """Sends on a piece of a trained model that was saved here, where the run's folder is not; is more left?
+
+        Whoever is away for too long gets none of it.
+        """
+        for path in (job.folder / MODEL, job.folder / WEIGHTS):
+            at, size = job.sent.get(path.name, 0), path.stat().st_size if path.exists() else 0
+            if at >= size or self._link.away > AWAY_SECONDS:
+                continue
+            if self._link.has_room:
+                with path.open("rb") as file:
+                    file.seek(at)
+                    data = file.read(LOG_BYTES)
+                job.sent[path.name] = at + len(data)
+                last = at + len(data) >= size
+                self._say(Piece(job.start.job, path.name, at, base64.b64encode(data).decode(), last))
+            return True
+        return False
 
     def _tell_of(self, signal: int) -> None:
         for number, job in self._jobs.items():
@@ -259,6 +295,20 @@ def folded(before: Pulse | None, job: int, beat: Beat) -> Pulse:
 
 def _has_left(job: _Job) -> bool:
     return set(job.start.ranks) & set(job.plan.leaders) <= job.left | job.exited.keys()
+
+
+def in_folder(command: Command[Record], folder: Path) -> Command[Record]:
+    """The command with a folder of this host's where the run's, which it names, is not here.
+
+    >>> in_folder(commands.Load("/nowhere"), Path("/tmp/here"))
+    Load(folder='/tmp/here')
+    >>> in_folder(commands.Load("/tmp"), Path("/tmp/here"))
+    Load(folder='/tmp')
+    """
+    match command:
+        case commands.Load(folder=named) | commands.Train(folder=named) if not Path(named).is_dir():
+            return replace(command, folder=str(folder))
+    return command
 
 
 def on_cores(plan: Plan, ranks: list[int], usable: tuple[int, ...]) -> Plan:

@@ -1,16 +1,33 @@
 """The conductor's end of the lines to its agents: who is there, what they say, sorted by the jobs that it is about."""
 
+import json
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from pipeline.launch.alike import alike, unlike
+from pipeline.launch.asking import ANSWER_SECONDS as ASKED_SECONDS
+from pipeline.launch.asking import LineError, answer_of
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.hub import Hub
 from pipeline.launch.link import Link, Received
-from pipeline.launch.messages import CONDUCTOR, Close, Find, Found, Hello, Message, Pulse, Pulses, from_bytes
+from pipeline.launch.messages import (
+    CONDUCTOR,
+    Answered,
+    Ask,
+    Close,
+    Find,
+    Found,
+    Hello,
+    Message,
+    Pulse,
+    Pulses,
+    from_bytes,
+)
 from pipeline.plan.machine import Host, Machine
 
 POLL_SECONDS, CLOSE_SECONDS, ANSWER_SECONDS = 0.2, 3.0, 10.0
@@ -52,13 +69,17 @@ class Agents:
     """All agents of a command, by name. What they say of jobs waits until the job asks for it."""
 
     def __init__(self, token: bytes) -> None:
-        self._refused: list[str] = []
+        self._warnings: list[str] = []
         self._count = 0
         self.hub = Hub(CONDUCTOR, token, self._refuse)
         self.known: dict[str, Known] = {}
         self._said: dict[int, list[Said]] = defaultdict(list)
         self._pulses: dict[int, dict[int, Pulse]] = defaultdict(dict)
         self._found: dict[tuple[str, int], Found] = {}
+        self._answers: dict[tuple[str, int], str] = {}
+        self._listening = threading.Lock()
+        # Are hosts spoken to that have not what this one has, which are asked nothing but questions then?
+        self.tolerates = False
         self._jobs = self._asked = 0
         # Messages of jobs that are over are done with as they come.
         self._open = set[int]()
@@ -133,6 +154,22 @@ class Agents:
                 raise LaunchError(f"{name}: {answer.error}")
         return {name: answer.ports for name, answer in found.items()}
 
+    def ask(self, name: str, question: str, timeout: float) -> str:
+        """What an agent's host answers to a question, of any thread. Raises `LineError`."""
+        with self._listening:
+            self._asked += 1
+            asked = self._asked
+        self.say(name, Ask(asked, question, timeout))
+        # What is late on the way is told by the agent before.
+        until = time.monotonic() + timeout + ANSWER_SECONDS
+        while (name, asked) not in self._answers:
+            if time.monotonic() > until:
+                raise LineError(f"no answer within {timeout:g} s")
+            with self._listening:
+                if (name, asked) not in self._answers:
+                    self.listen_to((), POLL_SECONDS)
+        return self._answers.pop((name, asked))
+
     def close(self, code: int, seconds: float = CLOSE_SECONDS) -> None:
         """Tells all agents what the command ends with."""
         for known in self.known.values():
@@ -142,10 +179,14 @@ class Agents:
             link.closed = link.connection is None
         self.hub.close(seconds)
 
+    def warn(self, text: str) -> None:
+        """Has a person know something of agents, or of where they are."""
+        self._warnings.append(text)
+
     def warnings(self) -> Iterator[str]:
-        """In words, what a person should know of connections that were refused, each once."""
-        while self._refused:
-            yield self._refused.pop(0)
+        """What a person should know, such as connections that were refused, each once."""
+        while self._warnings:
+            yield self._warnings.pop(0)
 
     def _sort(self, link: Link, received: Received) -> None:
         try:
@@ -155,13 +196,15 @@ class Agents:
         number = getattr(message, "job", None)
         if isinstance(message, Hello):
             self.known[link.name] = Known(link, received.life, message)
-            if different := unlike(alike(), message.alike):
+            if (different := unlike(alike(), message.alike)) and not self.tolerates:
                 raise LaunchError(
                     f"Expected {link.name} to have what this machine has: {different}. "
                     f"Try the same environment and code on all hosts."
                 )
         elif isinstance(message, Found):
             self._found[link.name, message.asked] = message
+        elif isinstance(message, Answered):
+            self._answers[link.name, message.asked] = message.answer
         elif isinstance(message, Pulses):
             for pulse in message.pulses:
                 if pulse.job in self._open:
@@ -174,6 +217,20 @@ class Agents:
     def _refuse(self, text: str) -> None:
         """Called by threads of the hub."""
         self._count += 1
-        if self._count <= MOST_REFUSED and text not in self._refused:
+        if self._count <= MOST_REFUSED and text not in self._warnings:
             more = " More of them are not told of." if self._count == MOST_REFUSED else ""
-            self._refused.append(f"{text}{more}")
+            self._warnings.append(f"{text}{more}")
+
+
+class AgentLine:
+    """Where a host is asked by its agent, see `pipeline.launch.asking.Line`."""
+
+    def __init__(self, agents: Agents, name: str) -> None:
+        self._agents, self._name = agents, name
+
+    def ask(self, question: Mapping[str, Any], timeout: float = ASKED_SECONDS) -> Any:
+        """The answer to a question. Raises `LineError`."""
+        return answer_of(self._agents.ask(self._name, json.dumps(question), timeout))
+
+    def close(self) -> None:
+        """Nothing: what answers ends with the agent."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
-from pipeline.launch.agents import POLL_SECONDS, Agents, Known
+from pipeline.launch.agents import POLL_SECONDS, AgentLine, Agents, Known
+from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.handshake import new_token
 from pipeline.launch.remote import RemoteJob
@@ -152,6 +153,21 @@ class DiallingCluster(Steady, ABC):
             missing=self._missing,
             timeout=self.dial_seconds or DIAL_SECONDS,
             returns=RETURN_SECONDS,
+        )
+
+    def helpers(self) -> Helpers:
+        """The hosts whose agents have dialled, whatever they have; what is wrong with the others, by their names."""
+        self.agents.tolerates = True
+        absent: dict[str, str] = {}
+        try:
+            self.gather()
+        except LaunchError as error:
+            absent[f"{self.config.name}"] = str(error)
+        there = self.agents.ordered()
+        return Helpers(
+            {known.link.name: AgentLine(self.agents, known.link.name) for known in there},
+            {known.link.name: known.hello.address for known in there},
+            absent,
         )
 
     def close(self, code: int) -> None:

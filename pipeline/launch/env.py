@@ -16,8 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch import asking
 from pipeline.launch.agent import Agent, Place
-from pipeline.launch.agents import Agents
+from pipeline.launch.agents import AgentLine, Agents
+from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.hub import Hub
 from pipeline.launch.link import Link
@@ -36,6 +38,8 @@ WAIT_SECONDS = 600.0
 # For which agents that were not needed are told of the end, and tried for.
 CLOSE_SECONDS = 5.0
 POLL_SECONDS, RETRY_SECONDS = 0.2, 0.3
+# For tasks to be asked how their hosts are.
+HELPERS_SECONDS = 60.0
 # Without a line to the conductor, and one that nobody refuses, its processes are ended.
 GONE_SECONDS = 30.0
 # The roles of a plan's processes that tasks of a kind have.
@@ -48,7 +52,7 @@ class EnvCluster(Steady):
     def __init__(self, config: ClusterConfig, environ: Mapping[str, str]) -> None:
         self._tasks: Tasks = tasks_of(environ)
         self._local = LocalCluster(config, environ)
-        self._timeout = _timeout(config)
+        self._environ, self._timeout = environ, _timeout(config)
         said = json.dumps([str(task) for task in self._tasks.tasks])
         self._key = (environ.get(TOKEN) or hashlib.sha256(said.encode()).hexdigest()).encode()
         self._addresses = {f"{task}": task.address for task in self._tasks.tasks}
@@ -110,6 +114,24 @@ class EnvCluster(Steady):
         """This machine, as many like it as the tasks have hosts, and the tasks' kinds."""
         kinds = tuple(task.kind for task in self._tasks.tasks if task.kind != EVALUATOR)
         return replace(self._local.inventory(), hosts=len(self._tasks.hosts), tasks=kinds)
+
+    def helpers(self) -> Helpers:
+        """This task's host, and those of other tasks that answer within some seconds, each by one of its tasks."""
+        agents, own = self._conducting(), self._tasks.own
+        agents.tolerates = True
+        others = {task.host: str(task) for task in self._tasks.tasks if task.host != own.host}
+        until = time.monotonic() + min(self._timeout, HELPERS_SECONDS)
+        while (absent := [name for name in others.values() if not agents.is_there(name)]) and time.monotonic() < until:
+            self._missing(absent)
+            agents.listen_to((), POLL_SECONDS)
+        there = {host: AgentLine(agents, name) for host, name in others.items() if name not in absent}
+        why = "nobody answers: the same command is to be typed there"
+        return Helpers(
+            {own.host: asking.here(self._environ), **there},
+            {host: host for host in self._tasks.hosts},
+            {host: why for host, name in others.items() if name in absent},
+            own.host,
+        )
 
     def warm_up(self) -> None:
         """Begins the imports of this host's processes."""

@@ -21,6 +21,7 @@ from pipeline.config.json import Object
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
 from pipeline.launch.alike import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.asking import MODULE, Helpers, Line, LineError, ProcessLine
 from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.options import options_of
@@ -127,6 +128,23 @@ class HostsCluster(DiallingCluster):
         lines += [shlex.join([*self._ssh(name), self._command(name, where)]) for name in self._targets]
         return "\n".join(lines)
 
+    def helpers(self) -> Helpers:
+        """What ssh starts on each host: whatever is wrong there, it is said of that host alone."""
+        if self.config.copy:
+            self._copy = _packed(Path.cwd())
+        lines: dict[str, Line] = {}
+        absent: dict[str, str] = {}
+        for name in self._targets:
+            why = self._give_copy(name)
+            if why is not None:
+                absent[name] = why
+                continue
+            try:
+                lines[name] = ProcessLine([*self._ssh(name), self._typed_there([MODULE])], self.environ)
+            except LineError as error:
+                absent[name] = str(error)
+        return Helpers(lines, {name: name for name in self._targets}, absent)
+
     def assumed(self) -> Machine:
         """The hosts by their names, each like this machine."""
         here = machine.detect(self.environ)
@@ -142,7 +160,13 @@ class HostsCluster(DiallingCluster):
 
     def _command(self, name: str, address: str) -> str:
         """What ssh has the host's shell do. The token is on its standard input."""
-        options, order = self._options, list(self._targets).index(name)
+        order = list(self._targets).index(name)
+        agent = ["pipeline.launch", address, "--name", name, "--order", str(order), "--detach"]
+        return self._typed_there([*agent, "--start-method", self.config.start_method.value])
+
+    def _typed_there(self, module: Sequence[str]) -> str:
+        """What has a host's shell run a module, given with its arguments, where and with what the config says."""
+        options = self._options
         variables = {"PYTHONPATH": self.environ.get("PYTHONPATH", "")} | {
             key: str(value) for key, value in options.environment.items()
         }
@@ -156,18 +180,19 @@ class HostsCluster(DiallingCluster):
             # Nothing that lies in the folder comes before the copy.
             python.append("-P")
             change = f"{{ {change} 2>/dev/null || cd {copied}; }}"
-        agent = [*python, "-m", "pipeline.launch", address, "--name", name, "--order", str(order), "--detach"]
-        agent += ["--start-method", self.config.start_method.value]
-        return f"{change} && {' '.join(['exec env', *given])} {shlex.join(agent)}"
+        return f"{change} && {' '.join(['exec env', *given])} {shlex.join([*python, '-m', *module])}"
+
+    def _give_copy(self, name: str) -> str | None:
+        """Copies this code to a host, where that is asked for; what went wrong, in words, or None."""
+        if self._copy is None:
+            return None
+        home = f'"$HOME/{self._home()}"'
+        return self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
 
     def _start(self, name: str, contact: Contact) -> None:
         """Starts the agent of a host. In a thread of its own."""
         self._failed.pop(name, None)
-        why = None
-        if self._copy is not None:
-            home = f'"$HOME/{self._home()}"'
-            why = self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
-        why = why or self._typed(name, self._command(name, contact.address), contact.token + b"\n")
+        why = self._give_copy(name) or self._typed(name, self._command(name, contact.address), contact.token + b"\n")
         if why is not None:
             self._failed[name] = why
         self._tried[name] = time.monotonic()

@@ -19,7 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch import machine
+from pipeline.launch import asking, machine
+from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.signals import CONDUCTOR, STACKS
 from pipeline.launch.steady import Steady
@@ -71,6 +72,11 @@ class LocalCluster(Steady):
     def describe(self, plan: Plan) -> str:
         """Nothing: the plan says all."""
         return ""
+
+    def helpers(self) -> Helpers:
+        """This machine."""
+        here = self.inventory().hostname
+        return Helpers({here: asking.here(self._environ)}, here=here)
 
     def warm_up(self) -> None:
         """Starts the server's imports, so that they run beside what the conductor does next."""

@@ -72,6 +72,23 @@ class Find(Message):
 
 
 @dataclass(frozen=True)
+class Ask(Message):
+    """Have a question answered on the agent's host, see `pipeline.launch.asking`, within so many seconds."""
+
+    asked: int
+    question: str
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Answered(Message):
+    """The answer to a question of that number."""
+
+    asked: int
+    answer: str
+
+
+@dataclass(frozen=True)
 class Redial(Message):
     """The conductor, which has dialled first, is to be dialled at HOST:PORT once this connection is lost."""
 
@@ -123,6 +140,17 @@ class Logged(Message):
     name: str
     at: int
     text: str
+
+
+@dataclass(frozen=True)
+class Piece(Message):
+    """Bytes of a file that belongs into the run's folder, as base64, from byte `at` on; are they the last?"""
+
+    job: int
+    name: str
+    at: int
+    data: str
+    last: bool
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A job whose processes are on several hosts, started and watched there by agents."""
 
+import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +8,20 @@ from pathlib import Path
 from pipeline.launch.agents import POLL_SECONDS, Agents, Said
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.messages import DumpStacks, Give, Logged, Lost, Message, Pulse, Restart, Start, Stop, Stopped, Told
+from pipeline.launch.messages import (
+    DumpStacks,
+    Give,
+    Logged,
+    Lost,
+    Message,
+    Piece,
+    Pulse,
+    Restart,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+)
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Event, Exited, Started, Unreachable, Warned, from_plain, stamped
@@ -114,6 +128,8 @@ class RemoteJob:
             for said in self._agents.about(self._number):
                 self._given.append(said)
                 self._write(said)
+                # As long as a trained model comes, it is waited for.
+                until = max(until, time.monotonic() + STOP_SECONDS)
         for said in self._given:
             self._agents.done(said)
         self._agents.over(self._number)
@@ -180,8 +196,21 @@ class RemoteJob:
                 with (self._folder / Path(name).name).open("r+b") as log:
                     log.seek(at)
                     log.write(text.encode("latin-1"))
+            case Piece(name=name, at=at, data=data, last=last):
+                self._put(Path(name).name, at, base64.b64decode(data), last)
             case Stopped():
                 self._stopped.add(said.name)
+
+    def _put(self, name: str, at: int, data: bytes, last: bool) -> None:
+        """Writes a piece of a file, which has its name once it is whole. A piece that comes again changes nothing."""
+        partial, whole = self._folder / f".partial.{name}", self._folder / name
+        if at and not partial.exists():
+            return
+        with partial.open("r+b" if at else "wb") as file:
+            file.seek(at)
+            file.write(data)
+        if last:
+            partial.rename(whole)
 
     def _beats(self, pulse: Pulse) -> list[Event]:
         """The signs of life that a process has given since the last."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.launch.asking import Helpers
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
@@ -67,6 +68,10 @@ class Share(Steady):
     def describe(self, plan: Plan) -> str:
         """Nothing: the plan says all."""
         return ""
+
+    def helpers(self) -> Helpers:
+        """This machine's."""
+        return self._cluster.helpers()
 
     def warm_up(self) -> None:
         """Begins the imports of its processes."""

@@ -1,6 +1,6 @@
 """The built-in models: one function per choice, from the data's shape to a Keras model.
 
-Those that tell classes apart are not compiled. How a model is placed and trained is left to its caller.
+Those that tell images apart are not compiled. How a model is placed and trained is left to its caller.
 
     model = pipeline.models.cnn(input_shape=(28, 28, 1), num_classes=10)
 """
@@ -9,5 +9,6 @@ from pipeline.models.cnn import cnn
 from pipeline.models.mlp import mlp
 from pipeline.models.recommender import recommender
 from pipeline.models.resnet20 import resnet20
+from pipeline.models.transformer import transformer
 
-__all__ = ["cnn", "mlp", "recommender", "resnet20"]
+__all__ = ["cnn", "mlp", "recommender", "resnet20", "transformer"]

@@ -1,11 +1,11 @@
 """Refuses values that are out of range or contradict each other, whatever the hardware."""
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
 
 from pipeline.config.json import Json
+from pipeline.config.near import near
 from pipeline.config.schema import (
     WITH_PASSWORD,
     Config,
@@ -141,7 +141,7 @@ def _check_batch_statistics(config: Config) -> None:
     if whose not in ("global", "host", "replica"):
         raise PlanError(
             f"Expected train.batch_statistics to be global, host or replica, received {whose}. "
-            f"Try train.batch_statistics=global."
+            f"Try train.batch_statistics={(near(whose, ('global', 'host', 'replica')) or ['global'])[0]}."
         )
     if strategy.asynchronous and whose != "global":
         raise PlanError(
@@ -331,10 +331,10 @@ def _check_optimizer(optimizer: Json) -> None:
             f"Try train.optimizer=adam."
         )
     if optimizer.lower() not in OPTIMIZERS:
-        near = difflib.get_close_matches(optimizer.lower(), OPTIMIZERS, 1) or ["adam"]
+        closest = near(optimizer, OPTIMIZERS) or ["adam"]
         raise PlanError(
             f"Expected train.optimizer to be one of {', '.join(OPTIMIZERS)}, received {optimizer}. "
-            f"Try train.optimizer={near[0]}."
+            f"Try train.optimizer={closest[0]}."
         )
 
 

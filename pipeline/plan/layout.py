@@ -49,6 +49,18 @@ def check_tasks(
         )
 
 
+def hosts_needed(config: Config, machine: Machine) -> int:
+    """How many hosts like a machine's are started: the fewest that the workers divide evenly over."""
+    if config.hardware.hosts is not None:
+        return config.hardware.hosts
+    workers = (config.workers or 1) if config.strategy.spans_processes else 1
+    if workers > MOST_WORKERS:
+        # That is refused by whoever lays them out.
+        return 1
+    per_host = config.hardware.devices_per_host or max(1, len(machine.gpus) or len(machine.cores))
+    return next(hosts for hosts in range(math.ceil(workers / per_host), workers + 1) if workers % hosts == 0)
+
+
 def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
     """Replicas of the model, one for each device. Raises `PlanError`."""
     strategy, hardware = config.strategy, config.hardware

@@ -29,12 +29,15 @@ class Machine(Host):
     `hosts` is how many the cluster reaches; where it is 1, this one stands for all. `members` are the hosts as they
     are, in order, where that is known; empty where all are like this one. `tasks` are the kinds of the processes that
     something else has started for the run ("chief", "worker", "ps"), in order; empty where as many are started as a
-    plan has.
+    plan has. `grows`: as many hosts like this one are started as a plan needs. `link_gbps` is what the slowest link
+    between them was measured to do, None where none was.
     """
 
     hosts: int = 1
     tasks: tuple[str, ...] = ()
     members: tuple[Host, ...] = ()
+    grows: bool = False
+    link_gbps: float | None = None
 
     def member(self, host: int) -> Host:
         """The host of that number."""

@@ -87,7 +87,7 @@ class HardwarePart:
     kind: str = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
     hosts: int = part_of(IDENTITY, PREDICTION, PARAMETER)
     memory_gib: float | None = part_of()
-    link_gbps: float | None = part_of()
+    link_gbps: float | None = part_of(PREDICTION)
     threads_per_device: int | None = part_of(IDENTITY, COMPARABILITY, BASELINE, STEP_TIME, PARAMETER)
     rehearsal: bool = part_of(IDENTITY, PREDICTION)
     oversubscribed: bool = part_of(PREDICTION)

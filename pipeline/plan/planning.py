@@ -11,7 +11,7 @@ from pipeline.config.schema import Baseline, CheckpointConfig, Config
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
-from pipeline.plan.layout import Layout, lay_out, processes_of, service_of
+from pipeline.plan.layout import Layout, hosts_needed, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
 from pipeline.plan.plan import (
     Checkpoints,
@@ -39,6 +39,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
+    machine = replace(machine, hosts=hosts_needed(config, machine)) if machine.grows else machine
     config = replace(config, hardware=replace(config.hardware, hosts=_hosts(config, machine)))
     kind, devices_per_host, notes = devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
@@ -50,6 +51,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     stands_for_hosts = several_hosts and present and not config.hardware.rehearse
     processes = processes_of(layout, config.cluster.host, machine)
     check_ports(config.cluster.base_port, len(processes))
+    hosts = max(process.host for process in processes) + 1
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
     return Plan(
@@ -64,9 +66,9 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         hardware=HardwarePart(
             name=config.hardware.name,
             kind=kind,
-            hosts=max(process.host for process in processes) + 1,
+            hosts=hosts,
             memory_gib=config.hardware.memory_gib,
-            link_gbps=config.hardware.link_gbps,
+            link_gbps=config.hardware.link_gbps or (machine.link_gbps if hosts > 1 else None),
             threads_per_device=layout.threads if on_cpu else config.hardware.threads_per_device,
             rehearsal=config.hardware.rehearse or stands_for_hosts,
             oversubscribed=oversubscribed,

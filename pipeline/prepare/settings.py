@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from pipeline.config import config as configs
-from pipeline.config import targets
+from pipeline.config import shipped, targets
 from pipeline.config.composing import Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.schema import PrepareConfig
@@ -75,8 +75,8 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
 
 def help_text() -> str:
     """What `--help` prints: how it is used, the sources that there are, and the keys with what they mean."""
-    choices = ", ".join(sorted(path.stem for path in (configs.folder() / "data").glob("*.yaml")))
-    text = (configs.folder() / f"{NAME}.yaml").read_text()
+    choices = ", ".join(shipped.choices()["data"])
+    text = (shipped.folder() / f"{NAME}.yaml").read_text()
     keys = text[text.index("\nout:") :].strip()
     return (
         "Turns a source of data into TFRecord shards beside a manifest, which data=tfrecord trains on.\n\n"
@@ -87,7 +87,7 @@ def help_text() -> str:
         f"== data=SOURCE ==\n{choices},\n"
         "your own function with data.build._target_=package.function, or your own choice with --config-dir FOLDER\n\n"
         f"== Keys and their values: key=value ==\n{keys}\n\n"
-        "Keys of data: conf/data/ and conf/config.yaml.\n"
+        "Keys of data: python -m pipeline --help data, and of each source --help data=SOURCE.\n"
     )
 
 

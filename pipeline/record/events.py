@@ -221,7 +221,7 @@ class Restarted(Told):
 
 @dataclass(frozen=True)
 class Signalled(Told):
-    """Process: got a scheduler's signal."""
+    """Process: got a scheduler's signal. Conductor: got a Ctrl-C, upon which processes write a checkpoint and leave."""
 
     signal: int
 
@@ -289,11 +289,10 @@ class Result(Told):
 class Report(Told):
     """Conductor: of a sweep, in a log of its own; `files` are paths in the sweep's folder, by the artifacts' folder.
 
-    `values` are those of the best point.
+    What earlier versions told besides, the best point's numbers, is passed over.
     """
 
     files: dict[str, list[str]] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str | None] = field(default_factory=dict)
     text: str = ""
 

@@ -74,6 +74,12 @@ def written(path: Path) -> float:
     return 0.0
 
 
+def from_here(path: Path) -> Path:
+    """A file or folder as a person would type it: from the folder where they are, if it is in there."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
     """Yields (event, offset after it) for each whole line from byte `start`; a line cut short is left for later."""
     for values, end in objects(path, start):

@@ -35,7 +35,11 @@ class FittedOn:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Examples per second that a plan was to have, their interval, and when and for what that was said."""
+    """Examples per second that a plan was to have, their interval, and when and for what that was said.
+
+    `correction` is what a fit was multiplied by, since runs and earlier predictions were off, and `unsure` how sure it
+    was, as a standard deviation of the logarithm; None of versions that did not tell.
+    """
 
     time: float | None = None
     examples_per_second: float
@@ -46,6 +50,8 @@ class Predicted:
     workers: int | None = None
     parameters: int | None = None
     fitted_on: FittedOn | None = None
+    correction: float = 1.0
+    unsure: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ last checkpoint; what cannot be helped so becomes `RunFailed`, with no process l
 """
 
 import dataclasses
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import commands
 from pipeline.record.commands import Resume
-from pipeline.record.events import Event, Profiled, Restarted
+from pipeline.record.events import Event, Profiled, Restarted, Signalled
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
 from pipeline.run.results import refused_of
@@ -174,6 +175,8 @@ def _attempt(
                 one.leave()
             finished = point.ask(commands.Train(per_call, str(folder)))
         except Preempted:
+            if preemption.by_person:
+                tell(Signalled(signal.SIGINT, time=time.time()))
             over = point.save_and_leave()
             if over is None:
                 raise

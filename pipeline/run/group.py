@@ -19,6 +19,8 @@ POLL_SECONDS = 0.2
 
 # Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
+# For a checkpoint after Ctrl-C.
+PERSON_SECONDS = 5.0
 
 
 class RunFailed(RuntimeError):
@@ -35,17 +37,21 @@ class RunFailed(RuntimeError):
 
 
 class Preempted(Exception):
-    """A scheduler asked for the machine: all processes have left, with a checkpoint where there was time for one."""
+    """A scheduler, or a person by Ctrl-C, asked for the machine.
+
+    All processes have left, with a checkpoint where there was time for one.
+    """
 
 
 class Preemption:
-    """Whether a scheduler has asked for the machine, and how that was said.
+    """Whether a scheduler, or a person by Ctrl-C, has asked for the machine, and how that was said.
 
     What holds for a command holds for all that runs in it: `command` is its, where this is that of one of its points.
     """
 
     def __init__(self, command: "Preemption | None" = None) -> None:
         self._asked: str | None = None
+        self._by_person = False
         self._ended: int | None = None
         self._command = command
         self._of_command = False
@@ -60,10 +66,21 @@ class Preemption:
         """Which signal was sent to whom, in words; None where there was none."""
         return self._asked or (self._command.asked if self._command else None)
 
+    @property
+    def by_person(self) -> bool:
+        """Was it a person who asked, by Ctrl-C?"""
+        return self._by_person or (self._command is not None and self._command.by_person)
+
     def ask(self, number: int, whom: str, of_command: bool = False) -> None:
         """Notes the first signal that asked."""
-        self._asked = self._asked or f"{signal.Signals(number).name} to {whom}"
+        if self._asked is None:
+            self._asked = f"{signal.Signals(number).name} to {whom}"
+            self._by_person = number == signal.SIGINT
         self._of_command |= of_command
+
+    def patience(self, limit: float) -> float:
+        """Seconds for a last checkpoint: `limit`, or the few that a person waits for."""
+        return min(limit, PERSON_SECONDS) if self.by_person else limit
 
     def forget(self) -> None:
         """Takes note of the next signal, once what was asked for is done."""
@@ -152,12 +169,12 @@ class Group:
         self.job.send(commands.Begin())
 
     def save_and_leave(self) -> dict[int, Finished] | None:
-        """Has the processes write a checkpoint and leave, within `preempt_timeout`.
+        """Has the processes write a checkpoint and leave, within `preempt_timeout`, or seconds where a person waits.
 
         Returns what they told where training turned out to be over.
         """
         self.job.send(commands.Leave())
-        until = time.monotonic() + self.plan.launch.preempt_timeout
+        until = time.monotonic() + self._preemption.patience(self.plan.launch.preempt_timeout)
         left, leaders = set[int](), set(self.plan.leaders)
         while time.monotonic() < until and not left | self._finished.keys() >= leaders:
             left |= {event.rank for event in self._events() if isinstance(event, Left | Exited)}

@@ -12,6 +12,7 @@ from pipeline.plan import planning
 from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
+from pipeline.record import links
 from pipeline.run import views
 from pipeline.run.session import LaidOut, Session
 from pipeline.worker.collective import check_collective
@@ -44,9 +45,16 @@ def planned_on(config: Config, cluster: Cluster, present: bool = True, begin: bo
 
 
 def machine_of(config: Config, cluster: Cluster, begin: bool = True) -> Machine:
-    """What a plan is laid over: the cluster's hosts, which nobody asks where nothing is to be started."""
+    """What a plan is laid over: the cluster's hosts, which nobody asks where nothing is to be started.
+
+    Where the config says nothing of the link between them, it is as `python -m pipeline doctor` measured it last.
+    """
     ask = config.mode is Mode.run and (begin or cluster.arrived())
-    return cluster.inventory() if ask else cluster.assumed()
+    machine = cluster.inventory() if ask else cluster.assumed()
+    if config.hardware.link_gbps is not None or machine.hosts == 1:
+        return machine
+    used = [host.hostname for host in machine.members[: config.hardware.hosts]]
+    return dataclasses.replace(machine, link_gbps=links.slowest(links.read(Path(config.output_dir)), used))
 
 
 def reachable(planned: Plan, cluster: Cluster, config: Config, session: Session) -> Plan:

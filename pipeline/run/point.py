@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Sequence
@@ -47,16 +48,23 @@ from pipeline.run.resume import Earlier
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
-from pipeline.run.views import Tracking
+from pipeline.run.views import PointResult, Tracking
 
 
 class Point:
     """One run under way: its folder, its event log, what is shown of it and where it is tracked."""
 
-    def __init__(self, request: PointRequest, planned: Plan, session: Session, earlier: Earlier | None = None) -> None:
+    def __init__(
+        self,
+        request: PointRequest,
+        planned: Plan,
+        session: Session,
+        earlier: Earlier | None = None,
+        known: Baseline | None = None,
+    ) -> None:
         config, folder = request.config, request.folder
         self._config, self._plan, self._session, self._folder = config, planned, session, folder
-        self._earlier, self._measured = earlier, Measured()
+        self._earlier, self._measured, self._known = earlier, Measured(), known
         self._lock = earlier.lock if earlier else resume.Lock(folder)
         self._store = store_of(config)
         self._baseline_source: str | None = None
@@ -82,7 +90,7 @@ class Point:
                 # No baseline will join any more.
                 timed = [event for event in timed if event.group == "point"]
             self._progress.recall(timed, time.monotonic())
-        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request))
+        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request, session.options))
         if earlier is not None and earlier.events:
             self._first: Event = Resumed(params, tags, os.getpid(), os.uname().nodename, time=time.time())
         else:
@@ -112,7 +120,7 @@ class Point:
             tracker.follow(self._folder, self._store)
         status, error, interrupted = "FAILED", None, None
         session = self._session
-        session.busy = True
+        session.busy = session.saves = True
         try:
             with self._progress:
                 conduct(
@@ -132,17 +140,21 @@ class Point:
             status = "FINISHED"
         except Preempted:
             status, error = "PREEMPTED", preempted(session.preemption, self._measured)
+            if session.preemption.by_person:
+                status, interrupted = "KILLED", Interrupted(signal.SIGINT)
         except RunFailed as failure:
             error = str(failure)
             self._blamed = failure.log
         except Interrupted as signalled:
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
+            session.at_once = session.preemption.by_person
         except Cancelled as cancelled:
             status, error = "KILLED", str(cancelled)
         except (LaunchError, PlanError) as lost:
             error = str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
+        session.saves = False
         try:
             return self._end(status, error, tracker, interrupted)
         finally:
@@ -177,7 +189,8 @@ class Point:
             # What goes on with a run that did not finish reads it again.
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
         if tracker:
-            drained, problem = tracker.drain(3.0 if hurried else self._config.tracking.drain_timeout)
+            hurry = 0.2 if self._session.at_once else 3.0
+            drained, problem = tracker.drain(hurry if hurried else self._config.tracking.drain_timeout)
             if not drained:
                 note = (
                     f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
@@ -191,6 +204,7 @@ class Point:
         except OSError as problem:
             result = unwritten(result, problem)
         if interrupted:
+            self._session.ended_early = PointResult(result, str(self._folder))
             raise interrupted
         return result
 
@@ -212,20 +226,11 @@ class Point:
         if baseline is None:
             return None
         self._baseline_source = results.IN_THIS_RUN
-        known = None
-        if baseline.measurement.baseline in ("once", "auto"):
-            known = self._session.baselines.get(self._baseline_file(baseline))
-        if known is None and baseline.measurement.baseline == "auto":
-            known = baselines.read(self._baseline_file(baseline))
-        if known is None:
+        if self._known is None:
             return baseline
-        self._baseline_repeats = list(known.examples_per_second)
-        self._baseline_source = f"reused from {known.folder}"
+        self._baseline_repeats = list(self._known.examples_per_second)
+        self._baseline_source = f"reused from {self._known.folder}"
         return None
-
-    def _baseline_file(self, baseline: Plan) -> Path:
-        versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
-        return Path(self._config.output_dir) / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"
 
     def _result(self, status: str, error: str | None) -> Result:
         planned, measured = self._plan, self._measured
@@ -304,7 +309,7 @@ class Point:
 
     def _keep_baseline(self) -> None:
         baseline = planning.baseline_of(self._plan, self._session.cluster(self._config).inventory())
-        path = self._baseline_file(baseline)
+        path = _baseline_file(baseline, Path(self._config.output_dir))
         kept = Baseline(tuple(self._baseline_repeats), str(self._folder), time.time())
         self._session.baselines[path] = kept
         baselines.write(path, kept)
@@ -316,6 +321,21 @@ class Point:
         except OSError as problem:
             return unwritten(result, problem)
         return result
+
+
+def known_baseline(baseline: Plan | None, output: Path, session: Session) -> Baseline | None:
+    """What was measured before and may stand for this baseline: in this command, or with `auto` in another one."""
+    if baseline is None:
+        return None
+    path, how, known = _baseline_file(baseline, output), baseline.measurement.baseline, None
+    if how in ("once", "auto"):
+        known = session.baselines.get(path)
+    return baselines.read(path) if known is None and how == "auto" else known
+
+
+def _baseline_file(baseline: Plan, output: Path) -> Path:
+    versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+    return output / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"
 
 
 def _tracked(result: Result, **known: str | None) -> Result:

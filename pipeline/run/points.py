@@ -25,11 +25,9 @@ from pipeline.plan import planning
 from pipeline.record.sweeps import Entry
 from pipeline.run import results, run
 from pipeline.run import sweep as sweeps
-from pipeline.run.session import PointRequest, Session
+from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.views import PointResult
 
-# The point's place in the command, and which repeat of it this is.
-Key = tuple[int, int]
 Tell = Callable[[PointResult, bool], None]
 
 
@@ -46,6 +44,18 @@ class Points:
     entries: dict[Key, Entry] = field(default_factory=dict)
     kept: int = 0
 
+    def shown(self, results: Mapping[Key, PointResult]) -> dict[Key, PointResult]:
+        """What has become of all points so far, in the order of their numbers, which a sweep's report has as well.
+
+        One that has not ended is there as it was asked for.
+        """
+        listed = sorted(self.sweep.entries, key=lambda entry: (entry.place, entry.repeat)) if self.sweep else []
+        found = {key: results.get(key) or self.to_run[key].asked() for key in sorted({*results, *self.to_run})}
+        numbers = {key: place for place, key in enumerate(found)}
+        numbers |= {key: listed.index(entry) for key, entry in self.entries.items() if entry in listed}
+        numbered = {key: dataclasses.replace(point, number=numbers[key]) for key, point in found.items()}
+        return dict(sorted(numbered.items(), key=lambda item: item[1].number or 0))
+
     def release(self) -> None:
         """Lets other commands work on the sweep."""
         if self.sweep is not None:
@@ -55,8 +65,8 @@ class Points:
 def compose(composer: Composer, given: argparse.Namespace, session: Session, points: Points, tell: Tell) -> None:
     """Composes all points of a command into `points`. The session gets the results that are there without a run.
 
-    In a sweep, a strategy of one device is the control of the others: it has a point, on its one device, also where all
-    points of the sweep ask for more.
+    A strategy of one device trains on one, whatever `workers` says, and that is told. In a sweep it has one such point,
+    the control of the others; another is refused.
     """
     composing = _Composing(session, points, tell)
     for composed in composer.points(given.overrides, given.multirun):
@@ -88,6 +98,8 @@ class _Composing:
         self._seen: Counter[str] = Counter()
         # Folders of points of which nothing stays, and their output folders.
         self._of_nothing: list[tuple[Path, Path]] = []
+        # Strategies of which it was told that they train on one device.
+        self._told: set[str] = set()
         # Where Hydra has put the points.
         self._folder: Path | None = None
 
@@ -107,15 +119,19 @@ class _Composing:
             about = sweeps.fingerprint_of_words(overrides)
             request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
             self._end(place, request.ended(results.unread(str(error), request.folder)))
-            if request.config.mode is not Mode.run:
+            # What is refused leaves nothing but its place in a sweep.
+            if request.config.mode is not Mode.run or not many:
                 self._of_nothing.append((request.folder, _output(composed)))
             return
         if config.mode is Mode.run:
             self._serve(config, point.folder)
         request = PointRequest(config, point.folder, overrides, sweep)
         self._asked[place] = request
-        if not many or planning.on_one_device(config) is config:
+        one = planning.on_one_device(config)
+        if one is config:
             self._look_over(place, request)
+        elif not many:
+            self._look_over(place, self._as_one(request, one))
 
     def _serve(self, config: Config, folder: Path) -> None:
         """Raises `Served` once this process has served a conductor elsewhere, to which the points are left."""
@@ -137,11 +153,11 @@ class _Composing:
             one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
             if request is None or one is None or one is request.config:
                 continue
-            if all(other is None or other.config != one for other in self._asked):
-                request = self._asked[place] = dataclasses.replace(request, config=one)
-                say = f"Point {place} trains on one device, as {one.strategy.name} does."
-                self._session.screen.say(say)
-            self._look_over(place, request)
+            if any(other is not None and other.config == one for other in self._asked):
+                self._refuse(place, request)
+            else:
+                self._asked[place] = self._as_one(request, one)
+                self._look_over(place, self._as_one(request, one))
         for folder, output in self._of_nothing:
             run.remove(folder, output)
         there = {place: request for place, request in enumerate(self._asked) if request is not None}
@@ -150,6 +166,9 @@ class _Composing:
             if first := self._points.entries.get((place, 0)):
                 for repeat in range(1, request.config.sweep.repeats):
                     self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
+        for key, point in self._points.shown(self._session.results).items():
+            if key in self._session.results and point.result.ending.status == "REFUSED":
+                self._tell(point, self._points.many)
         if not self._asked:
             return
         (order, repeats) = next(
@@ -163,6 +182,27 @@ class _Composing:
             shutil.rmtree(self._folder, ignore_errors=True)
             run.remove(self._folder, self._folder.parents[2])
 
+    def _as_one(self, request: PointRequest, one: Config) -> PointRequest:
+        """The point on the one device of its strategy, which is told once."""
+        name, workers = one.strategy.name, request.config.workers
+        if name not in self._told:
+            self._told.add(name)
+            self._session.screen.say(f"{name} trains on one device: workers={workers} is taken as workers=1.")
+        return dataclasses.replace(request, config=one)
+
+    def _refuse(self, place: int, request: PointRequest) -> None:
+        """Refuses a second point of a strategy that trains on one device."""
+        config = request.config
+        name, about = config.strategy.name, sweeps.fingerprint(config)
+        request = self._in_sweep(place, request, request.folder.parent, about, name)
+        error = (
+            f"Expected one point of {name}, which trains on one device whatever workers says, received another with "
+            f"workers={config.workers}. Try workers=1."
+        )
+        self._end(place, request.ended(results.refused(error, config, request.folder)))
+        if config.mode is not Mode.run:
+            self._of_nothing.append((request.folder, Path(config.output_dir)))
+
     def _look_over(self, place: int, request: PointRequest) -> None:
         request = self._in_sweep(
             place, request, request.folder.parent, sweeps.fingerprint(request.config), request.config.strategy.name
@@ -175,6 +215,8 @@ class _Composing:
             self._asked[place] = self._points.to_run[place, 0] = looked_over
         else:
             self._end(place, looked_over)
+            if request.sweep is None or request.config.mode is not Mode.run:
+                self._of_nothing.append((request.folder, Path(request.config.output_dir)))
 
     def _in_sweep(self, place: int, request: PointRequest, folder: Path, about: str, name: str) -> PointRequest:
         """The point in the folder that it has in its sweep; as it is where it is not of one that is run."""
@@ -219,7 +261,6 @@ class _Composing:
         self._session.results[place, 0] = result
         if (made := self._points.sweep) is not None:
             made.note(self._points.entries[place, 0], result)
-        self._tell(result, self._points.many)
 
 
 def _mode(composed: DictConfig) -> Mode:

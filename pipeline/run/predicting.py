@@ -6,7 +6,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.analyze import history, outlook, predict, scoring, step_model
+from pipeline.analyze import calibration, history, outlook, predict, scoring, step_model
 from pipeline.analyze.step_model import PredictError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
@@ -22,15 +22,17 @@ from pipeline.run.laying_out import planned_on, with_addresses
 from pipeline.run.results import chosen, layout_of
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.timing import time_steps
-from pipeline.run.views import Foreseen, Needs, PointResult
+from pipeline.run.views import Foreseen, Needs, PointResult, Spread
 
 
 def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
     """Shows how fast a plan would be, from what was logged, and notes it to be scored. Raises what is in `REFUSALS`."""
     config, output = request.config, Path(request.config.output_dir)
     sweep = config.predict.sweep
-    if sweep not in session.histories:
-        session.histories[sweep] = history.finished(output, sweep)
+    for asked in dict.fromkeys((sweep, None)):
+        if asked not in session.histories:
+            session.histories[asked] = history.finished(output, asked)
+    logged = session.histories[None]
     basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
     same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == planned.model.build]
     timed = None if predict.sized(planned, basis) else _timed_alone(planned, basis, request, cluster, session)
@@ -38,12 +40,14 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         parameters = same[-1].parameters
     elif timed:
         parameters = timed.case.parameters
-    elif size := size_of(planned, request, cluster, session):
+    elif size := size_of(planned, request, session):
         parameters = size.parameters
     else:
         why = session.unbuilt[model_size.file(planned, output, session.search)]
         raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
-    made = predict.of_plan(planned, parameters, basis, timed)
+    now = time.time()
+    fitted = predict.of_plan(planned, parameters, basis, timed)
+    made = calibration.calibrated(fitted, calibration.of_log(planned, basis, logged, now))
     examples = planned.data.train_examples or basis.runs[-1].run.train_examples
     seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
     watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])
@@ -61,9 +65,10 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         ),
         notes=(*planned.notes, *made.notes),
     )
-    score = scoring.score([timed_run.run.result for timed_run in session.histories[sweep]])
-    foreseen = Foreseen(made.step_seconds, made.parts, made.fitted_on, score, config.predict.knee_share)
-    predictions.append(output, scoring.line_of(planned, parameters, made, time.time()))
+    score = scoring.score([timed_run.run.result for timed_run in logged])
+    spread = Spread(made.spread or 0.0, made.equal)
+    foreseen = Foreseen(made.step_seconds, made.parts, made.fitted_on, score, config.predict.knee_share, spread)
+    predictions.append(output, scoring.line_of(planned, parameters, made, now))
     point = dataclasses.replace(request.ended(result), foreseen=foreseen)
     # What the plan notes was shown with it.
     session.screen.predicted(dataclasses.replace(point, result=dataclasses.replace(result, notes=made.notes)))
@@ -105,7 +110,7 @@ def _timed_alone(
     return session.timed[key]
 
 
-def size_of(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> Size | None:
+def size_of(planned: Plan, request: PointRequest, session: Session) -> Size | None:
     """The size of a plan's model, which is built once where it is not known; None where it cannot be built."""
     kept = model_size.file(planned, Path(request.config.output_dir), session.search)
     size = model_size.known(planned, kept)
@@ -114,16 +119,16 @@ def size_of(planned: Plan, request: PointRequest, cluster: Cluster, session: Ses
             f"\nBuilding the model once to know its size, which takes some seconds. {kept} will keep it."
         )
         try:
-            size = model_size.keep(model_size.learn(planned, cluster), kept)
+            size = model_size.keep(model_size.learn(planned, session.here(request.config)), kept)
         except RunFailed as failure:
             session.unbuilt[kept] = str(failure)
     return size
 
 
-def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
+def estimated(planned: Plan, request: PointRequest, session: Session) -> PointResult:
     """Shows what a plan needs, having its model built once where its size is not known."""
     point = request.ended(Result(Ending("PLANNED"), chosen(request.config), Layout(workers=planned.workers)))
-    size = size_of(planned, request, cluster, session)
+    size = size_of(planned, request, session)
     if size is None:
         why = session.unbuilt[model_size.file(planned, Path(request.config.output_dir), session.search)]
         session.screen.say(f"\nestimate   none, since the model could not be built: {why}")

@@ -172,7 +172,8 @@ def preempted(preemption: Preemption, measured: Measured) -> str:
     """What happened, and how to go on."""
     said = measured.saved_step
     where = "No checkpoint was written yet" if said is None else f"The last checkpoint is of step {said}"
-    return f"The run was preempted by {preemption.asked}. {where}; the same command goes on from there."
+    how = "ended by Ctrl-C" if preemption.by_person else f"preempted by {preemption.asked}"
+    return f"The run was {how}. {where}; the same command goes on from there."
 
 
 def refused(error: str, config: Config, folder: Path) -> Result:

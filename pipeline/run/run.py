@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +17,10 @@ from pipeline.launch import Cancelled, LaunchError, reach
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
+from pipeline.record import log
 from pipeline.run import resume, sweep
 from pipeline.run.laying_out import lay_out, reachable
-from pipeline.run.point import Point
+from pipeline.run.point import Point, known_baseline
 from pipeline.run.predicting import estimated, predicted, tell_shards
 from pipeline.run.results import killed, refused
 from pipeline.run.resume import Earlier, ResumeError
@@ -79,7 +81,8 @@ def run(request: PointRequest, session: Session) -> PointResult:
     elif (request.folder / "events.jsonl").exists():
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
     folder = request.folder
-    session.screen.planned(planned, full)
+    known = known_baseline(baseline, Path(config.output_dir), session) if starts else None
+    session.screen.planned(planned, full, None if known is None else str(log.from_here(Path(known.folder))))
     if full and (typed := cluster.describe(planned)):
         session.screen.described(typed)
     if not starts:
@@ -90,14 +93,17 @@ def run(request: PointRequest, session: Session) -> PointResult:
         except REFUSALS as error:
             return _refused(error, request)
     if full:
-        return estimated(planned, request, session.here(config), session)
+        return estimated(planned, request, session)
     tell_shards(planned, request, session)
-    point = Point(request, _with_folder(planned, request, earlier), session, earlier)
+    point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)
     return request.ended(point.run(cluster, baseline))
 
 
 def _refused(error: Exception, request: PointRequest) -> PointResult:
-    return request.ended(refused(str(error), request.config, request.folder))
+    ended = request.ended(refused(str(error), request.config, request.folder))
+    if request.sweep is None:
+        remove(request.folder, Path(request.config.output_dir))
+    return ended
 
 
 def _instead(request: PointRequest, earlier: Earlier) -> PointRequest:
@@ -147,9 +153,13 @@ def _empty(folder: Path) -> None:
 
 
 def leaves_running(session: Session) -> Callable[[int], bool]:
-    """Tells whether a signal is a scheduler's that comes while a point is under way, which then ends by itself."""
+    """Tells whether a signal comes while a point is under way, which then ends by itself: a scheduler's, or a first
+    Ctrl-C."""
 
     def spared(number: int) -> bool:
+        if number == signal.SIGINT and session.saves and session.preemption.asked is None:
+            session.preemption.ask(number, "the conductor", of_command=True)
+            return True
         if number not in PREEMPTING:
             return False
         session.preemption.ask(number, "the conductor", of_command=True)

@@ -10,9 +10,15 @@ from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.plan.plan import Plan
 from pipeline.record.baselines import Baseline
-from pipeline.record.results import Result
+from pipeline.record.results import Layout, Result
 from pipeline.run.group import Preemption
+from pipeline.run.results import chosen
 from pipeline.run.views import Ahead, PointResult, Screen, Tracking
+
+# The point's place in the command, and which repeat of it this is.
+Key = tuple[int, int]
+# For the tracker to send what is left; `python -m pipeline sync` sends the rest.
+CLOSE_SECONDS, AT_ONCE_SECONDS = 12.0, 0.2
 
 
 @dataclass
@@ -24,8 +30,9 @@ class Session:
     screen: Screen
     # Starts who tracks runs, whose own words go to the log that it is given.
     track: Callable[[Mapping[str, str], Path], Tracking]
-    # By the point's place in the command, and which repeat of it this is.
-    results: dict[tuple[int, int], PointResult] = field(default_factory=dict)
+    # Those of the command that say where configs are.
+    options: tuple[str, ...] = ()
+    results: dict[Key, PointResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
@@ -36,8 +43,12 @@ class Session:
     # What was logged before, by the sweep that is asked for.
     histories: dict[str | None, list[history.TimedRun]] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
-    # Is a point under way, which a scheduler's signal lets end by itself?
+    # Is a point under way, which a scheduler's signal lets end by itself? And a Ctrl-C, too?
     busy: bool = False
+    saves: bool = False
+    # The point that a signal has ended, and whether a second Ctrl-C has.
+    ended_early: PointResult | None = None
+    at_once: bool = False
     # How far the sweep is that the point under way belongs to.
     ahead: Ahead | None = None
     _clusters: dict[str, Cluster] = field(default_factory=dict)
@@ -82,7 +93,7 @@ class Session:
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
         if self._tracker is not None:
-            self._tracker.close()
+            self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS)
         for cluster in self._clusters.values():
             cluster.close(code)
 
@@ -110,6 +121,12 @@ class PointRequest:
     sweep: str | None
     own: bool = False
     laid_out: LaidOut | None = None
+
+    def asked(self) -> PointResult:
+        """What there is to say of it before it has ended."""
+        made = self.laid_out
+        layout = Layout(workers=made.plan.workers if made else self.config.workers)
+        return self.ended(Result(choices=chosen(self.config), layout=layout))
 
     def ended(self, result: Result) -> PointResult:
         """What became of it."""

@@ -21,9 +21,9 @@ from pipeline.launch.signals import Interrupted
 from pipeline.record.results import Ending, Layout, Result
 from pipeline.run import run
 from pipeline.run.group import Preemption
-from pipeline.run.points import Key, Points
+from pipeline.run.points import Points
 from pipeline.run.results import chosen, layout_of
-from pipeline.run.session import PointRequest, Session
+from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.views import PointResult, Screen
 
 # What a point shows, in its folder.

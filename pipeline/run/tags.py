@@ -1,7 +1,10 @@
 """What a run is called in MLflow, where it is tracked, and with which parameters and tags."""
 
+import getpass
 import os
+import shlex
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +17,12 @@ from pipeline.plan.plan import Plan
 from pipeline.record.results import Layout
 from pipeline.record.tracking import Store
 from pipeline.run.session import PointRequest
+
+PROGRAM = ("python", "-m", "pipeline")
+# As MLflow calls them.
+USER, SOURCE, SOURCE_KIND, COMMIT = (
+    "mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit",
+)  # fmt: skip
 
 
 def parameters(planned: Plan, config: Config) -> dict[str, object]:
@@ -49,14 +58,30 @@ def store_of(config: Config) -> Store | None:
     )
 
 
-def tags_of(planned: Plan, request: PointRequest) -> dict[str, str]:
-    """A run's tags in MLflow, those that there are."""
-    commit = None
+def command_of(request: PointRequest, options: Sequence[str]) -> str:
+    """What to type to run one point again, be it of a sweep."""
+    asked = [override for override in request.overrides if not override.lstrip("+~").startswith("sweep.")]
+    return shlex.join([*PROGRAM, *options, *asked])
+
+
+def origin() -> dict[str, str]:
+    """Who runs what, of which commit, as MLflow shows it; what is not known is left out."""
+    tags = {USER: None, SOURCE: shlex.join(PROGRAM), SOURCE_KIND: "LOCAL", COMMIT: None}
+    # Of a number that has no name, as in a container.
+    with suppress(OSError, KeyError):
+        tags[USER] = getpass.getuser()
     with suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=True)
-        commit = said.stdout.strip()
-    tags = {
-        "git_commit": commit,
+        tags[COMMIT] = said.stdout.strip()
+    return {name: value for name, value in tags.items() if value}
+
+
+def tags_of(planned: Plan, request: PointRequest, options: Sequence[str] = ()) -> dict[str, str]:
+    """A run's tags in MLflow, those that there are. `options` are those that say where configs are."""
+    known = origin()
+    tags = known | {
+        "git_commit": known.get(COMMIT),
+        "command": command_of(request, options),
         "host": os.uname().nodename,
         "device_kind": planned.hardware.kind,
         "machine": planned.hardware.machine,

@@ -32,9 +32,17 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How far equal runs lie apart, as a relative standard deviation, and how many runs have told that."""
+
+    deviation: float
+    runs: int
+
+
+@dataclass(frozen=True)
 class Foreseen:
     """What is known of a predicted point beside its speed: a step's seconds and the shares of its parts, the runs that
-    tell, how good earlier predictions were, and the share of a worker that pays.
+    tell, how good earlier predictions were, the share of a worker that pays, and how far equal runs lie apart.
     """
 
     step_seconds: float
@@ -42,26 +50,37 @@ class Foreseen:
     fitted_on: FittedOn
     score: "Score"
     knee_share: float
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True)
 class PointResult:
-    """What became of a point of a command, or of a sweep: its result, its folder, and what was typed."""
+    """What became of a point of a command, or of a sweep: its result, its folder, and what was typed.
+
+    `number` is the one that it has wherever it is spoken of; None where it is its place among those that are shown.
+    """
 
     result: Result
     folder: str = ""
     overrides: tuple[str, ...] = ()
+    number: int | None = None
     needs: Needs | None = None
     foreseen: Foreseen | None = None
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """How far a sweep is: points that are done, of how many, and the seconds that the others may take, if known."""
+    """How far a sweep is: the number of the point under way, what has become of all so far, and the seconds that those
+    which are left may take, if known."""
 
-    done: int
-    points: int
+    number: int
+    points: tuple[PointResult, ...]
     seconds_left: float | None
+
+    @property
+    def done(self) -> int:
+        """How many have ended."""
+        return sum(point.result.ending.status is not None for point in self.points)
 
 
 class View(Protocol):
@@ -88,11 +107,20 @@ class Screen(Protocol):
     def say(self, text: str) -> None:
         """Shows a line."""
 
+    def shares(self, points: Sequence[PointResult]) -> None:
+        """Shows what was typed for all points of a sweep."""
+
+    def begins(self, ahead: Ahead) -> None:
+        """Shows which point of a sweep begins."""
+
+    def ended(self, point: PointResult, seconds: float | None) -> None:
+        """Shows what a point of a sweep came to, after so many seconds."""
+
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run a point goes on with, and from where."""
 
-    def planned(self, plan: Plan, full: bool) -> None:
-        """Shows a plan; `full` where that is all that was asked for."""
+    def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
+        """Shows a plan; `full` where that is all that was asked for. Its baseline may be `reused` from a folder."""
 
     def described(self, typed: str) -> None:
         """Shows what would be typed or submitted to start a plan's processes."""
@@ -125,8 +153,8 @@ class Tracking(Protocol):
     def drain(self, timeout: float) -> tuple[bool, str | None]:
         """(Is all that the logs hold there, what was wrong), after `timeout` seconds at most."""
 
-    def close(self) -> None:
-        """Sends what is left and ends."""
+    def close(self, timeout: float) -> None:
+        """Sends what is left, for so many seconds at most, and ends."""
 
 
 Make = Callable[[Plan, Path], View]

@@ -11,20 +11,35 @@ from conftest import environment
 from pipeline.commands import verbs
 
 MOVED = {
-    "report": "report", "compare": "compare", "prepare": "prepare", "ui": "ui", "predict": "predict",
+    "sync": "sync", "commands.report": "report", "report": "report",
+    "compare": "compare", "prepare": "prepare", "ui": "ui", "predict": "predict",
     "explain": "explain", "track sync": "sync", "run": "",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "prepare", "sync", "ui", "predict", "explain"])
+@pytest.mark.parametrize(
+    "verb", ["report", "compare", "prepare", "sync", "ui", "clean", "doctor", "predict", "explain"]
+)
 def test_a_verb_says_how_it_is_typed(asked, verb):
     told = asked(verb, "--help")
     assert told.code == 0, told.err
     assert f"python -m pipeline {verb}" in told.out
 
 
-def test_the_help_of_a_training_names_all_verbs(asked):
-    assert f"\n{', '.join(verbs.VERBS)}\n" in asked("--help").out
+def test_every_verb_says_what_it_does():
+    assert set(verbs.DOES) == set(verbs.VERBS)
+
+
+@pytest.mark.parametrize("verb", ["report", "compare", "sync", "ui", "clean", "explain"])
+def test_keys_are_typed_alike_whatever_the_verb(asked, verb):
+    told = asked(verb, "--help")
+    assert f"python -m pipeline {verb} " in told.out
+    assert "[output_dir=outputs]" in told.out
+    assert "--" not in told.out.replace("--help", "")
+    told = asked(verb, "x", "y", "--output-dir", "there")
+    assert (told.code, told.err) == (2, "pipeline: Expected key=value, received --output-dir. Try output_dir=there.\n")
+    told = asked(verb, "x", "y", "outputdir=there")
+    assert told.err.endswith("received outputdir. Try output_dir=there.\n")
 
 
 @pytest.mark.parametrize("asks", ["--help", "--cfg job", "--hydra-help"])
@@ -54,7 +69,7 @@ def test_what_was_a_module_of_its_own_answers_with_the_verb(asked, before, now):
 def test_a_word_that_is_no_verb_gets_the_nearest_one(asked, tmp_path, word, instead):
     told = asked(word, "mine")
     assert (told.code, told.out) == (2, "")
-    assert told.err.startswith("pipeline: Expected a verb (report, compare, prepare, sync, ui, predict, explain) or ")
+    assert told.err.startswith(f"pipeline: Expected a verb ({', '.join(verbs.VERBS)}) or ")
     assert told.err.strip().endswith(instead)
     assert not list(tmp_path.iterdir())
 
@@ -87,7 +102,7 @@ def test_a_run_that_was_explained_says_so_again(asked, tmp_path):
     told = asked("explain", "one")
     assert told.code == 0, told.err
     assert told.out.splitlines()[0] == "Try less."
-    assert "communication 40% (38% to 42%)" in told.out
+    assert "= communication 40% (38% to 42%)" in told.out
     (folder / "result.json").write_text(json.dumps({"status": "FINISHED", "explained": None}))
     told = asked("explain", "one")
     assert told.code == 2

@@ -22,7 +22,7 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic
+from pipeline.data import DataError, cifar10, clicks, digits, fashion_mnist, mnist, mnist5k, synthetic, text
 from pipeline.data.keras_datasets import cache_folder, one_at_a_time
 from pipeline.data.packaged import hold_out, packaged_file, read_table
 
@@ -510,6 +510,56 @@ def test_clicks_that_cannot_be_made_are_refused_in_words(arguments: dict[str, An
         clicks(**arguments)
 
 
+# ---- text
+
+
+def test_each_token_of_text_has_the_next_one_as_its_label_and_none_is_trained_on_twice() -> None:
+    from pydoc_data.topics import topics
+
+    whole = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    train, validation = text(length=50)
+    tokens = bytes(train.raw[0].ravel().astype(np.uint8))
+    assert whole.startswith(tokens)
+    assert len(tokens) > 0.89 * len(whole)
+    assert bytes(train.raw[1].ravel().astype(np.uint8)) == whole[1 : len(tokens) + 1]
+    held = bytes(validation.raw[0].ravel().astype(np.uint8))
+    assert held in whole[len(tokens) :]
+    assert (train.num_classes, train.raw[0].dtype, train.count) == (256, np.int32, len(train.raw[0]))
+
+
+def test_text_of_ones_own_is_read_from_files_in_the_order_of_their_names_by_character(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("häää\n" * 20)
+    (tmp_path / "a.txt").write_text("∑ of it all\n" * 20)
+    whole = (tmp_path / "a.txt").read_text() + "\n\n" + (tmp_path / "b.txt").read_text()
+    for path in (tmp_path, tmp_path / "*.txt"):
+        train, validation = text(str(path), tokens="characters", length=8, validation_fraction=0.2)
+        names = train.class_names or ()
+        assert names == validation.class_names == tuple(sorted(set(whole)))
+        assert train.num_classes == len(names)
+        assert "".join(names[token] for token in train.raw[0].ravel()) == whole[: train.raw[0].size]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tokens": "words"}, "Expected tokens of bytes or characters .* received words. Try data.build.tokens=bytes"),
+        ({"length": 0}, "Expected length of at least 1 .* received 0. Try data.build.length=128"),
+        ({"validation_fraction": 1.0}, "between 0 and 1 for data=text, received 1.0. Try data.build.validation_frac"),
+        ({"length": 10**6}, r"more than 1000000 bytes to train .* received [\d,]+ and [\d,]+\. Try data.build.length="),
+        ({"path": "nowhere"}, "Expected nowhere to be or to have files of text, received none. Try data.path=FILE.txt"),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        text(**arguments)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(256)))
+    with pytest.raises(DataError, match=r"a\.bin to be a file of UTF-8 text, .* Try another data\.path"):
+        text(str(tmp_path))
+
+
 # ---- the YAML files
 
 
@@ -525,6 +575,7 @@ def test_every_data_set_has_its_file() -> None:
         "mnist5k",
         "numpy",
         "synthetic",
+        "text",
         "tfds",
         "tfrecord",
     ]

@@ -55,25 +55,35 @@ def opened(folder, examples, vary=False):
     return part
 
 
-MAKES = [
-    pytest.param(in_files, id="files"),
-    pytest.param(of_rows, id="rows"),
+PLAIN = [pytest.param(in_files, id="files"), pytest.param(of_rows, id="rows")]
+VARIED = [
     pytest.param(lambda *of: in_files(*of, vary=True), id="files varied"),
     pytest.param(lambda *of: of_rows(*of, vary=True), id="rows varied"),
 ]
+MAKES = [*PLAIN, *VARIED]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("make", MAKES)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_stream_of_examples_goes_on_from_any_position(tmp_path, name, make, shuffle):
+def goes_on(tmp_path, name, make, shuffle, positions):
+    """Is what begins at a place of an epoch what the stream from the beginning has from there on?"""
     layout = LAYOUTS[name]
     part = make(tmp_path, layout.counts[layout.process] if layout.sharded else layout.examples)
     whole = leaves(stream(part, layout, shuffle, seed=0).take(3 * layout.steps))
-    for epoch, step in [(0, 1), (1, layout.steps - 1), (1, layout.steps), (2, 0)]:
+    for epoch, step in positions:
         rest = stream(part, layout, shuffle, 0, Position(epoch, step * layout.global_batch))
         done = epoch * layout.steps + step
         assert leaves(rest.take(3 * layout.steps - done)) == whole[done:], (epoch, step)
+
+
+# Where it begins is the same arithmetic for arrays and data sets, which take all places in `test_batches`.
+@pytest.mark.parametrize("make", VARIED)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_stream_of_examples_goes_on_from_the_middle_of_an_epoch(tmp_path, name, make):
+    goes_on(tmp_path, name, make, True, [(1, LAYOUTS[name].steps - 1)])
+
+
+@pytest.mark.parametrize("make", PLAIN)
+def test_a_stream_of_examples_in_their_own_order_goes_on_from_any_position(tmp_path, make):
+    goes_on(tmp_path, "one replica", make, False, [(0, 1), (1, ONE.steps), (2, 0)])
 
 
 @pytest.mark.parametrize("make", [*MAKES, pytest.param(opened, id="opened")])
@@ -89,19 +99,19 @@ def test_any_number_of_processes_trains_the_same_global_batches(tmp_path, make):
         assert list(chain(*(half[2] for half in halves))) == y
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", PLAIN)
 def test_each_example_comes_once_an_epoch_in_an_order_of_that_epoch_and_seed(tmp_path, make):
     part = make(tmp_path, 50)
-    epochs = [
-        [list(chain(*labels(stream(part, ONE, True, seed, Position(epoch)).take(ONE.steps)))) for epoch in range(2)]
-        for seed in (1, 2)
-    ]
-    every = list(chain(*epochs))
+
+    def orders(seed, shuffle=True, epochs=2):
+        steps = labels(stream(part, ONE, shuffle, seed).take(epochs * ONE.steps))
+        return [list(chain(*steps[epoch * ONE.steps :][: ONE.steps])) for epoch in range(epochs)]
+
+    every = [*orders(1), *orders(2)]
     assert all(sorted(order) == list(range(50)) for order in every)
     assert all(one != other for one, other in itertools.combinations(every, 2))
-    assert labels(stream(part, ONE, True, 1).take(ONE.steps)) == labels(stream(part, ONE, True, 1).take(ONE.steps))
-    plain = list(chain(*labels(stream(part, ONE, False, 1).take(ONE.steps))))
-    assert plain == list(range(50))
+    assert orders(1, epochs=1) == every[:1]
+    assert orders(1, shuffle=False, epochs=1) == [list(range(50))]
 
 
 def test_an_example_is_varied_by_itself_and_its_epoch_whoever_reads_it(tmp_path):

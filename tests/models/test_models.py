@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from pipeline.models import cnn, mlp, recommender, resnet20
+from pipeline.models import cnn, mlp, recommender, resnet20, transformer
+from pipeline.models.transformer import SIZES
 
 Model = Callable[..., Any]
 BUILT_IN: list[Model] = [mlp, cnn, resnet20]
@@ -162,8 +163,59 @@ def test_the_recommender_has_a_table_for_each_column_and_refuses_other_input() -
         recommender(input_shape=(28, 28, 1), categories=[50])
 
 
+SMALL = partial(transformer, input_shape=(16,), num_classes=11, blocks=2, width=16, heads=2)
+
+
+def test_a_token_of_the_transformer_sees_those_before_it_alone_and_where_they_are() -> None:
+    model, tokens = SMALL(), np.arange(32, dtype=np.int32).reshape(2, 16) % 11
+    logits = keras.ops.convert_to_numpy(model(tokens))
+    assert logits.shape == (2, 16, 11)
+    later, swapped = tokens.copy(), tokens.copy()
+    later[:, 9:] = 0
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(later))[:, :9], logits[:, :9])
+    swapped[:, [0, 1]] = tokens[:, [1, 0]]
+    # The same tokens before it, in another order.
+    assert np.abs(keras.ops.convert_to_numpy(model(swapped))[:, -1] - logits[:, -1]).max() > 1e-6
+
+
+def test_the_transformer_learns_text_and_its_perplexity_is_that_of_its_loss(tmp_path: Path) -> None:
+    model, tokens = SMALL(learning_rate=0.01), np.tile(np.arange(17, dtype=np.int32) % 5, (16, 1))
+    history = model.fit(tokens[:, :-1], tokens[:, 1:], epochs=30, verbose=0).history
+    assert history["perplexity"][-1] < 5 < history["perplexity"][0]
+    np.testing.assert_allclose(np.exp(history["loss"]), history["perplexity"], rtol=1e-4)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(tokens[:, :-1], verbose=0), model.predict(tokens[:, :-1], verbose=0))
+
+
+@pytest.mark.parametrize(("size", "millions"), [("tiny", 0.8), ("10m", 10.7), ("100m", 101), ("1b", 1007)])
+def test_the_sizes_of_the_transformer_are_what_they_are_called(size: str, millions: float) -> None:
+    shape = SIZES[size]
+    one = SMALL(blocks=1, width=shape.width, heads=shape.heads) if size != "1b" else None
+    block = 12 * shape.width**2 + 2 * shape.width
+    assert one is None or one.count_params() == block + 12 * shape.width
+    assert (shape.blocks * block + 257 * shape.width) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"input_shape": (28, 28, 1)},
+            r"sequences of tokens .* received examples of shape \[28, 28, 1\]\. Try data=text",
+        ),
+        ({"size": "2b"}, r"\(tiny, 10m, 100m, 1b\), received 2b\. Try model\.build\.size=tiny"),
+        ({"blocks": 0}, r"at least one block .* received 0\. Try model\.build\.blocks=4"),
+        ({"heads": 3}, r"an even number of 16 .* received 3\. Try model\.build\.width=192"),
+    ],
+)
+def test_transformers_that_cannot_be_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SMALL(**given)
+
+
 def test_every_model_has_its_file() -> None:
-    assert [path.stem for path in CHOICES] == sorted(build.__name__ for build in [*BUILT_IN, recommender])
+    assert [path.stem for path in CHOICES] == sorted(build.__name__ for build in [*BUILT_IN, recommender, transformer])
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)

@@ -507,7 +507,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         ([], r"Expected out to be the folder to fill, received none\. Try out=prepared\."),
         (["out=gs://b/d"], r"Expected out to be a folder that this machine can write to, received gs://b/d"),
         (["out=d", "data=digitz"], r"Expected data to be one of .*received digitz\. Try data=digits\."),
-        (["out=d", "sed=1"], r"Expected a key of the config \(out, .*received sed\. Try seed\."),
+        (["out=d", "sed=1"], r"Expected a key that exists, received sed\. Try seed=1\."),
         (["out=d", "model=cnn"], r"received model\. Try `python -m pipeline prepare --help`"),
         (["out=d", "seed=x"], r"Expected seed to be a whole number, received x\. Try seed=0\."),
         (["out=d", "seed=-1"], r"Expected seed to be 0 or more, received -1\."),
@@ -525,7 +525,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
         (["out=d", "+hydra.callbacks.x._target_=os.system"], r"_target_ to be one of Hydra's own"),
         (["out=d", "--nonsense"], r"Expected options that exist, received --nonsense\. Try --help\."),
         (["out=d", "--config-dir", "nowhere"], r"Expected --config-dir to be a folder, received nowhere"),
-        (["out"], r"Expected key=value or group=choice, received out\. Try out=\.\.\."),
+        (["out"], r"Expected key=value or group=choice, received out\. Try out=VALUE\."),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )  # fmt: skip

@@ -102,7 +102,7 @@ TOLD: list[Event] = [
     Explaining("no communication", replicas=[TimedReplica(1, 0.1)]),
     Explained(Explanation(0.45, 0.4, 0.5, [Part("communication", 0.4, 0.38, 0.42)], None, "worker 1", "Try less.")),
     Result({"status": "FINISHED", "speedup": None}),
-    Report({"": ["report.html"]}, {"speedup": 1.5}, {"best": None}, "It scales."),
+    Report({"": ["report.html"]}, {"best": None}, "It scales."),
     Ended("FAILED", "Out of memory."),
     Beat(7, 1.5),
     Beat(validated=4),

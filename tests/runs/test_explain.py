@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -88,7 +89,7 @@ def test_each_part_is_what_its_switch_saves():
         found = explained(one)
         assert share(found, part) == found["lost"] == 0.5, part
         assert found["bound"] == part
-        assert "takes 50% of each step: without it at most 2 times as fast" in found["advice"], part
+        assert "takes 50% of a step's time: without it at most 2 times as fast" in found["advice"], part
     found = explained(a_round(**halved, together={0: 0.5, 1: 1.0}, alone={0: 0.5, 1: 1.0}))
     assert (share(found, "stragglers"), found["straggler"], found["bound"]) == (0.5, "worker 1", "stragglers")
     assert found["advice"].startswith("Waiting for worker 1 takes 50%")
@@ -116,7 +117,8 @@ def test_no_part_is_said_to_bring_more_than_is_lost():
     assert explained(torn)["bound"] is None
     found = explained(dataclasses.replace(torn, everything=1.0, no_input=1.0))
     assert found["bound"] == "contention"
-    assert "takes 50% of each step: without it at most 2 times" in found["advice"]
+    said = "takes 70% of a step's time, some of which other parts make up for: without it at most 2 times as fast"
+    assert said in found["advice"]
 
 
 def test_an_input_that_one_device_waits_for_as_well_is_no_loss_but_worth_telling():
@@ -151,19 +153,38 @@ def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
 
 def test_what_was_lost_is_shown_with_its_ends_and_sent_to_mlflow():
     found = explained(a_round(everything=1.0, no_input=1.0), a_round(everything=1.25, no_input=1.25))
-    first, second = explained_lines(plain.made_of(Explanation, found))
+    made = plain.made_of(Explanation, found)
+    first, second = explained_lines(made)
     assert first == found["advice"]
-    assert second.startswith("56% of the ideal is lost (50% to 60%): communication 56% (50% to 60%), ")
-    assert explained_line(plain.made_of(Explanation, found)) == "lost 56%: communication 56%"
+    said = "Lost to scaling, as shares of a step's time: 56% (50% to 60%) = communication 56% (50% to 60%), "
+    assert second.startswith(said)
+    assert explained_line(made) == "lost 56% = communication 56%"
     told = from_plain({"event": "explained", "time": 1.0, "values": found | {"straggler": "worker 1"}})
     made = list(changes(told, Replay()))
     assert {each.name: each.value for each in made if isinstance(each, Tag)} == {
         "explain.bound": "communication", "explain.straggler": "worker 1",
     }  # fmt: skip
     points = {each.name: each.value for each in made if isinstance(each, Point)}
-    assert points["explain/lost"] == found["lost"]
+    assert points["explain/lost"] == pytest.approx(found["lost"], rel=1e-3)
     assert points["explain/input_wait"] == 0
     assert len(points) == 1 + len(found["parts"])
+
+
+def test_each_share_is_said_once_with_what_it_is_of_and_a_negative_part_with_what_it_means():
+    torn = a_round(everything=1.0, no_input=1.0, together={0: 1.2, 1: 1.2}, alone={0: 0.5, 1: 0.5})
+    made = plain.made_of(Explanation, explained(torn, dataclasses.replace(torn, everything=1.01)))
+    lines = explained_lines(made, efficiency=0.77)
+    shares_of = {
+        name: [line for line in lines if name.lower() in line.lower()] for name in ("contention", "communication")
+    }
+    assert re.findall(r"(\d+)%", lines[0]) == [f"{100 * share(to_plain(made), 'contention'):.0f}"]
+    assert "Contention between workers of one machine takes 70% of a step's time" in shares_of["contention"][0]
+    assert "contention 70% (69% to 70%)" in shares_of["contention"][1]
+    assert re.search(r"communication -20% \(-20% to -20%\)|communication -20%", shares_of["communication"][0])
+    assert "A negative part takes less of a step here than on one device, and so makes up for others." in lines
+    assert lines[-1] == (
+        "That leaves an efficiency of 50%, as timed once more after training; its first steps had 77%."
+    )
 
 
 def assert_whole(ran: Ran) -> dict[str, Any]:

@@ -103,6 +103,14 @@ def test_ctrl_c_and_a_lost_terminal_end_everything_within_ten_seconds(tmp_path, 
     assert "Traceback" not in ran.err
     assert events(tmp_path)[-1]["event"] == "ended"
     assert not left_behind(tmp_path)
+    if number == signal.SIGINT:
+        # It says where it is, what is there of it, and what goes on with it.
+        (folder,) = ran.run_folders
+        step = ran.result["checkpoint_step"]
+        assert step >= 1
+        assert "Ctrl-C: leaving with a checkpoint" in ran.out
+        said = f"Ended by SIGINT. {folder.relative_to(tmp_path)} has a checkpoint of step {step:,}: the same"
+        assert f"pipeline: {said} command goes on from there.\n" in ran.err
 
 
 def test_ctrl_c_before_there_is_anything_to_end_ends_it_without_a_word(tmp_path):
@@ -121,10 +129,12 @@ def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
     process = start(tmp_path, *QUICK, *TWO, *LONG, cold=True)
     wait_for(tmp_path, "run")
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
     ran = finish(process, tmp_path, began, timeout=30)
     assert ran.seconds < 10
     assert ran.code == 130
+    assert " has no checkpoint yet: the same command goes on from its beginning." in ran.err
     assert "Traceback" not in ran.err
     assert not left_behind(tmp_path)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import own
 import psutil
 import pytest
-from conftest import Ran, finish, left_behind, start
+from conftest import QUICK, Ran, finish, left_behind, start
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -57,11 +58,13 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
     assert run.info.status == "FINISHED"
     assert run.data.params["strategy"] == "mirrored"
     assert run.data.params["workers"] == str(result["workers"])
-    for name in ("examples_per_second", "speedup", "efficiency", "step_ms_p50"):
-        assert run.data.metrics[name] == pytest.approx(result[name])
+    for name, group in (("examples_per_second", ""), ("speedup", ""), ("efficiency", ""), ("ms_p50", "step")):
+        kept = result[f"{group}_{name}" if group else name]
+        assert run.data.metrics[f"{group}/{name}" if group else name] == pytest.approx(kept, rel=1e-3)
+    # The first repeats of all, then their median; each loss once.
     artifacts = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
     assert artifacts >= {"plan.json", "result.json", "model.keras", "hydra"}
-    assert len(client.get_metric_history(run.info.run_id, "loss")) == sum(
+    assert len(client.get_metric_history(run.info.run_id, "train/loss")) == sum(
         len(event["losses"]) for event in ran.events("steps")
     )
     assert run.inputs.dataset_inputs[0].dataset.name == "digits"
@@ -77,7 +80,13 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
     assert ran.code == 0, ran.err
     statuses = [result["status"] for result in ran.results]
     assert sorted(statuses) == ["FINISHED"] * 5 + ["REFUSED"]
-    assert "Skipped: Expected workers=1, since one_device trains on one device" in ran.err
+    assert "Point 1 refused: Expected one point of one_device, which trains on one device" in ran.err
+    # One number a point, a line for each as it ends; of the plans, what they share once; one device, measured once.
+    begun = r"^\d\d:\d\d:\d\d -- point (\d): strategy=\w+ workers=\d \(\d of 6 done"
+    ended = r"^\d\d:\d\d:\d\d point (\d): FINISHED, .* examples/s .*, \d\.\d\dx, efficiency \d+%"
+    assert re.findall(begun, ran.out, re.M) == re.findall(ended, ran.out, re.M) == [*"02345"]
+    assert (ran.out.count("\nlength "), ran.out.count("measured in turn, 2 repeats")) == (1, 1)
+    assert ran.out.count("reused from outputs/sweeps/") >= 1
     _, runs = tracked(ran.folder)
     assert len(runs) == 5
     assert {run.info.status for run in runs} == {"FINISHED"}
@@ -107,7 +116,7 @@ def test_a_sweep_over_every_strategy_finishes_and_compares_them_with_one_device(
     assert {run.data.params["strategy"] for run in runs} == set(strategies)
     assert {run.info.status for run in runs} == {"FINISHED"}
     (racing,) = [run for run in runs if run.data.params["strategy"] == "parameter_server"]
-    assert {"staleness_mean", "staleness_max", "updates", "restarts"} <= set(racing.data.metrics)
+    assert {"staleness/mean", "staleness/max", "staleness/updates", "survival/restarts"} <= set(racing.data.metrics)
     assert racing.data.tags["asynchronous"] == "true"
     table = ran.out.rsplit("-- ", 1)[1]
     for strategy in strategies:
@@ -158,4 +167,21 @@ def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
     subprocess.run([sys.executable, "-m", "pipeline", "sync"], cwd=tmp_path, check=True, capture_output=True)
     _, (run,) = tracked(tmp_path)
     assert run.info.status == status
-    assert run.data.metrics["loss"] >= 0
+    assert run.data.metrics["train/loss"] >= 0
+
+
+@pytest.mark.slow
+def test_a_language_model_learns_on_two_devices_what_it_learns_on_one(pipeline):
+    small = ("model.build.blocks=1", "model.build.width=16", "model.build.heads=2", "data.build.length=32")
+    batch = ("train.global_batch=6", "train.steps=3", "train.deterministic=true", "measure.scaling=strong")
+    ran: Ran = pipeline(
+        "-m", "model=transformer", "data=text", "strategy=one_device,mirrored", "hardware=2cpu", *small, *batch, *QUICK,
+        timeout=240,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    one, two = sorted(ran.results, key=lambda result: result["replicas"])
+    assert (one["replicas"], two["replicas"]) == (1, 2)
+    for kind in ("metrics", "val_metrics"):
+        assert set(one[kind]) >= {"accuracy", "perplexity"}
+        assert one[kind] == pytest.approx(two[kind], rel=1e-5)
+    assert 1 < two["val_metrics"]["perplexity"] < 300

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ from pipeline.record.events import (
 from pipeline.run.views import PointResult
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
 from pipeline.views.terminal.run_state import RunState
+from pipeline.views.terminal.words import time_of_day
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -160,7 +162,8 @@ def told(plan: Plan, events: Iterator[tuple[float, Event]], console: Console | N
         for now, event in events:
             progress.update(event, now)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    # What was at which time is a test of its own.
+    return re.sub(r"^\d\d:\d\d:\d\d ", "", console.file.getvalue(), flags=re.M)
 
 
 def a_terminal(width: int = 80) -> Console:
@@ -231,6 +234,14 @@ def test_the_plan_says_how_long_and_against_what(changes: dict[str, Any], words:
     assert words in "\n".join(plan_lines(a_plan(**changes), full=False))
 
 
+def test_a_baseline_that_was_measured_before_is_not_said_to_be_measured_in_turn() -> None:
+    (line,) = [line for line in plan_lines(a_plan(), False, "outputs/sweeps/s/0_mirrored") if "baseline" in line]
+    assert line == (
+        "baseline   one device, no strategy, batch 64; reused from outputs/sweeps/s/0_mirrored; throughput from 2 "
+        "repeats of about 0.75 s"
+    )
+
+
 def test_the_full_plan_says_free_port_and_default_threads_where_nothing_is_chosen_yet() -> None:
     process = dataclasses.replace(
         a_plan().processes[0], address="10.0.0.1:0", devices=("GPU:0", "GPU:1"), cores=(), intra_op_threads=0
@@ -264,6 +275,21 @@ def test_a_run_on_a_pipe_is_a_line_for_each_phase_repeat_and_epoch() -> None:
         "epoch 3 of 3: loss 0.2, accuracy 0.91, val_loss 0.2333, val_accuracy 0.89, 2.1 s",
         "saved: model.keras",
     ]
+
+
+def test_lines_on_a_pipe_have_the_time_of_day_and_no_spaces_after_them() -> None:
+    console = Console(file=io.StringIO())
+    with Progress(a_plan(), console, 0.0) as progress:
+        for now, event in a_run(a_plan()):
+            progress.update(event, now)
+    console_on(console.file).print(table_of(a_result()))
+    lines = written(console).splitlines()
+    first = time_of_day(1.7e9 + 1.3)
+    assert next(line for line in lines if "joined" in line) == f"{first} joined: 1 process after 1.3 s"
+    timed = [line for line in lines if re.match(r"\d\d:\d\d:\d\d \w", line)]
+    assert len(timed) == 12
+    assert lines[12].startswith("FINISHED    cnn on mnist5k")
+    assert not [line for line in lines if line != line.rstrip()]
 
 
 def test_a_long_epoch_gets_a_line_about_every_ten_seconds() -> None:
@@ -611,8 +637,12 @@ def a_result(**changes: Any) -> dict[str, Any]:
     return values | changes
 
 
-def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look() -> None:
-    lines = [line.rstrip() for line in shown(table_of(a_result(saved="model.keras")), 80).splitlines()]
+def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Where no checkout is, there is no make.
+    monkeypatch.chdir(tmp_path)
+    lines = [line.rstrip() for line in shown(table_of(a_result(saved="model.keras")), 100).splitlines()]
     assert lines == [
         "FINISHED    cnn on mnist5k, mirrored on 2cpu, 2 workers in 1 process",
         "throughput  3,412 examples/s, 94% interval 3,301 to 3,503, 5 repeats",
@@ -626,7 +656,7 @@ def test_a_result_says_how_fast_against_what_how_sure_and_where_to_look() -> Non
         "time        4.2 s to start, 1 min 15 s to train",
         "folder      outputs/runs/2026-11-21_mirrored",
         "model       outputs/runs/2026-11-21_mirrored/model.keras",
-        "MLflow      run 0123456789abcdef0123456789abcdef; to browse and compare: make ui",
+        "MLflow      run 0123456789abcdef0123456789abcdef; to browse and compare: python -m pipeline ui",
     ]
 
 
@@ -709,7 +739,7 @@ def test_paths_stay_in_one_piece_on_a_pipe() -> None:
 
 
 def a_sweep() -> list[dict[str, Any]]:
-    refused = {"status": "SKIPPED", "workers": 8, "error": "Too few devices. Try workers=2."}
+    refused = {"status": "REFUSED", "workers": 8, "error": "Too few devices. Try workers=2."}
     return [
         a_result(
             strategy="one_device", workers=1, speedup=0.998, speedup_low=0.98, speedup_high=1.01,
@@ -740,14 +770,14 @@ def test_a_sweep_is_a_row_a_point_with_reasons_below() -> None:
         "                          122,301-125,503  14.8-16.0",
         "   strategy=multi_worker workers=2",
         "3  multi_worker        4                -          -     -       -  FAILED",
-        "4  mirrored            8                -          -     -       -  SKIPPED",
-        "5  multi_worker        8                -          -     -       -  SKIPPED",
+        "4  mirrored            8                -          -     -       -  REFUSED",
+        "5  multi_worker        8                -          -     -       -  REFUSED",
         "",
         "Under throughput and speedup: 94% intervals.",
         "eff.: efficiency, speedup over the number of devices.",
         "val: accuracy on the validation data.",
         "Point 3 failed: worker 1 was killed.",
-        "Points 4-5 skipped: Too few devices. Try workers=2.",
+        "Points 4-5 refused: Too few devices. Try workers=2.",
     ]
 
 

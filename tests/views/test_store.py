@@ -76,7 +76,7 @@ def test_four_runs_that_make_the_store_at_once_have_every_point_of_their_logs_in
         run = only_run(uri, key_of(log))
         assert run.info.run_id == result["mlflow_run_id"]
         assert run.info.status == "FINISHED"
-        losses = [name for name, *_ in values(uri, run) if name == "loss"]
+        losses = [name for name, *_ in values(uri, run) if name == "train/loss"]
         assert len(losses) == 40
         assert values(uri, run) == told(log)
     assert not list(tmp_path.glob("outputs/mlflow.db.new*"))
@@ -243,7 +243,7 @@ def test_who_logs_in_from_the_environment_leaves_the_secret_nowhere(
     assert values(server.uri, only_run(server.uri, key_of(log))) == told(log)
     # Another who logs in with what the server does not know, so that its answer repeats it.
     wrong = {name: f"{text}-wrong" for name, text in environ.items()}
-    refused = synced(tmp_path, wrong, "--uri", uri.replace("127.0.0.1", "localhost"))
+    refused = synced(tmp_path, wrong, f"uri={uri.replace('127.0.0.1', 'localhost')}")
     assert refused.code == 1
     assert "401" in refused.out
     words = secrets(environ)

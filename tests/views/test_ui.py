@@ -3,6 +3,7 @@
 SCREENSHOTS=folder keeps what was seen there.
 """
 
+import getpass
 import os
 import signal
 import socket
@@ -29,24 +30,22 @@ def test_a_port_that_is_taken_is_told_with_one_to_try_instead(capfd, tmp_path):
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["--port", str(port), "--output-dir", str(tmp_path)]) == 2
+        assert main([f"port={port}", f"output_dir={tmp_path}"]) == 2
     out, err = capfd.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert err.startswith(f"pipeline: Expected port {port} of 127.0.0.1 to be free, received: Address already in use.")
-    assert " Try PORT=" in err
+    assert " Try port=" in err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "five", "-1", "5000.0"])
 def test_a_port_that_is_none_is_refused_in_one_message(capfd, port):
-    assert main([f"--port={port}"]) == 2
-    assert capfd.readouterr().err == (
-        f"pipeline: Expected a port from 1 to 65535, received {port}. Try PORT=5001, or --port=5001.\n"
-    )
+    assert main([f"port={port}"]) == 2
+    assert capfd.readouterr().err == (f"pipeline: Expected a port from 1 to 65535, received {port}. Try port=5001.\n")
 
 
 def test_an_output_folder_that_cannot_be_written_is_told_in_one_message(capfd):
-    assert main(["--port", str(free_port()), "--output-dir", "/proc/x"]) == 2
+    assert main([f"port={free_port()}", "output_dir=/proc/x"]) == 2
     assert capfd.readouterr().err.startswith("pipeline: Expected to be able to write /proc/x, received: No such file")
 
 
@@ -92,7 +91,7 @@ def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
     said = folder / "said"
     with said.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "pipeline", "ui", "--port", str(port)],
+            [sys.executable, "-m", "pipeline", "ui", f"port={port}"],
             cwd=folder,
             env={name: value for name, value in os.environ.items() if name != "DISPLAY"} | {"PYTHONPATH": str(ROOT)},
             stdout=output,
@@ -108,13 +107,11 @@ def serving(folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Site]:
-    # The page itself is as wide, without what frames it.
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
+    screen(browser, 1280)
     folder, began = tmp_path_factory.mktemp("ui"), time.monotonic()
     sweep = start(
         folder, "-m", "data=digits", "model=mlp", "train.steps=4", "train.save=false", "measure.repeats=2",
+        "tracking.drain_timeout=60",
         "strategy=one_device,mirrored", "workers=1,2",
     )  # fmt: skip
     ran = finish(sweep, folder, began, 240)
@@ -148,33 +145,62 @@ def test_a_command_that_is_killed_outright_leaves_no_server(tmp_path):
 @pytest.mark.slow
 def test_the_address_that_make_ui_prints_shows_the_runs_by_speedup(site):
     site.open(site.address)
-    # Those of the points, and that of their sweep, which has the numbers of the best point.
+    # Those of the points, and that of their sweep, which has no numbers and so comes last.
     rows = site.wait(lambda: len(rows := table(site)) == 4 and all(row["speedup"] for row in rows) and rows)
-    (best,) = (row for row in rows if row["name"].startswith("sweep "))
-    rows.remove(best)
-    assert any(float(best["speedup"]) == pytest.approx(float(row["speedup"]), rel=1e-6) for row in rows)
-    finished = [result for result in site.ran.results if result["status"] == "FINISHED"]
-    expected = sorted(finished, key=lambda result: -result["speedup"])
-    names = [f"{each['strategy']}-{each['workers']}-mlp-digits" for each in expected]
-    assert [row["name"] for row in rows] == names
-    for row, result in zip(rows, expected, strict=False):
-        assert (row["strategy"], row["config/workers"]) == (result["strategy"], str(result["workers"]))
-        assert float(row["speedup"]) == pytest.approx(result["speedup"], rel=1e-6)
-    assert "How to read these runs." in site.browser.find_element("tag name", "body").text
+    swept = rows.pop()
+    assert swept["name"].startswith("sweep ")
+    assert {swept[name] for name in ("speedup", "efficiency", "examples_per_second")} == {"-"}
+    expected = finished(site)
+    for row, result in zip(rows, expected, strict=True):
+        run = f"{result['strategy']}-{result['workers']}-mlp-digits-{result['mlflow_run_id'][:5]}"
+        assert row["name"] == run
+        assert (row["strategy"], row["train/workers"]) == (result["strategy"], str(result["workers"]))
+        assert row["speedup"] == f"{result['speedup']:.4g}"
+        assert row["speedup_range"] == f"{result['speedup_low']:.2f} to {result['speedup_high']:.2f}"
+        assert float(row["examples_per_second"]) == pytest.approx(result["examples_per_second"], rel=1e-3)
+    assert "How to read these runs." in body(site)
     site.keep("runs")
 
 
+# Of the columns in sight, their names and whether these are cut short.
+HEADS = """
+const right = document.querySelector('.ag-root').getBoundingClientRect().right;
+const isCut = part => part.scrollWidth > part.clientWidth + 1 && getComputedStyle(part).overflow === 'hidden';
+return [...document.querySelectorAll('.ag-header-cell')]
+  .filter(each => each.getBoundingClientRect().right <= right + 1)
+  .map(each => [each.innerText.trim(), [...each.querySelectorAll('*')].some(isCut)]);
+"""
+
+
 @pytest.mark.slow
-def test_the_charts_beside_the_table_draw_speedup_first(site):
+def test_all_that_is_compared_is_in_sight_on_a_page_1440_wide(site):
+    screen(site.browser, 1440)
+    try:
+        site.open(site.address)
+        site.wait(lambda: len(rows := table(site)) == 4 and all(row["speedup"] for row in rows))
+        seen = dict(site.browser.execute_script(HEADS))
+        wanted = {"strategy", "train/workers", "speedup", "speedup_range", "efficiency", "examples_per_second"}
+        assert wanted <= set(seen)
+        assert not [name for name in wanted if seen[name]], "cut short"
+        site.keep("runs-1440")
+    finally:
+        screen(site.browser, 1280)
+
+
+@pytest.mark.slow
+def test_the_charts_beside_the_table_draw_throughput_and_speedup_first_and_each_point_once(site):
     site.open(f"{site.address}&compareRunsMode=CHART")
     words = site.wait(lambda: "Comparison\n(6)" in (text := body(site)) and text.count("mirrored-2") > 1 and text)
     section = words.partition("Comparison\n(6)")[2]
-    assert section.index("speedup") < section.index("efficiency")
+    assert section.index("examples_per_second") < section.index("speedup") < section.index("efficiency")
+    # The run of their sweep has no bar.
+    drawn = "return [...document.querySelectorAll('.barlayer')].map(each => each.querySelectorAll('.point').length)"
+    assert site.wait(lambda: (bars := site.browser.execute_script(drawn)) and set(bars) == {3})
     site.keep("charts")
 
 
 @pytest.mark.slow
-def test_three_runs_that_are_ticked_are_compared_metric_by_metric(site):
+def test_three_runs_that_are_ticked_are_compared_by_throughput_and_speedup_first(site):
     site.open(site.address)
     rows = site.wait(lambda: len(rows := table(site)) == 4 and rows)
     for index in (place for place, row in enumerate(rows) if not row["name"].startswith("sweep ")):
@@ -183,18 +209,36 @@ def test_three_runs_that_are_ticked_are_compared_metric_by_metric(site):
     button = "//button[normalize-space()='Compare']"
     site.wait(lambda: site.browser.find_element("xpath", button).click() or True)
     site.wait(lambda: "Comparing 3 Runs from 1 Experiment" in body(site))
-    # Its first metrics, by name, are in view.
-    names = {"baseline_examples_per_second", "config/global_batch", "config/workers", "efficiency"}
+    # What it draws, and then its first metrics by name, in digits that mean something.
+    drawn = site.wait(lambda: (text := body(site)).count("Metrics:") and text.partition("Metrics:")[2].split())
+    assert drawn[0] == "examples_per_second"
+    names = {"efficiency", "examples_per_second", "one_device/examples_per_second"}
     words = site.wait(lambda: names <= set(words := body(site).rpartition("Metrics")[2].split()) and words)
-    finished = [result for result in site.ran.results if result["status"] == "FINISHED"]
-    assert {f"{round(each['efficiency'], 3):g}" for each in finished} <= set(words)
+    assert words.index("efficiency") < words.index("examples_per_second")
+    assert {f"{round(each['efficiency'], 3):g}" for each in finished(site)} <= set(words)
     site.keep("compare")
 
 
 @pytest.mark.slow
+def test_the_page_of_a_run_says_what_came_of_it_and_how_to_run_it_again(site):
+    (result, *_) = finished(site)
+    site.open(page_of(site, result["mlflow_run_id"]))
+    words = site.wait(lambda: "Created by" in (text := body(site)) and "Metrics (" in text and text)
+    assert f"{result['speedup']:.2f} times one device" in words
+    assert "python -m pipeline data=digits model=mlp train.steps=4" in words
+    about = words.partition("About this run")[2].splitlines()
+    assert about[about.index("Created by") + 1] == getpass.getuser()
+    assert about[about.index("Source") + 1] == "python -m pipeline"
+    site.keep("run")
+    # Each once, in digits that mean something.
+    metrics = client_of(site.ran.folder / "outputs").get_run(result["mlflow_run_id"]).data.metrics
+    assert sorted(name for name in metrics if "loss" in name) == ["train/epoch_loss", "train/loss", "val/loss"]
+    assert all(value == float(f"{value:.6g}") or value.is_integer() for value in metrics.values())
+
+
+@pytest.mark.slow
 def test_a_report_among_a_run_s_artifacts_is_shown_as_a_page(site):
-    server, _, experiment = site.address.partition("#")[0], None, site.address.split("/experiments/")[1].split("/")[0]
-    site.open(f"{server}#/experiments/{experiment}/runs/{site.report}/artifacts/report.html")
+    site.open(f"{page_of(site, site.report)}/artifacts/report.html")
     frame = site.wait(lambda: site.all("iframe"))[0]
     site.browser.switch_to.frame(frame)
     site.wait(lambda: site.all("h1") and site.all("figure") and site.all("h1")[0].text)
@@ -204,13 +248,38 @@ def test_a_report_among_a_run_s_artifacts_is_shown_as_a_page(site):
     site.keep("report")
 
 
-def report_of(output: Path) -> str:
-    """The id of the run that stands for the sweep, in the store of `output`."""
+def screen(browser: Any, width: int) -> None:
+    """Makes the page itself so wide, without what frames it."""
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def finished(site: Site) -> list[dict[str, Any]]:
+    """The results of the points that finished, the fastest first."""
+    ended = [result for result in site.ran.results if result["status"] == "FINISHED"]
+    return sorted(ended, key=lambda result: -result["speedup"])
+
+
+def page_of(site: Site, run_id: str) -> str:
+    """Where a run is shown."""
+    server, _, rest = site.address.partition("#")
+    return f"{server}#/experiments/{rest.split('/')[2]}/runs/{run_id}"
+
+
+def client_of(output: Path) -> Any:
+    """MLflow on the store of `output`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import MlflowClient
 
-        client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+        return MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
+
+
+def report_of(output: Path) -> str:
+    """The id of the run that stands for the sweep, in the store of `output`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        client = client_of(output)
         (experiment,) = client.search_experiments(filter_string="name = 'pipeline'")
         (run,) = client.search_runs([experiment.experiment_id], "tags.kind = 'report'")
     return str(run.info.run_id)

@@ -4,10 +4,11 @@ The code of `python -m pipeline` runs from its first line to its exit code, in a
 environment, the arguments and the module path of one that was started. What is imported already is not imported again.
 """
 
+import contextlib
 import gc
+import io
 import json
 import os
-import runpy
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from warm.running import path_of_all, run, take_streams
 
 TESTS = Path(__file__).resolve().parents[1]
 # Bytes of a command's arguments and environment.
@@ -55,15 +58,8 @@ class Asking:
 
 def serve(descriptor: int) -> None:
     """Imports what commands do, and runs them, one after the other, until the tests have ended."""
-    from pipeline.commands import train  # noqa: F401
-    from pipeline.config import config
-
-    # The first command of a process pays for the grammar of overrides.
-    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
-    # Memory that a fork looks through for garbage is copied for it.
-    gc.freeze()
-    # Without the folder and what PYTHONPATH names, which each command has of its own.
-    path = sys.path[1 + len(os.environ["PYTHONPATH"].split(os.pathsep)) :]
+    compose_once()
+    path = path_of_all()
     tests = socket.socket(fileno=descriptor)
     while True:
         asked, streams, _, _ = socket.recv_fds(tests, LARGEST, 2)
@@ -79,17 +75,28 @@ def serve(descriptor: int) -> None:
         tests.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
+def compose_once() -> None:
+    """What the first command of a process pays for: imports, the grammar of overrides, Hydra's search for plugins."""
+    from hydra.core.plugins import Plugins
+    from hydra.core.singleton import Singleton
+
+    from pipeline.commands import train
+    from pipeline.config import config
+
+    config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
+    sys.argv[1:] = ["--cfg=job"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.main()
+    # Each looks anew for the plugins on its own path.
+    del Singleton._instances[Plugins]
+    # Memory that a fork looks through for garbage is copied for it.
+    gc.freeze()
+
+
 def _run(
     module: str, arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int],
     path: Sequence[str],
 ) -> NoReturn:  # fmt: skip
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream, number)
-        os.close(stream)
+    take_streams(streams, 1)
     os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.path[:] = [folder, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
-    sys.argv[:] = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit()
+    run(module, arguments, environ, path)

@@ -1,14 +1,18 @@
-"""Starts commands beside a fork server that has TensorFlow imported already, which takes most of a short run.
+"""Starts commands that have imported all, beside a fork server that has TensorFlow: most of what a short run takes.
 
-One process imports what a fork server does. For each command it forks two: one becomes the command by exec, the other,
-its child, waits. Once the command would start `multiprocessing`'s fork server (`sitecustomize.py`), that child gets the
-program, the descriptors and the environment, and runs it. The command is started as any other, and its fork server's
-parent, signals and end are as ever; the import's time is not.
+One process imports what a command does, then what a fork server does. For each command it forks one that becomes the
+command, without what the fork server has (`running.py`), and that forks another, which waits. Once the command would
+start `multiprocessing`'s fork server, the one that waits gets the program, the descriptors and the environment, and
+runs it. The fork server's parent, signals and end are as ever; the imports' time is not.
 """
 
+import atexit
+import contextlib
 import ctypes
 import fcntl
+import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -16,12 +20,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from pipeline.launch.signals import CONDUCTOR, PR_SET_PDEATHSIG, PREEMPTING, die_with_conductor
+from warm.asking import compose_once
+from warm.running import path_of_all, run, take_streams
 
 TESTS = Path(__file__).resolve().parents[1]
 # linux/sched.h: the child is one of the caller's parent.
@@ -34,7 +42,7 @@ BEYOND = 512
 
 
 class Warm:
-    """The process that has TensorFlow imported, as the tests see it."""
+    """The process that has all imported, as the tests see it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,9 +90,12 @@ class Command(subprocess.Popen[str]):
 
 
 def serve(descriptor: int) -> None:
-    """Imports what a fork server does, and starts commands until the tests have ended."""
-    from pipeline.launch import preload  # noqa: F401
-
+    """Imports what commands and fork servers do, and starts commands until the tests have ended."""
+    compose_once()
+    path, theirs = path_of_all(), Imported()
+    with theirs.alone():
+        from pipeline.launch import preload  # noqa: F401
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _end_threads()
     libc = ctypes.PyDLL(None)
@@ -98,10 +109,44 @@ def serve(descriptor: int) -> None:
         pid = libc.syscall(SYS_CLONE[os.uname().machine], CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
         if not pid:
             tests.detach()
-            _become(streams=streams, **json.loads(asked))
+            _become(streams=streams, path=path, theirs=theirs, **json.loads(asked))
         for stream in streams:
             os.close(stream)
         tests.send(str(pid).encode())
+
+
+class Imported:
+    """What a command has imported, told from what its fork server has besides."""
+
+    def __init__(self) -> None:
+        self._modules, self._handlers, self._filters = set(sys.modules), logging.root.handlers[:], warnings.filters[:]
+        self._at_exit: list[Callable[..., object]] = []
+        # What is forgotten is not to be taken apart.
+        self._forgotten: list[ModuleType] = []
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, what is imported is the fork server's alone."""
+        register = atexit.register
+
+        def noted(function: Callable[..., object], *given: Any, **named: Any) -> Callable[..., object]:
+            self._at_exit.append(function)
+            return register(function, *given, **named)
+
+        atexit.register = noted
+        try:
+            yield
+        finally:
+            atexit.register = register
+
+    def forget_others(self) -> None:
+        """Makes this process one that has imported neither TensorFlow nor what is ours and not a command's."""
+        for name in set(sys.modules) - self._modules:
+            if name.partition(".")[0] in ("tensorflow", "keras", "pipeline"):
+                self._forgotten.append(sys.modules.pop(name))
+        for function in self._at_exit:
+            atexit.unregister(function)
+        logging.root.handlers[:], warnings.filters[:] = self._handlers, self._filters
 
 
 def _end_threads(patience: float = 10.0) -> None:
@@ -116,22 +161,43 @@ def _end_threads(patience: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def _become(arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int]) -> NoReturn:
+def _become(
+    arguments: Sequence[str], folder: str, environ: Mapping[str, str], streams: Sequence[int], path: Sequence[str],
+    theirs: Imported,
+) -> NoReturn:  # fmt: skip
     """Makes this process the command, and a child of it what its fork server will be."""
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    take_streams(streams, 0)
     os.chdir(folder)
+    os.closerange(3, BEYOND)
     offered, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
         offered.close()
         _wait(waiting)
-    os.set_inheritable(offered.fileno(), True)
+    waiting.close()
     # What a fork server ignores, a command that a person starts does not.
     for number in PREEMPTING:
         signal.signal(number, signal.SIG_DFL)
-    os.execve(arguments[0], arguments, {**environ, "WARM_FORK_SERVER": f"{offered.fileno()} {pid}"})
+    _offer(offered, pid)
+    theirs.forget_others()
+    _, _, module, *rest = arguments
+    run(module, rest, environ, path)
+
+
+def _offer(waiting: socket.socket, pid: int) -> None:
+    """Has the process that waits run the next fork server's program, in place of a new one."""
+    start = util.spawnv_passfds
+
+    def spawn(path: str, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+        if "multiprocessing.forkserver" not in arguments[-1]:
+            return int(start(path, arguments, descriptors))
+        util.spawnv_passfds = start
+        asked = {"program": arguments[-1], "descriptors": descriptors, "environ": {**os.environ}}
+        with waiting:
+            socket.send_fds(waiting, [json.dumps(asked).encode()], descriptors)
+        return pid
+
+    util.spawnv_passfds = spawn
 
 
 def _wait(command: socket.socket) -> NoReturn:

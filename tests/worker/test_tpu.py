@@ -212,6 +212,8 @@ def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipe
     assert ran.code == 0, ran.err
     result = ran.result
     assert (result["status"], result["precision"], result["rehearsal"]) == ("FINISHED", "mixed_bfloat16", True)
+    assert any(note.startswith("The check for TPUs passed: all operations of a step on ") for note in result["notes"])
+    assert "The check for TPUs passed" in ran.out
     assert any("each epoch leaves out up to 255 training examples" in note for note in result["notes"])
     assert result["speedup"]
     (built,) = [event for event in ran.events("built") if event["group"] == "point"]

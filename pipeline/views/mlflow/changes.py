@@ -4,12 +4,11 @@ A pure mapping: it imports no MLflow, and leaves the sending to `pipeline.views.
 """
 
 import json
-import posixpath
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import assert_never
 
 from pipeline.analyze import comparable
 from pipeline.record import results
@@ -51,10 +50,21 @@ from pipeline.record.events import (
     Unreachable,
     Warned,
 )  # fmt: skip
+from pipeline.views.mlflow import names
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
+from pipeline.views.mlflow.description import About, sentence
+from pipeline.views.mlflow.texts import (
+    DIGEST_CHARACTERS,
+    NAME_CHARACTERS,
+    PARAM_CHARACTERS,
+    TAG_CHARACTERS,
+    ms,
+    safe_name,
+    tensors,
+    text,
+)
+from pipeline.views.terminal.words import bare_times, rate, span
 
-# What MLflow takes.
-PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 5000, 250, 36
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
@@ -79,10 +89,13 @@ class Replay:
     step: int = 0
     epoch: int = 0
     repeats: dict[str, int] = field(default_factory=dict)
+    # When training told of its first steps, and of what it has told up to which step.
+    training_ms: int | None = None
+    told: dict[str, int] = field(default_factory=dict)
     time_ms: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     speakers: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    about: About = field(default_factory=About)
     model: str | None = None
     # Of a sweep's report: paths in the sweep's folder, by the folder of the artifacts that they belong in.
     report: dict[str, list[str]] = field(default_factory=dict)
@@ -94,35 +107,12 @@ def changes(event: Event, seen: Replay) -> Iterator[Change]:
 
     >>> event = Steps(2, [0.7, 0.6], seconds=1.0, time=8.0)
     >>> [(point.name, point.value, point.time_ms, point.step) for point in changes(event, Replay())]
-    [('loss', 0.7, 7500, 1), ('loss', 0.6, 8000, 2)]
+    [('train/loss', 0.7, 7500, 1), ('train/loss', 0.6, 8000, 2)]
     """
     made = _changes(event, seen) if event.of_point or isinstance(event, Measured) else None
     if made is not None:
         seen.time_ms = max(seen.time_ms, ms(event))
         yield from made
-
-
-def safe_name(name: str) -> str:
-    """`name` as MLflow takes it for a metric, a parameter or a tag.
-
-    >>> safe_name("top@5 (50%)"), safe_name("/a//b/../c")
-    ('top_5 _50__', 'a/b/_/c')
-    """
-    parts = (re.sub(r"[^\w.\- :]", "_", part) for part in str(name).split("/"))
-    kept = ("_" if part in (".", "..") else part for part in parts if part)
-    return posixpath.join("", *kept)[:NAME_CHARACTERS].rstrip("/") or "_"
-
-
-def text(value: object, most: int) -> str:
-    """`value` in `most` characters, as MLflow takes it for a value or a name."""
-    whole = str(value).lower() if isinstance(value, bool) else str(value)
-    # Lone surrogates, from file names that are not UTF-8, and NUL end a request or a database's insert.
-    return whole.encode(errors="replace").decode().replace("\0", "")[:most]
-
-
-def ms(event: Told) -> int:
-    """The time of `event` in milliseconds since 1970."""
-    return round(1000 * event.time)
 
 
 def _changes(event: Event, seen: Replay) -> Iterable[Change] | None:
@@ -145,7 +135,7 @@ def _changes(event: Event, seen: Replay) -> Iterable[Change] | None:
         case System():
             return _system(event, seen)
         case Warned(text=note) | Restarted(text=note):
-            return _noted([note], seen)
+            return _noted(note, seen)
         case Saved():
             return _saved(event, seen)
         case Checked():
@@ -179,8 +169,13 @@ def _run(event: Run, seen: Replay) -> Iterator[Change]:
     yield Tag("pipeline.folder", text(event.folder, TAG_CHARACTERS))
     # MLflow sorts parameters as text, and draws metrics alone.
     for name in ("workers", "replica_batch", "global_batch"):
-        yield from _point(f"config/{name}", event.params.get(name), event, 0)
-    yield from _noted(_about(event.tags), seen)
+        yield from _point(names.trained(name), event.params.get(name), event, 0)
+    seen.about.command = str(event.tags.get("command") or event.tags.get("overrides") or "")
+    seen.about.commit = str(event.tags.get("git_commit") or "")
+    for name, why in comparable.DOUBTS.items():
+        if event.tags.get(name) == "true":
+            seen.about.note(f"**{name}**: {why}")
+    yield _described(seen)
 
 
 def _resumed(event: Resumed, seen: Replay) -> Iterator[Change]:
@@ -190,7 +185,8 @@ def _resumed(event: Resumed, seen: Replay) -> Iterator[Change]:
     yield Tag("preempted", "false")
     # What the command before ended with holds no longer.
     yield Tag("error", "")
-    yield Tag(NOTE_TAG, text("\n".join(seen.notes), TAG_CHARACTERS))
+    seen.about.error = ""
+    yield _described(seen)
     yield Tag("resumed", str(seen.commands - 1))
     # Parameters are fixed for a run in MLflow; what another command had otherwise is a tag.
     then = {} if seen.run is None else seen.run.params
@@ -209,12 +205,12 @@ def _built(event: Built, seen: Replay) -> Iterator[Change]:
             yield Tag(name, text(plain[name], TAG_CHARACTERS))
     data = "data" if seen.run is None else seen.run.params.get("data", "data")
     counted = ("train_examples", "validation_examples", "num_classes", "input_shape", "steps_per_epoch")
-    features = _tensors(event.input_dtype or "float32", event.input_shape or [])
+    features = tensors(event.input_dtype or "float32", event.input_shape or [])
     yield Data(
         name=text(data, NAME_CHARACTERS),
         digest=text(event.data_digest or "unknown", DIGEST_CHARACTERS),
         # As mlflow.data.schema.TensorDatasetSchema writes it: JSON within JSON.
-        schema=json.dumps({"mlflow_tensorspec": {"features": features, "targets": _tensors("int32", [])}}),
+        schema=json.dumps({"mlflow_tensorspec": {"features": features, "targets": tensors("int32", [])}}),
         profile=json.dumps({name: plain[name] for name in counted if plain.get(name) is not None}),
     )
 
@@ -224,7 +220,7 @@ def _measured(event: Measured, seen: Replay) -> Iterator[Change]:
     speaker = seen.speakers.setdefault(f"measured {group}", event.rank)
     if speaker == event.rank and event.repeat > seen.repeats.get(group, -1):
         seen.repeats[group] = event.repeat
-        yield from _point(f"measure/{group}/examples_per_second", _rate(event), event, event.repeat)
+        yield from _point(names.timed(group), _rate(event), event, event.repeat)
 
 
 def _steps(event: Steps, seen: Replay) -> Iterator[Change]:
@@ -232,28 +228,52 @@ def _steps(event: Steps, seen: Replay) -> Iterator[Change]:
     before, seen.step = seen.step, max(seen.step, last)
     if last <= before:
         return
+    if seen.training_ms is None:
+        seen.training_ms = ms(event)
     for index, loss in enumerate(losses):
         if last - len(losses) + index + 1 <= before:
             continue
         # The call took `seconds` and ended now; its steps took equal parts of that.
         left = len(losses) - 1 - index
-        yield from _point("loss", loss, event, last - left, seconds * left / len(losses))
+        yield from _point(names.trained("loss"), loss, event, last - left, seconds * left / len(losses))
     for name, value in event.metrics.items():
         if name != "loss":
-            yield from _point(name, value, event, last)
-    yield from _point("learning_rate", event.learning_rate, event, last)
-    yield from _point("live/examples_per_second", _rate(event), event, last)
+            yield from _curve(names.trained(name), value, event, last, seen)
+    yield from _point(names.trained("learning_rate"), event.learning_rate, event, last)
+    yield from _point(names.trained("examples_per_second"), _rate(event), event, last)
 
 
 def _epoch(event: Epoch, seen: Replay) -> Iterator[Change]:
     if event.epoch <= seen.epoch:
         return
-    seen.epoch, held_out = event.epoch, _validated(event.val_loss, event.val_metrics)
-    for name, value in ({"loss": event.loss, **event.metrics} | held_out).items():
-        yield from _point(f"epoch/{name}", value, event, event.epoch)
-    # By optimizer step too, so that MLflow can draw it over the training loss.
-    for name, value in held_out.items():
-        yield from _point(name, value, event, event.step)
+    seen.epoch = event.epoch
+    # By optimizer step, so that MLflow can draw it over the training loss; by epoch where that is the axis.
+    yield from _point(names.trained("epoch"), event.epoch, event, event.step)
+    yield from _learnt(event.loss, event.metrics, event.val_loss, event.val_metrics, event, event.step, seen)
+
+
+def _learnt(
+    loss: float | None,
+    metrics: Mapping[str, float],
+    val_loss: float | None,
+    val_metrics: Mapping[str, float],
+    event: Told,
+    step: int,
+    seen: Replay,
+) -> Iterator[Point]:
+    """What an epoch came to. What was told of that step is not told again."""
+    train = {names.trained("epoch_loss"): loss} | {names.trained(name): value for name, value in metrics.items()}
+    held_out = {names.validated(name): value for name, value in {"loss": val_loss, **val_metrics}.items()}
+    for name, value in (train | held_out).items():
+        yield from _curve(name, value, event, step, seen)
+
+
+def _curve(name: str, value: object, event: Told, step: int, seen: Replay) -> Iterator[Point]:
+    """A point of a curve that has none of that step, or of a later one."""
+    for point in _point(name, value, event, step):
+        if seen.told.get(point.name, -1) < step:
+            seen.told[point.name] = step
+            yield point
 
 
 def _system(event: System, seen: Replay) -> Iterator[Change]:
@@ -263,25 +283,14 @@ def _system(event: System, seen: Replay) -> Iterator[Change]:
         yield from _point(f"system/{host}/{name}", value, event, step)
 
 
-def _noted(notes: Iterable[str], seen: Replay) -> Iterator[Tag]:
-    """The run's description, where `notes` are new to it."""
-    new = [f"- {note}" for note in dict.fromkeys(notes) if f"- {note}" not in seen.notes]
-    seen.notes += new
-    if new:
-        yield Tag(NOTE_TAG, text("\n".join(seen.notes), TAG_CHARACTERS))
+def _noted(note: str, seen: Replay) -> Iterator[Tag]:
+    """The run's description with the note in it."""
+    seen.about.note(note)
+    yield _described(seen)
 
 
-def _about(tags: Mapping[str, object]) -> Iterator[str]:
-    """What was asked for, and what its speed is to be taken for.
-
-    >>> list(_about({"overrides": "workers=2", "rehearsal": "true", "oversubscribed": "false"}))
-    ['`workers=2`', '**rehearsal**: logical devices stand for others, so the speed is not theirs.']
-    """
-    if tags.get("overrides"):
-        yield f"`{str(tags['overrides']).replace('`', '?')}`"
-    for name, why in comparable.DOUBTS.items():
-        if tags.get(name) == "true":
-            yield f"**{name}**: {why}"
+def _described(seen: Replay) -> Tag:
+    return Tag(NOTE_TAG, text(seen.about.text, TAG_CHARACTERS))
 
 
 def _saved(event: Saved, seen: Replay) -> Iterator[Change]:
@@ -292,23 +301,38 @@ def _saved(event: Saved, seen: Replay) -> Iterator[Change]:
 def _result(event: Result, seen: Replay) -> Iterator[Change]:
     for name, value in event.values.items():
         if MEASUREMENT.search(name):
-            yield from _point(name, value, event, seen.commands - 1)
+            called = names.measurement(name)
+            # After the repeats that it is the median of.
+            repeats = {names.timed(group): repeat + 1 for group, repeat in seen.repeats.items()}
+            yield from _point(called, value, event, repeats.get(called, 0) + seen.commands - 1)
         elif name in TOLD and value is not None:
             yield Tag(name, text(value, TAG_CHARACTERS))
     result = results.from_values(event.values)
+    yield from _ranges(result.speed)
+    # What no epoch has told.
     training = result.training
-    # Beside the curves of the same names, not in them.
-    trained = {"loss": training.loss, **training.metrics}
-    for name, value in (trained | _validated(training.val_loss, training.val_metrics)).items():
-        yield from _point(f"final/{name}", value, event, seen.commands - 1)
-    yield from _noted(result.notes, seen)
+    held_out = training.val_loss, training.val_metrics
+    yield from _learnt(training.loss, training.metrics, *held_out, event, max(seen.step, *seen.told.values(), 0), seen)
+    seen.about.result = sentence(result)
+    for note in result.notes:
+        seen.about.note(note)
+    yield _described(seen)
+
+
+def _ranges(speed: results.Speed) -> Iterator[Tag]:
+    """The intervals of what is compared, each in one column of MLflow's table."""
+    throughput = span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to ")
+    for name, told in (
+        ("speedup", span(speed.speedup_low, speed.speedup_high, bare_times, " to ")),
+        (names.FIRST, throughput),
+    ):
+        if told:
+            yield Tag(f"{name}_range", told)
 
 
 def _reported(event: Report, seen: Replay) -> Iterator[Change]:
-    """A sweep's report, written once more: what it says, and the numbers of its best point."""
+    """A sweep's report, written once more, and what it says: its points have the numbers, which it would double."""
     seen.report = event.files
-    for name, value in event.values.items():
-        yield from _point(name, value, event, seen.commands - 1)
     for name, said in event.tags.items():
         yield Tag(safe_name(name), text("" if said is None else said, TAG_CHARACTERS))
     yield Tag(NOTE_TAG, text(event.text, TAG_CHARACTERS))
@@ -327,7 +351,7 @@ def _checked(event: Checked) -> Iterator[Change]:
     if event.rank == 0:
         yield Tag("check", event.values.outcome)
         if event.values.outcome != "not made":
-            yield from _point("check/largest_difference", event.values.largest, event, 0)
+            yield from _point(f"{names.ONE_DEVICE}/largest_difference", event.values.largest, event, 0)
 
 
 def _explained(event: Explained) -> Iterator[Change]:
@@ -349,14 +373,15 @@ def _ended(event: Ended, seen: Replay) -> Iterator[Change]:
     yield Tag("status", status)
     if event.error:
         yield Tag("error", text(event.error, TAG_CHARACTERS))
-        yield Tag(NOTE_TAG, text("\n".join([f"**{event.error}**\n", *seen.notes]), TAG_CHARACTERS))
+        seen.about.error = event.error
+        yield _described(seen)
     yield End(status, ms(event))
 
 
 def _point(name: str, value: object, event: Told, step: int, seconds_before: float = 0.0) -> Iterator[Point]:
-    number = _number(value)
+    number, called = _number(value), safe_name(name)
     if number is not None:
-        yield Point(safe_name(name), number, ms(event) - round(1000 * seconds_before), step)
+        yield Point(called, names.significant(called, number), ms(event) - round(1000 * seconds_before), step)
 
 
 def _rate(event: Measured | Steps) -> float | None:
@@ -369,25 +394,3 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= sys.float_info.max else None
-
-
-def _validated(loss: float | None, metrics: Mapping[str, float]) -> dict[str, float | None]:
-    found = {"loss": loss, **metrics}
-    return {name if name.startswith("val_") else f"val_{name}": value for name, value in found.items()}
-
-
-def _tensors(dtype: object, shape: Any) -> str:
-    """MLflow's words for a tensor of one example's `shape`, or for several, named as in the two mappings.
-
-    >>> _tensors("int32", [3])
-    '[{"type": "tensor", "tensor-spec": {"dtype": "int32", "shape": [-1, 3]}}]'
-    """
-    named = shape if isinstance(shape, Mapping) else {None: shape}
-    dtypes = dtype if isinstance(dtype, Mapping) else {}
-    return json.dumps(
-        [
-            ({} if name is None else {"name": str(name)})
-            | {"type": "tensor", "tensor-spec": {"dtype": str(dtypes.get(name, dtype)), "shape": [-1, *axes]}}
-            for name, axes in named.items()
-        ]
-    )

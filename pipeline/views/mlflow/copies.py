@@ -9,24 +9,30 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipeline.analyze.history import ID_LETTERS
 from pipeline.record import log, tracking
 from pipeline.record.events import Ended, Resumed, Run
 from pipeline.record.tracking import LOG, Copied, Store
 from pipeline.views.mlflow import page
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
-from pipeline.views.mlflow.changes import NAME_CHARACTERS, Replay, changes, ms, text
+from pipeline.views.mlflow.changes import Replay, changes
+from pipeline.views.mlflow.names import FIRST
+from pipeline.views.mlflow.removing import local_artifacts
 from pipeline.views.mlflow.stores import open_client, requests_may_take, without_password
+from pipeline.views.mlflow.texts import NAME_CHARACTERS, ms, text
 
 # MLflow refuses more than 1000 points in a request, and more than 1 MB: 20 long parameters stay below.
 POINTS_A_REQUEST, POINTS_A_REQUEST_LEAST, TEXTS_A_REQUEST = 1000, 50, 20
 # One file sent to a server.
 UPLOAD_SECONDS = 60
 KEY_TAG = "pipeline.key"
+# For how long the first metrics wait for a timed repeat: what comes first, MLflow's page of several runs opens on.
+FIRST_MS = 30_000
 
 Kind = TypeVar("Kind")
 
@@ -116,12 +122,18 @@ class Copy:
                     raise Deleted(f"Run {self.run_id} was deleted in MLflow.")
         self._verified = True
 
-    def catch_up(self, stop: Callable[[], bool]) -> None:
-        """Sends what the log holds until that ends or `stop` says so. `sent` counts the events."""
+    def catch_up(self, stop: Callable[[], bool], patient: bool = False) -> None:
+        """Sends what the log holds until that ends or `stop` says so. `sent` counts the events.
+
+        Where nobody waits for it (`patient`), the first metrics come once a repeat was timed.
+        """
         try:
             if not self._verified:
                 self.verify()
             while not stop() and self._read():
+                if patient and self._comes_early():
+                    self._announce()
+                    return
                 self._send()
                 self.sent += self._count
                 self._keep(replace(self._copied, offset=self._position))
@@ -180,23 +192,28 @@ class Copy:
                 break
         return self._count > 0
 
+    def _comes_early(self) -> bool:
+        """Is this before the first timed repeat, of a run that will soon have one?"""
+        began = self.seen.training_ms
+        soon = began is None or self.seen.time_ms - began < FIRST_MS
+        return self._copied.offset == 0 and not self.seen.ended and "point" not in self.seen.repeats and soon
+
+    def _announce(self) -> None:
+        """Has MLflow show the run, with what was asked for; all is read once more when its metrics are sent."""
+        if self.run_id is None:
+            self._create()
+            self._send_texts()
+        self._rewind()
+
     def _send(self) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, RunTag
-        from mlflow.entities import Param as Parameter
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
         client = self._open()
         if self.run_id is None:
             self._create()
-        params = [Parameter(*param) for param in self._of(Param)]
-        tags = [RunTag(*tag) for tag in dict(self._of(Tag)).items()]
-        points = [Metric(*point) for point in self._of(Point)]
-        for kind, items, size in (
-            ("params", params, TEXTS_A_REQUEST),
-            ("tags", tags, TEXTS_A_REQUEST),
-            ("metrics", points, self._points_a_request),
-        ):
-            for start in range(0, len(items), size):
-                client.log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
+        self._send_texts()
+        points = sorted(self._of(Point), key=lambda point: point.name != FIRST)
+        self._log("metrics", [Metric(*point) for point in points], self._points_a_request)
         if self._of(Begin):
             client.update_run(self.run_id, status="RUNNING")
             self._copied = replace(self._copied, closed=None, killed_ms=None)
@@ -211,6 +228,18 @@ class Copy:
                 client.set_terminated(self.run_id, end.status, end.time_ms)
             self._delete_twins()
             self._copied = replace(self._copied, closed=end.status)
+
+    def _send_texts(self) -> None:
+        from mlflow.entities import Param as Parameter
+        from mlflow.entities import RunTag
+
+        self._log("params", [Parameter(*param) for param in self._of(Param)], TEXTS_A_REQUEST)
+        self._log("tags", [RunTag(*tag) for tag in dict(self._of(Tag)).items()], TEXTS_A_REQUEST)
+
+    def _log(self, kind: str, items: Sequence[Any], size: int) -> None:
+        """Sends items of a kind, so many in a request."""
+        for start in range(0, len(items), size):
+            self._open().log_batch(self.run_id, synchronous=True, **{kind: items[start : start + size]})
 
     def _of(self, kind: type[Kind]) -> list[Kind]:
         return [change for change in self._pending if isinstance(change, kind)]
@@ -227,9 +256,16 @@ class Copy:
             raise TrackError(f"Expected {self.log} to begin with a `run` event, received none. It cannot be sent.")
         client, experiment = self._open(), self._experiment(run)
         known = self._with_this_key(experiment)
-        tags = {KEY_TAG: _key(run)}
+        # Of these MLflow keeps more than the tag.
+        tags = {name: str(value) for name, value in run.tags.items() if name.startswith("mlflow.")}
         name = text(run.name or self.folder.name, NAME_CHARACTERS)
-        run_id = known[0] if known else client.create_run(experiment, ms(run), tags, name).info.run_id
+        if known:
+            made = client.get_run(known[0])
+        else:
+            made = client.create_run(experiment, ms(run), tags | {KEY_TAG: _key(run)}, name)
+        run_id = made.info.run_id
+        if made.info.run_name == name:
+            client.update_run(run_id, name=distinct(name, run_id))
         self._keep(replace(self._copied, run_id=run_id, experiment_id=experiment))
 
     def _experiment(self, run: Run) -> str:
@@ -270,14 +306,22 @@ class Copy:
             if twin != self.run_id:
                 self._open().delete_run(twin)
 
+    def _place(self) -> Path | None:
+        """Where the files of this run are in a local store, which links them: so they are on the disk once."""
+        if self._store.artifacts is None:
+            return None
+        return local_artifacts(self._open().get_run(self.run_id).info.artifact_uri)
+
     def _upload(self) -> None:
         client, names = self._open(), ["plan.json", "result.json", LOG]
         if self.seen.model and self._store.log_model:
             names.append(self.seen.model)
         with requests_may_take(UPLOAD_SECONDS):
+            linked = self._place()
             for path in (self.folder / name for name in names):
                 # A path from the log must not reach out of the folder.
-                if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
+                inside = path.is_file() and path.resolve().is_relative_to(self.folder.resolve())
+                if inside and not (linked and _linked(path, linked / path.name)):
                     client.log_artifact(self.run_id, str(path))
             # A report lies beside the points of its sweep.
             sweep = self.folder.resolve().parent
@@ -289,6 +333,27 @@ class Copy:
                 client.log_artifact(self.run_id, str(log), "logs")
             if (self.folder / "hydra").is_dir():
                 client.log_artifacts(self.run_id, str(self.folder / "hydra"), "hydra")
+
+
+def _linked(path: Path, other: Path) -> bool:
+    """Makes `other` a second name of a file; False where that cannot be, as on another disk."""
+    with contextlib.suppress(OSError):
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.unlink(missing_ok=True)
+        os.link(path, other)
+        return True
+    return False
+
+
+def distinct(name: str, run_id: str) -> str:
+    """The name that no other run has.
+
+    >>> distinct("mirrored-2-cnn-mnist5k (rehearsal)", "3f2ab91c0d")
+    'mirrored-2-cnn-mnist5k-3f2ab (rehearsal)'
+    """
+    short, bracket, marked = name.partition(" (")
+    ending = f"-{run_id[:ID_LETTERS]}{bracket}{marked}"
+    return f"{short[: NAME_CHARACTERS - len(ending)]}{ending}"
 
 
 def _key(run: Run) -> str:

@@ -111,7 +111,7 @@ class Follower:
             now = time.monotonic()
             if stop() or (now < self._retry_at and not waited_for):
                 return
-            if (waited_for or run.due <= now) and not self._advance(run, stop):
+            if (waited_for or run.due <= now) and not self._advance(run, stop, patient=not waited_for):
                 # The others come first next time.
                 self._runs.append(self._runs.pop(self._runs.index(run)))
                 self._retry_at = time.monotonic() + self._retry_seconds
@@ -150,12 +150,12 @@ class Follower:
                 except Exception as error:
                     print(f"{run.copy.folder}: not set to KILLED: {reason(error, run.uri)}", file=sys.stderr)
 
-    def _advance(self, run: Followed, stop: Callable[[], bool]) -> bool:
+    def _advance(self, run: Followed, stop: Callable[[], bool], patient: bool) -> bool:
         """Brings one copy forward; False where that failed and is worth trying again."""
         problem, again = None, False
         try:
             if run.copy.lock():
-                run.copy.catch_up(stop)
+                run.copy.catch_up(stop, patient)
                 self._retry_seconds = RETRY_SECONDS
         except Deleted as error:
             problem = str(error)

@@ -34,7 +34,7 @@ def sync(folders: Sequence[Path], output_dir: Path, uri: str | None, say: Callab
             counts[_sync_one(Copy(folder, store), str(store.uri), failed, say)] += 1
     say(f"Runs sent: {counts[True]}; nothing new: {counts[None]}; not sent: {counts[False]}.")
     if untracked:
-        say(f"Runs without tracking: {len(untracked)}. Try --uri {local_uri(output_dir)} for a local store.")
+        say(f"Runs without tracking: {len(untracked)}. Try uri={local_uri(output_dir)} for a local store.")
     # A run that was asked for by name is not sent by skipping it.
     return not counts[False] and not set(untracked) & set(folders)
 
@@ -77,7 +77,7 @@ def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str],
             raise TrackError(failed[uri])
         path = sqlite_path(uri)
         if path and not path.parent.is_dir():
-            raise TrackError(f"Expected a folder {path.parent} for the store, received none. Try --uri.")
+            raise TrackError(f"Expected a folder {path.parent} for the store, received none. Try uri=...")
         return _bring_up(copy, say)
     except Deleted as error:
         say(f"{copy.folder}: left alone. {error}")

@@ -16,12 +16,14 @@ from pathlib import Path
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.verdict import Verdict
 from pipeline.record.events import VERSION, Ended, Report, Resumed, Run
-from pipeline.record.log import EventLog, read, write_whole
-from pipeline.record.results import Ending, Speed, to_values
+from pipeline.record.log import EventLog, from_here, read, write_whole
+from pipeline.record.results import Ending, to_values
 from pipeline.record.tracking import LOG, Store, recall
+from pipeline.run.tags import origin
 from pipeline.run.views import PointResult, Tracking
-from pipeline.views.report import page
-from pipeline.views.report.figures import Drawn, LeftOut, draw
+from pipeline.views.report import facts, page
+from pipeline.views.report.canvas import Drawn, LeftOut
+from pipeline.views.report.figures import draw
 from pipeline.views.report.gather import Point, Sweep, gather
 from pipeline.views.terminal import report_lines
 from pipeline.views.terminal.verdict import contestant_name, mark_texts, verdict_lines
@@ -56,7 +58,9 @@ class Written:
 
     def shown(self) -> list[str]:
         """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(self.lines, str(self.html), [(figure.title, figure.why) for figure in self.left_out])
+        return report_lines(
+            self.lines, str(from_here(self.html)), [(figure.title, figure.why) for figure in self.left_out]
+        )
 
 
 def write(folder: Path) -> Written:
@@ -102,7 +106,7 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
                     name=f"sweep {written.sweep.name}",
                     folder=str(beside),
                     experiment=store.experiment or "",
-                    tags={"sweep": written.sweep.name, "kind": "report"},
+                    tags={"sweep": written.sweep.name, "kind": "report", **origin()},
                     pid=pid,
                     host=host,
                     version=VERSION,
@@ -137,7 +141,7 @@ def _became(point: Point) -> PointResult:
     ending = point.result.ending
     if ending.status is None:
         ending = Ending(point.status, ending.error or "it was not run yet")
-    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides)
+    return PointResult(replace(point.result, ending=ending), str(point.run.folder), point.overrides, point.place)
 
 
 def _row(point: Point, sweep: Sweep) -> dict[str, object]:
@@ -162,19 +166,10 @@ def _kept(drawn: Drawn, folder: Path) -> list[Path]:
     return paths
 
 
-def _numbers(speed: Speed) -> dict[str, float | None]:
-    """Of the best point, in MLflow's table beside the points themselves."""
-    return {
-        "examples_per_second": speed.examples_per_second,
-        "speedup": speed.speedup,
-        "efficiency": speed.efficiency,
-    }
-
-
 def _told(written: Written, now: float) -> Report:
-    """What MLflow shows of a report: files, the best point's numbers, and what it says."""
+    """What MLflow shows of a report: files, and what it says. Its points have the numbers."""
     best = written.verdict.best
-    values = {} if best is None else _numbers(best.runs[0].result.speed)
+    typed = [command for fact in facts.facts(written.sweep) for command in fact.commands]
     listed = [
         f"- {point.name.strip()}: {point.status}" + (f", run {run_id}" if run_id else "")
         for point in written.sweep.points
@@ -185,12 +180,18 @@ def _told(written: Written, now: float) -> Report:
             "": [os.path.relpath(path, written.sweep.folder) for path in (written.html, written.csv)],
             "figures": [os.path.relpath(path, written.sweep.folder) for path in written.figures],
         },
-        values={name: value for name, value in values.items() if value is not None},
         tags={
             "best": contestant_name(best) if best else None,
             "confidence": written.verdict.confidence,
             "verdict": " ".join(verdict_lines(written.verdict)),
         },
-        text="\n\n".join([*written.lines, "The report is report.html under Artifacts. Its points:", "\n".join(listed)]),
+        text="\n\n".join(
+            [
+                *written.lines,
+                *(f"`{command.replace('`', '?')}`" for command in typed),
+                "The report is report.html under Artifacts. Its points:",
+                "\n".join(listed),
+            ]
+        ),
         time=now,
     )

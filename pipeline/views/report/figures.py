@@ -1,80 +1,83 @@
-"""Turns a sweep into figures: each a PNG and an SVG, or the reason why there is nothing to draw.
+"""Turns a sweep into figures: each a PNG and SVGs for light and dark paper, or the reason why there is none.
 
-Colours are those of Okabe & Ito (2008), which the colour-blind tell apart; markers and dashes say the same again. Texts
-stand where nothing else is: labels of bars above them, legends below the axes, so that a figure reads on a phone.
+A strategy has one colour and one marker in all of them. How they are drawn is in `pipeline.views.report.canvas`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from textwrap import fill
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.analyze.comparable import Marks
+from pipeline.views.report.canvas import (
+    DARK,
+    DASHES,
+    LIGHT,
+    MARKERS,
+    Dash,
+    Drawn,
+    Label,
+    LeftOut,
+    Sketch,
+    Theme,
+    bars,
+    handles_of,
+    interval_handle,
+    on_paper,
+    panels,
+    rendered,
+)
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.verdict import mark_texts
-from pipeline.views.terminal.words import brackets, rate, span
+from pipeline.views.terminal.words import brackets, percent, rate, span
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-BLACK, GREY = "#000000", "#767676"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", BLACK)
-MARKERS = "osD^vPX"
-Dash = str | tuple[float, tuple[float, ...]]
-DASHES: tuple[Dash, ...] = (
-    "-",
-    (0, (5, 2)),
-    (0, (1, 1.5)),
-    (0, (5, 1.5, 1, 1.5)),
-    (0, (8, 2)),
-    (0, (3, 1)),
-    (0, (2, 3)),
-)
-# Of what a step's time goes to, always the same colour and hatching.
-CAUSES = {
-    "computing": ("#56B4E9", ""), "communication": ("#D55E00", "//"), "input wait": ("#E69F00", ".."),
-    "batch statistics": ("#F0E442", "oo"), "contention": ("#009E73", "xx"), "stragglers": ("#CC79A7", "\\\\"),
-    "host overhead": ("#0072B2", "--"), "other": ("#BBBBBB", ""), "all else": ("#999999", ""),
+# Of what a step's time goes to, always the same hatching, as the same colour.
+HATCHES = {
+    "computing": "", "communication": "//", "input wait": "..", "batch statistics": "oo", "contention": "xx",
+    "stragglers": "\\\\", "host overhead": "--", "other": "",
 }  # fmt: skip
-# Inches. Every figure is as wide as a phone shows at a readable size.
-WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
-FONT, SMALL, DPI = 11, 9.5, 144
-# Of a text above a bar, in a line.
-MOST_CHARACTERS = 58
 # More would not be told apart.
 MOST_BARS, MOST_LINES = 40, 7
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A figure: its name, what it shows in a sentence, and its files' contents."""
+class Look:
+    """How a strategy is drawn."""
 
-    name: str
-    title: str
-    told: str
-    svg: bytes
-    png: bytes
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A figure that has nothing to show, and why."""
-
-    title: str
-    why: str
+    colour: str
+    marker: str
 
 
 def draw(sweep: Sweep) -> list[Drawn | LeftOut]:
     """The report's figures, in its order."""
-    return [make(sweep) for make in (_scaling, _throughput, _learning, _steps)]
+    return [_drawn(partial(make, sweep)) for make in (_scaling, _throughput, _learning, _steps)]
 
 
-def _scaling(sweep: Sweep) -> Drawn | LeftOut:
+def look(place: int, theme: Theme) -> Look:
+    """How the strategy with this place among others is drawn: where colours begin again, markers go on."""
+    colours = theme.strategies
+    return Look(colours[place % len(colours)], MARKERS[(place + place // len(colours)) % len(MARKERS)])
+
+
+def _drawn(make: Callable[[Theme], Sketch | LeftOut]) -> Drawn | LeftOut:
+    """A figure on light and on dark paper."""
+    with on_paper(LIGHT, "light"):
+        light = make(LIGHT)
+        if isinstance(light, LeftOut):
+            return light
+        svg, png = rendered(light, "svg"), rendered(light, "png")
+    with on_paper(DARK, "dark"):
+        dark = make(DARK)
+        assert isinstance(dark, Sketch)
+        return Drawn(light.name, light.title, light.told, svg, rendered(dark, "svg"), png)
+
+
+def _scaling(sweep: Sweep, theme: Theme) -> Sketch | LeftOut:
     """Speedup and efficiency against workers."""
     title = "Speedup and efficiency against workers"
     points = [point for point in sweep.measured if point.result.speed.speedup is not None]
@@ -86,39 +89,29 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
     for point in points:
         series.setdefault(_series(point, sweep), []).append(point)
     foreseen = {point.place: found for point in points if (found := _foreseen(point))}
-    rows = len(series) + 1 + bool(foreseen)
-    figure, (above, below) = _axes(2, rows)
+    figure, (above, below) = panels(2, len(series) + 1 + bool(foreseen) + bool(sweep.confidences))
     most = max(map(_workers, points))
     above.plot(
-        [1, most], [1, most], color=GREY, lw=1.2, ls=(0, (2, 2)), label="ideal: as many times as fast as workers"
+        [1, most], [1, most], color=theme.ideal, lw=1.2, ls=(0, (2, 2)), label="ideal: as many times as fast as workers"
     )
-    below.plot([1, most], [1, 1], color=GREY, lw=1.2, ls=(0, (2, 2)))
+    below.plot([1, most], [1, 1], color=theme.ideal, lw=1.2, ls=(0, (2, 2)))
     # Beside each other, where they would lie on each other.
     apart = 0.012 * most
     beside: dict[int, float] = {}
+    dashes = _dashes([of_series[0] for of_series in series.values()])
     for place, (name, unsorted) in enumerate(series.items()):
         of_series = sorted(unsorted, key=_workers)
-        workers = list(map(_workers, of_series))
-        colour, marker, dashes = _look(place)
-        ends = list(map(_speedup, of_series))
-        shifted = [count + apart * (place - (len(series) - 1) / 2) for count in workers]
+        shifted = [_workers(point) + apart * (place - (len(series) - 1) / 2) for point in of_series]
         beside |= {point.place: x + apart / 2 for point, x in zip(of_series, shifted, strict=True)}
-        for axes, scale in ((above, [1] * len(of_series)), (below, workers)):
-            axes.errorbar(
-                shifted,
-                [middle / one for (middle, _, _), one in zip(ends, scale, strict=True)],
-                [
-                    [(middle - low) / one for (middle, low, _), one in zip(ends, scale, strict=True)],
-                    [(high - middle) / one for (middle, _, high), one in zip(ends, scale, strict=True)],
-                ],
-                color=colour, marker=marker, ls=dashes, capsize=3, lw=1.6, ms=6, label=name if axes is above else None,
-            )  # fmt: skip
+        drawn = _looks(sweep, theme)[_strategy(of_series[0])]
+        _lines(above, below, of_series, shifted, color=drawn.colour, marker=drawn.marker, ls=dashes[place], label=name)
     for place, (middle, low, high) in foreseen.items():
         count = next(_workers(point) for point in points if point.place == place)
         for axes, over, label in ((above, 1, "predicted before" * (place == min(foreseen))), (below, count, "")):
             axes.errorbar(
-                [beside[place]], [middle / over], [[(middle - low) / over], [(high - middle) / over]], color=GREY,
-                marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, label=label or None, zorder=1.5,
+                [beside[place]], [middle / over], [[(middle - low) / over], [(high - middle) / over]],
+                color=theme.ideal, marker="D", mfc="none", ls="none", capsize=2, lw=1, ms=8, label=label or None,
+                zorder=1.5,
             )  # fmt: skip
     above.set_ylabel("speedup")
     below.set_ylabel("efficiency")
@@ -128,117 +121,133 @@ def _scaling(sweep: Sweep) -> Drawn | LeftOut:
         axes.set_ylim(bottom=0)
         axes.set_xticks(ticks if len(ticks) <= 8 else ticks[:: len(ticks) // 8 + 1], minor=False)
     below.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    told = "; ".join(
-        f"{point.result.choices.strategy}, {_workers(point)} workers: {_speedup(point)[0]:.2f}" for point in points
-    )
-    return _drawn("scaling", title, f"Speedup over one device, by workers. {told}.", figure, _handles(above))
+    told = "; ".join(f"{_strategy(point)}, {_workers(point)} workers: {_speedup(point)[0]:.2f}" for point in points)
+    intervals = [interval_handle(interval_name(sweep), theme)] if sweep.confidences else []
+    handles = [*handles_of(above), *intervals]
+    return Sketch("scaling", title, f"Speedup over one device, by workers. {told}.", figure, handles)
 
 
-def _throughput(sweep: Sweep) -> Drawn | LeftOut:
+def _lines(above: Axes, below: Axes, points: Sequence[Point], shifted: Sequence[float], **drawn: Any) -> None:
+    """Speedups above and efficiencies below, with their intervals."""
+    ends, label = list(map(_speedup, points)), drawn.pop("label")
+    for axes, scale in ((above, [1] * len(points)), (below, list(map(_workers, points)))):
+        axes.errorbar(
+            shifted,
+            [middle / one for (middle, _, _), one in zip(ends, scale, strict=True)],
+            [
+                [(middle - low) / one for (middle, low, _), one in zip(ends, scale, strict=True)],
+                [(high - middle) / one for (middle, _, high), one in zip(ends, scale, strict=True)],
+            ],
+            capsize=3, lw=1.6, ms=6, label=label if axes is above else None, **drawn,
+        )  # fmt: skip
+
+
+def _throughput(sweep: Sweep, theme: Theme) -> Sketch | LeftOut:
     """Throughput of each point."""
     title = "Throughput by strategy"
     if not sweep.measured:
         return LeftOut(title, "no point was measured")
-    points = _first(sweep.measured)
-    names = list(dict.fromkeys(str(point.result.choices.strategy) for point in points))
+    points, looks = _first(sweep.measured), _looks(sweep, theme)
     ends = list(map(_throughput_of, points))
     texts = [
         f"{_series(point, sweep, point.name)}: {rate(middle)}{brackets(span(low, high, rate, ' to '))}"
         for point, (middle, low, high) in zip(points, ends, strict=True)
     ]
-    bars = _bars(texts)
+    drawn = bars(_labels(points, texts, looks))
     for place, (point, (middle, low, high)) in enumerate(zip(points, ends, strict=True)):
-        colour = _look(names.index(str(point.result.choices.strategy)))[0]
+        colour = looks[_strategy(point)].colour
         faint = point.marks not in (Marks(), Marks(("asynchronous",)))
-        bars.axes.barh(place, middle, bars.thick, color=colour, alpha=0.35 if faint else 1.0, edgecolor=colour)
-        bars.axes.errorbar([middle], [place], xerr=[[middle - low], [high - middle]], color=BLACK, capsize=3, lw=1.2)
-    bars.axes.set_xlabel("training examples per second")
-    return _drawn("throughput", title, f"Training examples per second. {'; '.join(texts)}.", bars.figure)
+        drawn.axes.barh(place, middle, drawn.thick, color=colour, alpha=0.35 if faint else 1.0, edgecolor=colour)
+        errors = [[middle - low], [high - middle]]
+        drawn.axes.errorbar([middle], [place], xerr=errors, color=theme.ink, capsize=3, lw=1.2)
+    drawn.axes.set_xlabel(f"training examples per second{brackets(interval_name(sweep))}")
+    return Sketch("throughput", title, f"Training examples per second. {'; '.join(texts)}.", drawn.figure)
 
 
-def _learning(sweep: Sweep) -> Drawn | LeftOut:
+def _learning(sweep: Sweep, theme: Theme) -> Sketch | LeftOut:
     """The validation metric against seconds of training."""
     title = "Time to accuracy"
     points = [point for point in sweep.points if sweep.curve(point)]
     if not points or sweep.metric is None:
         return LeftOut(title, "no point has validated: train.epochs of 1 or more does")
     shown = sorted(points, key=lambda point: (sweep.seconds_to_target(point) or 0.0, point.place))[:MOST_LINES]
-    figure, (axes,) = _axes(1, len(shown) + 1)
-    for place, point in enumerate(shown):
-        colour, marker, dashes = _look(place)
-        curve = sweep.curve(point)
+    figure, (axes,) = panels(1, len(shown) + 1)
+    for point, dashes in zip(shown, _dashes(shown), strict=True):
+        curve, drawn = sweep.curve(point), _looks(sweep, theme)[_strategy(point)]
         every = max(1, len(curve) // 10)
-        axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, ls=dashes, ms=4.5, lw=1.6, markevery=every,
-                  label=_series(point, sweep, point.name))  # fmt: skip
+        axes.plot(*zip(*curve, strict=True), color=drawn.colour, marker=drawn.marker, ls=dashes, ms=4.5, lw=1.6,
+                  markevery=every, label=_series(point, sweep, point.name))  # fmt: skip
     if sweep.target is not None:
-        axes.axhline(
-            sweep.target, color=GREY, lw=1, ls=(0, (2, 2)), label=f"{sweep.target:.4g}: what all of them reached"
-        )
+        reached = f"{sweep.target:.4g}: what all of them reached"
+        axes.axhline(sweep.target, color=theme.ideal, lw=1, ls=(0, (2, 2)), label=reached)
     axes.set_xlabel("seconds of training, with tracing and validation")
     axes.set_ylabel(f"validation {sweep.metric}")
-    reached = ((point, sweep.seconds_to_target(point)) for point in shown)
-    told = "; ".join(f"point {point.name}: {seconds:.1f} s" for point, seconds in reached if seconds is not None)
+    seconds = ((point, sweep.seconds_to_target(point)) for point in shown)
+    told = "; ".join(f"point {point.name}: {took:.1f} s" for point, took in seconds if took is not None)
     more = f" The first {len(shown)} of {len(points)} points." if len(shown) < len(points) else ""
-    return _drawn(
-        "learning",
-        title,
-        f"Seconds until validation {sweep.metric} {sweep.target:.4g}: {told}.{more}",
-        figure,
-        _handles(axes),
-    )
+    said = f"Seconds until validation {sweep.metric} {sweep.target:.4g}: {told}.{more}"
+    return Sketch("learning", title, said, figure, handles_of(axes))
 
 
-def _steps(sweep: Sweep) -> Drawn | LeftOut:
-    """What a step's time goes to: the causes where they were looked for, else the wait for input and all else."""
+def _steps(sweep: Sweep, theme: Theme) -> Sketch | LeftOut:
+    """What a step's time goes to, of the points of which the causes were looked for."""
     from matplotlib.patches import Patch
 
     title = "Step time by cause"
     split = {point.place: found for point in sweep.measured if (found := causes(point))}
     if not split:
-        return LeftOut(title, "no step was timed: measure.steps=0 measures nothing")
+        return LeftOut(title, "no point was explained: measure.explain=true looks for the causes")
     points = _first([point for point in sweep.points if point.place in split])
-    names = [name for name in CAUSES if any(name in split[point.place] for point in points)]
+    names = [name for name in HATCHES if any(name in split[point.place] for point in points)]
     texts = [f"{_series(point, sweep, point.name)}: {rate(sum(split[point.place].values()))} ms" for point in points]
-    bars = _bars(texts, len(names))
+    drawn = bars(_labels(points, texts, _looks(sweep, theme)), len(names))
     for place, point in enumerate(points):
         left = 0.0
         for name in (name for name in names if name in split[point.place]):
-            bars.axes.barh(place, split[point.place][name], bars.thick, left, **_cause(name))
+            drawn.axes.barh(place, split[point.place][name], drawn.thick, left, **_cause(name, theme))
             left += split[point.place][name]
-    handles = [Patch(**_cause(name), label=name) for name in names]
-    bars.axes.set_xlabel("milliseconds of a step")
+    handles = [Patch(**_cause(name, theme), label=name) for name in names]
+    drawn.axes.set_xlabel("milliseconds of a step")
     told = "; ".join(
         f"point {point.name}: {', '.join(f'{name} {rate(value)} ms' for name, value in split[point.place].items())}"
         for point in points
     )
-    return _drawn("steps", title, f"Where the time of a step goes. {told}.", bars.figure, handles)
+    return Sketch("steps", title, f"Where the time of a step goes. {told}.", drawn.figure, handles)
 
 
-def _cause(name: str) -> dict[str, Any]:
-    colour, hatch = CAUSES[name]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+def interval_name(sweep: Sweep) -> str:
+    """What the intervals of a sweep are, in two words.
+
+    Of points with more and with fewer repeats there are several.
+    """
+    if not sweep.confidences:
+        return ""
+    return f"{' or '.join(map(percent, sweep.confidences))} interval{'s' * (len(sweep.confidences) > 1)}"
+
+
+def _cause(name: str, theme: Theme) -> dict[str, Any]:
+    return {"facecolor": theme.causes[name], "hatch": HATCHES[name], "edgecolor": theme.paper, "linewidth": 0.5}
 
 
 def causes(point: Point) -> dict[str, float]:
     """Milliseconds of a step by cause: `computing` is the step of one device alone, the others what was lost to each.
 
-    Of a share s of the ideal throughput that is lost, a step of t ms that takes t (1 - lost) alone has lost s t.
+    None of a point that was not explained. Of a share s of the ideal throughput that is lost, a step of t ms that takes
+    t (1 - lost) alone has lost s t.
     """
-    step, wait = point.result.speed.step_ms_p50, point.result.input.wait
-    if step is None:
+    step, explained = point.result.speed.step_ms_p50, point.result.explained
+    if step is None or explained is None:
         return {}
-    if explained := point.result.explained:
-        shares = {part.name: max(0.0, part.share) for part in explained.parts}
-        kept = max(0.0, 1 - sum(shares.values()))
-        return {"computing": kept * step} | {
-            name if name in CAUSES else "other": share * step for name, share in shares.items() if share
-        }
-    return {"all else": step} if wait is None else {"input wait": wait * step, "all else": (1 - wait) * step}
+    shares = {part.name: max(0.0, part.share) for part in explained.parts}
+    kept = max(0.0, 1 - sum(shares.values()))
+    return {"computing": kept * step} | {
+        name if name in HATCHES else "other": share * step for name, share in shares.items() if share
+    }
 
 
 def _series(point: Point, sweep: Sweep, name: str = "") -> str:
     marked = _marked(point, sweep)
-    return f"{name or point.result.choices.strategy}{f' ({marked})' * bool(marked)}"
+    return f"{name or _strategy(point)}{f' ({marked})' * bool(marked)}"
 
 
 def _marked(point: Point, sweep: Sweep) -> str:
@@ -282,81 +291,21 @@ def _first(points: Sequence[Point]) -> Sequence[Point]:
     return sorted(fastest, key=lambda point: point.place)
 
 
-def _look(place: int) -> tuple[str, str, Dash]:
-    # Where the colours begin again, markers and dashes go on.
-    other = place + place // len(COLOURS)
-    return COLOURS[place % len(COLOURS)], MARKERS[other % len(MARKERS)], DASHES[other % len(DASHES)]
+def _strategy(point: Point) -> str:
+    return str(point.result.choices.strategy)
 
 
-def _axes(count: int, rows: int) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels under each other and room for a legend of so many rows below."""
-    below = BOTTOM + ROW * rows + 0.1
-    height = TOP + count * PANEL + (count - 1) * 0.25 + below
-    return _figure(height, count, below, 0.25 / PANEL)
+def _looks(sweep: Sweep, theme: Theme) -> Mapping[str, Look]:
+    """How each strategy of the sweep is drawn, in every figure."""
+    return {name: look(place, theme) for place, name in enumerate(dict.fromkeys(map(_strategy, sweep.points)))}
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Horizontal bars at 0, 1, ... from the top, so `thick`, each with its text above it."""
-
-    figure: Figure
-    axes: Axes
-    thick: float
+def _dashes(points: Sequence[Point]) -> list[Dash]:
+    """What tells lines of one strategy apart."""
+    names = list(map(_strategy, points))
+    return [DASHES[names[:place].count(name) % len(DASHES)] for place, name in enumerate(names)]
 
 
-def _bars(texts: Sequence[str], rows: int = 0) -> Bars:
-    """A figure for a bar under each of `texts`, with room for a legend of so many rows."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    wrapped = [fill(text, MOST_CHARACTERS) for text in texts]
-    row = THICK + 0.12 + LINE * max(text.count("\n") + 1 for text in wrapped)
-    below = BOTTOM + (ROW * rows + 0.1 if rows else 0.0)
-    figure, (axes,) = _figure(0.1 + len(texts) * row + below, 1, below, 0, left=0.2, top=0.1)
-    thick = THICK / row
-    axes.set_ylim(len(texts) - 1 + thick, thick - 1)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    for place, text in enumerate(wrapped):
-        axes.text(0, place - 0.6 * thick, text, ha="left", va="bottom", fontsize=SMALL, linespacing=1.1)
-    return Bars(figure, axes, thick)
-
-
-def _figure(
-    height: float, count: int, below: float, between: float, left: float = LEFT, top: float = TOP
-) -> tuple[Figure, list[Axes]]:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(
-        {"font.size": FONT, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False}
-    ):
-        figure = Figure((WIDTH, height), facecolor="white")
-        grid = figure.subplots(count, 1, sharex=True, squeeze=False)
-    figure.subplots_adjust(left / WIDTH, below / height, 1 - RIGHT / WIDTH, 1 - top / height, hspace=between)
-    panels: list[Axes] = list(grid[:, 0])
-    for axes in panels:
-        axes.grid(color="#DDDDDD", lw=0.6)
-        axes.set_axisbelow(True)
-    return figure, panels
-
-
-def _handles(axes: Axes) -> list[Artist]:
-    return list(axes.get_legend_handles_labels()[0])
-
-
-def _drawn(name: str, title: str, told: str, figure: Figure, handles: Sequence[Artist] = ()) -> Drawn:
-    import matplotlib as mpl
-
-    if handles:
-        figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
-                      handlelength=3.2, labelspacing=0.35, borderaxespad=0.3)  # fmt: skip
-    files: dict[str, bytes] = {}
-    # Texts as shapes: no font has to be there where the page is read. No date: an unchanged report stays the same.
-    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
-        for kind, about in (("svg", {"Date": None}), ("png", None)):
-            made = BytesIO()
-            figure.savefig(made, format=kind, dpi=DPI, metadata=about)
-            files[kind] = made.getvalue()
-    return Drawn(name, title, told, files["svg"], files["png"])
+def _labels(points: Sequence[Point], texts: Sequence[str], looks: Mapping[str, Look]) -> list[Label]:
+    drawn = [looks[_strategy(point)] for point in points]
+    return [Label(text, of.colour, of.marker) for text, of in zip(texts, drawn, strict=True)]

@@ -99,6 +99,12 @@ class Sweep:
         return [point for point in self.points if point.group]
 
     @property
+    def confidences(self) -> list[float]:
+        """The probabilities that the points' intervals hold the true medians: one for all, if they repeat as often."""
+        found = {point.result.speed.interval_confidence for point in self.measured}
+        return sorted(confidence for confidence in found if confidence)
+
+    @property
     def missing(self) -> list[Point]:
         """The points that did not finish."""
         return [point for point in self.points if point.status != "FINISHED"]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from pipeline.analyze import comparable, scoring
 from pipeline.analyze.verdict import SIGNIFICANCE_LEVEL, Verdict
-from pipeline.views.report.figures import Drawn, LeftOut
+from pipeline.views.report.canvas import DARK, LIGHT, Drawn, LeftOut
+from pipeline.views.report.facts import facts
+from pipeline.views.report.figures import interval_name
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.predict import score_text
 from pipeline.views.terminal.sweep import noted
@@ -27,14 +29,17 @@ from pipeline.views.terminal.words import (
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 MISSING = "–"
+# Of a run's id in MLflow: enough to find it by.
+ID_LETTERS = 8
 # Kinds of columns, by their classes in the page.
 NUMBER, LONG = "number", "long"
 TERMS = {
     "examples/s": "Training examples per second over all workers, in steady state: the median of the repeats; under it "
-    "the lowest and the highest of them.",
-    "speedup": "Throughput over that of one device without a strategy; under it the range over repeats taken in turn, "
-    "or the widest possible range where the baseline was measured in another run.",
+    "its interval, the lowest and the highest of them.",
+    "speedup": "Throughput over that of one device without a strategy; under it its interval: the range over repeats "
+    "taken in turn, or the widest possible range where the baseline was measured in another run.",
     "efficiency": "Speedup over the number of devices.",
+    "input wait": "Share of the step time that was spent waiting for batches.",
     "tie": "Two points tie where their intervals overlap, or where equal runs lie as far apart with a probability of "
     f"{SIGNIFICANCE_LEVEL:.0%} or more: repeats of one run share its luck, so the spread between runs decides. "
     "sweep.repeats=3 measures that spread and makes smaller differences visible.",
@@ -66,6 +71,15 @@ class Cell:
     kind: str = ""
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A figure, and its pictures for light and dark paper as the page has them."""
+
+    drawn: Drawn
+    light: str
+    dark: str
+
+
 def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> str:
     """The page. All that people named or typed is escaped."""
     import jinja2
@@ -81,10 +95,14 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
     return template.render(
         name=sweep.name,
         about=_about(sweep),
+        facts=facts(sweep),
+        light=LIGHT,
+        dark=DARK,
+        intervals=interval_name(sweep),
         verdict=verdict_lines(decided),
         advice=advice(sweep, decided),
         figures=[
-            {"name": drawn.name, "title": drawn.title, "told": drawn.told, "data": base64.b64encode(drawn.svg).decode()}
+            Shown(drawn, *(base64.b64encode(svg).decode() for svg in (drawn.svg, drawn.dark)))
             for drawn in figures
             if isinstance(drawn, Drawn)
         ],
@@ -137,6 +155,13 @@ def score(sweep: Sweep) -> str:
     return score_text(scoring.score([point.result for point in sweep.measured]))
 
 
+def own_overrides(point: Point, sweep: Sweep) -> list[str]:
+    """What was typed for a point and not for all points; the command at the head of the page has the rest."""
+    typed = [set(other.overrides) for other in sweep.points if other.overrides]
+    shared = set.intersection(*typed) if len(typed) > 1 else set()
+    return [override for override in point.overrides if override not in shared]
+
+
 def _about(sweep: Sweep) -> str:
     finished = sum(point.status == "FINISHED" for point in sweep.points)
     machines = sorted({clean(point.result.environment.machine) for point in sweep.measured} - {""})
@@ -156,6 +181,7 @@ def _columns(sweep: Sweep) -> list[Column]:
         Column("speedup", kind=NUMBER),
         Column("efficiency", kind=NUMBER),
         Column("step ms", kind=NUMBER),
+        Column("input wait", kind=NUMBER),
         *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", kind=NUMBER)] * learnt,
         Column("status"),
         Column("overrides", kind=LONG),
@@ -180,9 +206,10 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
         "speedup": _figure(speed.speedup, times, span(speed.speedup_low, speed.speedup_high, bare_times, " to "), mark),
         "efficiency": _figure(speed.efficiency, percent, mark=mark),
         "step ms": _figure(speed.step_ms_p50, rate),
+        "input wait": _figure(point.result.input.wait, percent),
         "status": Cell(point.status),
-        "overrides": Cell(" ".join(map(clean, point.overrides))),
-        "MLflow run": Cell(clean(point.result.tracked.mlflow_run_id) or MISSING),
+        "overrides": Cell(" ".join(map(clean, own_overrides(point, sweep)))),
+        "MLflow run": Cell(clean(point.result.tracked.mlflow_run_id)[:ID_LETTERS] or MISSING),
     }
     reached = Cell(MISSING if seconds is None else duration(seconds))
     cells = [texts.get(column.title, reached) for column in columns]

@@ -6,11 +6,11 @@ something is drawn, so that importing this package costs next to nothing.
 
 from pipeline.views.terminal.board import Board
 from pipeline.views.terminal.compare import compared_lines
-from pipeline.views.terminal.console import console_on, error_text
+from pipeline.views.terminal.console import console_on, error_text, say, say_error
 from pipeline.views.terminal.estimate import estimate_lines, shard_lines
 from pipeline.views.terminal.plan import plan_lines
 from pipeline.views.terminal.predict import predicted_lines
-from pipeline.views.terminal.progress import Progress, ahead_text
+from pipeline.views.terminal.progress import Progress
 from pipeline.views.terminal.report import report_lines
 from pipeline.views.terminal.result import result_rows, result_table, resumed_line
 from pipeline.views.terminal.screen import Terminal
@@ -20,7 +20,6 @@ __all__ = [
     "Board",
     "Progress",
     "Terminal",
-    "ahead_text",
     "compared_lines",
     "console_on",
     "error_text",
@@ -31,6 +30,8 @@ __all__ = [
     "result_rows",
     "result_table",
     "resumed_line",
+    "say",
+    "say_error",
     "shard_lines",
     "sweep_notes",
     "sweep_rows",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.views.terminal.words import lines_of
+from pipeline.views.terminal.words import fitted, lines_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 # Wider than any line, so that a path on a pipe stays in one piece.
 NO_WIDTH = 10_000
+# What a line is about, before what it says, as `plan       cnn on mnist5k`.
+LABEL = re.compile(r"\w[\w ]{0,9}?\s{2,}(?=\S)")
 
 
 def console_on(stream: TextIO) -> Console:
@@ -33,6 +37,22 @@ def console_on(stream: TextIO) -> Console:
         # FORCE_COLOR makes Rich take a pipe for a terminal: colours may stay, a moving cursor may not.
         force_interactive=None if on_terminal else False,
     )
+
+
+def say(console: Console, text: str) -> None:
+    """Prints a line; on a narrow terminal in several, broken between words and indented under what its label says."""
+    from rich.text import Text
+
+    label = LABEL.match(text)
+    indent = len(label[0]) if label else len(text) - len(text.lstrip()) + 4 * (len(text) > console.width)
+    console.print(Text("\n".join(fitted(text, console.width, indent))), soft_wrap=True)
+
+
+def say_error(message: str) -> None:
+    """Prints an error as one message to stderr."""
+    console = console_on(sys.stderr)
+    for line in error_text(message).splitlines():
+        say(console, line)
 
 
 def error_text(message: str) -> str:

@@ -11,8 +11,11 @@ from pipeline.views.terminal.words import clean, columns, listed, marks, named, 
 MOST_NAMES = 8
 
 
-def plan_lines(plan: Plan, full: bool) -> list[str]:
-    """The plan in a few lines; with `full`, also how it trains and a line for every process."""
+def plan_lines(plan: Plan, full: bool, reused: str | None = None) -> list[str]:
+    """The plan in a few lines; with `full`, also how it trains and a line for every process.
+
+    `reused` is the folder of the run that has measured its baseline before, where one has.
+    """
     labelled = [
         ("plan", _headline(plan)),
         ("processes", _processes(plan)),
@@ -20,7 +23,7 @@ def plan_lines(plan: Plan, full: bool) -> list[str]:
         ("length", _length(plan)),
         *([("data", listed(_data(plan), _served(plan)))] if plan.data.divided or plan.data_servers else []),
         *([("training", _training(plan))] if full else []),
-        ("baseline", _baseline(plan)),
+        ("baseline", _baseline(plan, reused)),
         *(("note", clean(note)) for note in plan.notes),
     ]
     lines = [f"{label:<11}{text}" for label, text in labelled]
@@ -127,7 +130,7 @@ def _training(plan: Plan) -> str:
     )
 
 
-def _baseline(plan: Plan) -> str:
+def _baseline(plan: Plan, reused: str | None) -> str:
     if plan.measurement.steps == 0:
         return "none, since nothing is measured"
     size = f"about {REPEAT_SECONDS:g} s" if plan.measurement.steps is None else plural(plan.measurement.steps, "step")
@@ -136,6 +139,8 @@ def _baseline(plan: Plan) -> str:
         return f"none, so no speedup; throughput from {repeats}"
     batch = plan.training.global_batch if plan.training.scaling == "strong" else plan.training.replica_batch
     how = "reused if measured before" if plan.measurement.baseline == "auto" else "measured in turn"
+    if reused is not None:
+        return f"one device, no strategy, batch {batch:,}; reused from {clean(reused)}; throughput from {repeats}"
     return f"one device, no strategy, batch {batch:,}; {how}, {repeats}"
 
 

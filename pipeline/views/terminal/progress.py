@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import Event
+from pipeline.record.events import Epoch, Event
 from pipeline.run.views import Ahead
+from pipeline.views.terminal.points import filling_table
 from pipeline.views.terminal.run_state import RunState
 from pipeline.views.terminal.training_state import View
-from pipeline.views.terminal.words import duration, listed
+from pipeline.views.terminal.words import duration, fitted, listed, number, time_of_day
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,17 +23,10 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25  # between two drawings of the live bars
 LINE_SECONDS = 10.0  # between two plain lines
+# Of what follows a line that is broken; the lines of a drawing beside those of the table of a sweep; a narrow terminal.
+INDENT, OTHER_LINES, NARROW = 4, 8, 60
+LATEST = 2**33  # seconds since 1970 that a clock may say
 SHOW_CURSOR = "\x1b[?25h"  # DECTCEM, DEC VT510 manual
-
-
-def ahead_text(ahead: Ahead) -> str:
-    """How far a sweep is, in words.
-
-    >>> ahead_text(Ahead(2, 12, 65.0))
-    'point 3 of 12, about 1 min 05 s left'
-    """
-    left = "" if ahead.seconds_left is None else f"about {duration(ahead.seconds_left)} left"
-    return listed(f"point {ahead.done + 1} of {ahead.points}", left)
 
 
 class Progress:
@@ -47,6 +41,8 @@ class Progress:
         self._seen, self._ahead = RunState(plan, now), ahead
         self._console = console
         self._now = self._told = now
+        # The time of day of the last event that says it, for lines that are read later.
+        self._clock: float | None = None
         self._drawn = -math.inf
         self._waiting: list[str] = []
         self._live: Live | None = None
@@ -74,9 +70,13 @@ class Progress:
     def update(self, event: Event, now: float) -> None:
         """Takes the next event, of any kind, and shows what it changes; `now` is in seconds on one clock."""
         self._now = max(self._now, now)
+        said = number(event.time)
+        self._clock = said if said is not None and 0 < said < LATEST else self._clock
         lines = self._seen.take(event, self._now)
         if self._open:
-            self._waiting += [line.text for line in lines if line.lasting]
+            # Of a sweep it is the points that stay.
+            stay = self._ahead is None or not isinstance(event, Epoch)
+            self._waiting += [line.text for line in lines if line.lasting and stay]
             if self._is_time_to_draw():
                 self._draw()
         elif self._console.is_interactive:
@@ -99,7 +99,7 @@ class Progress:
         if self._gone:
             return
         self._drawn = self._now
-        bars = _bars(self._seen.view(), self._now - self._seen.start, self._ahead)
+        bars = _bars(self._seen.view(), self._now - self._seen.start, self._ahead, *self._console.size)
         try:
             if self._live is None:
                 # What goes to the terminal is led past the bars; a redirected stdout stays what it is.
@@ -113,7 +113,8 @@ class Progress:
                 self._live.start()
             with self._console:  # both in one write
                 if self._waiting:
-                    self._console.print(Text("\n".join(self._waiting)))
+                    fit = [part for line in self._waiting for part in fitted(line, self._console.width, INDENT)]
+                    self._console.print(Text("\n".join(fit)))
                 self._live.update(bars, refresh=True)
             self._waiting = []
         except (OSError, UnicodeError):
@@ -133,6 +134,10 @@ class Progress:
         self._told = self._now
         stream = self._console.file
         encoding = getattr(stream, "encoding", None) or "utf-8"
+        if self._console.is_interactive:
+            lines = [part for line in lines for part in fitted(line, self._console.width, INDENT)]
+        else:
+            lines = [f"{'' if self._clock is None else time_of_day(self._clock) + ' '}{line}" for line in lines]
         text = "".join(f"{line}\n" for line in lines)
         try:
             stream.write(text.encode(encoding, "replace").decode(encoding))
@@ -156,9 +161,11 @@ class Progress:
                 self._console.file.flush()
 
 
-def _bars(view: View, elapsed: float, ahead: Ahead | None = None) -> RenderableType:
-    """Two lines: what is happening, a bar, how far it is and for how long; and its figures under it. One more for the
-    sweep that it is a point of."""
+def _bars(view: View, elapsed: float, ahead: Ahead | None = None, width: int = 80, height: int = 24) -> RenderableType:
+    """What is happening, a bar, how far it is and for how long, and its figures under it.
+
+    Of a sweep that it is a point of, above it the table so far, and below it how far that is.
+    """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -169,17 +176,19 @@ def _bars(view: View, elapsed: float, ahead: Ahead | None = None) -> RenderableT
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
     row.add_column(no_wrap=True, justify="right")
+    narrow = width < NARROW
     # An unknown total stays an empty bar: a pulse would have to be drawn again and again.
     bar = ProgressBar(total=view.total or 1, completed=view.done if view.total else 0)
-    row.add_row(Text(view.label, style="bold"), bar, Text(view.where), Text(duration(elapsed), style="dim"))
+    where = "" if narrow else view.where
+    row.add_row(Text(view.label, style="bold"), bar, Text(where), Text(duration(elapsed), style="dim"))
     if ahead is not None:
         left = "" if ahead.seconds_left is None else f"{duration(max(0.0, ahead.seconds_left - elapsed))} left"
-        row.add_row(
-            Text("sweep", style="bold"),
-            ProgressBar(total=ahead.points, completed=ahead.done),
-            Text(f"{ahead.done} of {ahead.points} points"),
-            Text(left, style="dim"),
-        )
-    if not view.figures:
-        return row
-    return Group(row, Text(" " * 12 + view.figures, no_wrap=True, overflow="crop"))
+        count = len(ahead.points)
+        done = f"{ahead.done} of {count}" if narrow else f"{ahead.done} of {count} points"
+        bar = ProgressBar(total=count, completed=ahead.done)
+        row.add_row(Text("sweep", style="bold"), bar, Text(done), Text(left, style="dim"))
+    figures = listed(view.where * narrow, view.figures)
+    indent = 2 if narrow else 12
+    below = [Text(" " * indent + line, no_wrap=True) for line in fitted(figures, width - indent)] if figures else []
+    table = [] if ahead is None else [filling_table(ahead, height - OTHER_LINES, narrow)]
+    return Group(*table, row, *below)

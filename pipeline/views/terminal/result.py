@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.config import shipped
 from pipeline.record.results import Result, Speed
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.explained import explained_lines
@@ -12,6 +13,7 @@ from pipeline.views.terminal.profile import profile_lines
 from pipeline.views.terminal.words import (
     clean,
     duration,
+    fitted,
     lines_of,
     listed,
     marks,
@@ -25,24 +27,34 @@ from pipeline.views.terminal.words import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 STATUS_COLOURS = {"FINISHED": "green", "FAILED": "red", "KILLED": "red"}  # others: yellow
 
 
 def result_table(point: PointResult) -> RenderableType:
     """What a run reached, against what, how sure that is, and where to look."""
-    from rich.table import Table
-    from rich.text import Text
+    return Labelled(result_rows(point))
 
-    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    (status, what), *rows = result_rows(point)
-    grid.add_row(Text(status, style=f"bold {STATUS_COLOURS.get(status, 'yellow')}"), Text(what, style="bold"))
-    for label, text in rows:
-        grid.add_row(Text(label, style="dim"), Text(text))
-    return grid
+
+class Labelled:
+    """Rows of a label and a text, broken between words where the console is narrow; the first is what stands out."""
+
+    def __init__(self, rows: Sequence[tuple[str, str]]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What Rich prints."""
+        from rich.text import Text
+
+        left = max(len(label) for label, _ in self._rows) + 2
+        for place, (label, text) in enumerate(self._rows):
+            for number, line in enumerate(text.splitlines() or [""]):
+                for part, words in enumerate(fitted(f"{label * (not number):<{left}}{line}", options.max_width, left)):
+                    shown = Text(words, style="" if place else "bold", no_wrap=True, overflow="ignore")
+                    if not part and not number:
+                        shown.stylize("dim" if place else STATUS_COLOURS.get(label, "yellow"), 0, len(label))
+                    yield shown
 
 
 def result_rows(point: PointResult) -> list[tuple[str, str]]:
@@ -61,7 +73,7 @@ def result_rows(point: PointResult) -> list[tuple[str, str]]:
         ("step time", _step_times(result.speed)),
         ("input wait", _input_wait(result)),
         *_labelled("profile", profile_lines(result.profile)),
-        *_labelled("lost", explained_lines(result.explained)),
+        *_labelled("lost", explained_lines(result.explained, result.speed.efficiency)),
         ("staleness", _staleness(result)),
         ("steps", _steps_of_workers(result)),
         ("training", trained),
@@ -220,4 +232,5 @@ def _joined(folder: str, path: str) -> str:
 
 
 def _tracked(run_id: str) -> str:
-    return f"run {run_id}; to browse and compare: make ui" if run_id else ""
+    typed = "make ui" if shipped.is_checkout_here() else "python -m pipeline ui"
+    return f"run {run_id}; to browse and compare: {typed}" if run_id else ""

@@ -105,7 +105,7 @@ class RunState:
     """What the events said so far.
 
     `timing`: repeats are being timed. `turned`: the last event ended one of them, or what comes before them.
-    `failing`: the last event told of a failure.
+    `failing`: the last event told of a failure, or of a Ctrl-C.
     """
 
     def __init__(self, plan: Plan, now: float) -> None:
@@ -126,7 +126,7 @@ class RunState:
         lines = self._lines(event, now)
         self.timing = self._is_timing()
         self.turned = self._turns() != turns
-        self.failing = isinstance(event, Failed)
+        self.failing = isinstance(event, Failed) or (isinstance(event, Signalled) and event.group is None)
         return lines
 
     def view(self) -> View:
@@ -168,6 +168,9 @@ class RunState:
                 return self._once("explaining what was lost: steps with parts switched off, in turn with one device")
             case Explained(values=explanation):
                 return [Line(text, lasting=True) for text in explained_lines(explanation)]
+            case Signalled(group=None):
+                said = "Ctrl-C: leaving with a checkpoint, if that takes seconds. Ctrl-C again ends it at once."
+                return self._once(said, lasting=True)
             case Warned(text=text):
                 return self._once(f"warning: {clean(text) or '(without words)'}", lasting=True)
             case Failed():

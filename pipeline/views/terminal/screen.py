@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.plan.estimate import Estimate
 from pipeline.plan.plan import Plan
 from pipeline.run.views import Ahead, PointResult
+from pipeline.views.terminal.console import say
 from pipeline.views.terminal.estimate import estimate_lines, shard_lines
 from pipeline.views.terminal.plan import plan_lines
+from pipeline.views.terminal.points import begins_line, ended_line, shared_and_own
 from pipeline.views.terminal.predict import predicted_lines
 from pipeline.views.terminal.progress import Progress
 from pipeline.views.terminal.result import resumed_line
+from pipeline.views.terminal.words import time_of_day
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,21 +24,45 @@ if TYPE_CHECKING:
 class Terminal:
     """A `pipeline.run.views.Screen`: lines, and bars while a run is under way."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, clock: Callable[[], float] | None = None) -> None:
+        self._console, self._clock = console, clock
+        # The lines of the last plan that was shown: of the next one, those that it shares say nothing new.
+        self._last: frozenset[str] = frozenset()
 
     def say(self, text: str) -> None:
-        """Shows a line, which the terminal may wrap."""
-        self._console.print(text, soft_wrap=True)
+        """Shows a line, broken between words where the terminal is narrow."""
+        say(self._console, text)
+
+    def begins(self, ahead: Ahead) -> None:
+        """Shows which point of a sweep begins, after an empty line."""
+        self.say("")
+        self.say(self._timed(begins_line(ahead)))
+
+    def ended(self, point: PointResult, seconds: float | None) -> None:
+        """Shows what a point of a sweep came to."""
+        self.say(self._timed(ended_line(point, seconds)))
+
+    def shares(self, points: Sequence[PointResult]) -> None:
+        """Shows what was typed for all points of a sweep."""
+        if shared := shared_and_own(points)[0]:
+            self.say(f"all        {' '.join(shared)}")
+
+    def _timed(self, line: str) -> str:
+        """The line, after the time of day where it may be read much later."""
+        timed = self._clock is not None and not self._console.is_interactive
+        return f"{time_of_day(self._clock())} {line}" if timed and self._clock else line
 
     def resumed(self, folder: str, status: str, step: int, saved_step: int | None) -> None:
         """Shows which run a point goes on with, and from where."""
         self.say(resumed_line(folder, status, step, saved_step))
 
-    def planned(self, plan: Plan, full: bool) -> None:
-        """Shows a plan."""
-        for line in plan_lines(plan, full=full):
-            self.say(line)
+    def planned(self, plan: Plan, full: bool, reused: str | None) -> None:
+        """Shows a plan; of one that follows another, what it does not share with that."""
+        lines = plan_lines(plan, full, reused)
+        for line in lines:
+            if full or line not in self._last:
+                self.say(line)
+        self._last = frozenset(lines)
 
     def described(self, typed: str) -> None:
         """Shows it, after an empty line."""

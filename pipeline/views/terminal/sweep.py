@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,19 +13,23 @@ from pipeline.record.results import Result
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.estimate import planned_rows
 from pipeline.views.terminal.explained import explained_line
+from pipeline.views.terminal.points import numbers_of, shared_and_own
 from pipeline.views.terminal.predict import outlook_lines, predicted_rows
 from pipeline.views.terminal.profile import profile_line
 from pipeline.views.terminal.result import STATUS_COLOURS
 from pipeline.views.terminal.verdict import mark_texts
 from pipeline.views.terminal.words import (
     bare_times,
+    brackets,
     clean,
     columns,
     figure,
+    fitted,
     lines_of,
     listed,
     number,
     percent,
+    plural,
     points_text,
     rate,
     span,
@@ -32,19 +37,19 @@ from pipeline.views.terminal.words import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 HEADER = ("", "strategy", "workers", "examples/s", "speedup", "eff.", "val", "status")
 RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
 # Of a strategy, the narrower one where a row would not fit otherwise; the overrides under it have the whole name.
 STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
 MISSING = "-"
+# A row that begins with a point's number.
+NUMBERED = re.compile(r" *\d+  ")
 
 
 def sweep_table(points: Sequence[PointResult]) -> RenderableType:
     """The points under each other, and under them what a reader has to know to compare them."""
-    from rich.console import Group
-    from rich.padding import Padding
     from rich.text import Text
 
     if not points:
@@ -52,50 +57,121 @@ def sweep_table(points: Sequence[PointResult]) -> RenderableType:
     results = [point.result for point in points]
     if any(result.ending.status == "PLANNED" for result in results):
         header, *planned = planned_rows(points)
-        return Group(Text(""), Text(header, style="bold"), *map(Text, [*planned, "", *_reasons(results)]))
+        return Lines([(header, "bold"), *((line, "") for line in [*planned, "", *_reasons(points)])])
     if any(result.ending.status == "PREDICTED" for result in results):
         header, *predicted = predicted_rows(results)
-        below = [*predicted, "", *outlook_lines(points), *_reasons(results)]
-        return Group(Text(""), Text(header, style="bold"), *map(Text, below))
-    header, *rows = sweep_rows(points)
-    shown: list[RenderableType] = [Text(header, style="bold")]
-    for row in rows:
-        text = Text(row.lstrip())
-        status = row.rpartition(" ")[2]
-        if status.isupper():
-            text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
-        # Indented as a block: a long line of overrides stays under its point when it wraps.
-        shown.append(Padding(text, (0, 0, 0, len(row) - len(row.lstrip())), expand=False))
-    return Group(*shown, Text(""), *map(Text, sweep_notes(points)))
+        below = [*predicted, "", *outlook_lines(points), *_reasons(points)]
+        return Lines([(header, "bold"), *((line, "") for line in below)])
+    return Rows(points)
+
+
+class Lines:
+    """Lines with a style each, which are broken between words where the console is narrow."""
+
+    def __init__(self, lines: Sequence[tuple[str, str]]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What Rich prints."""
+        from rich.text import Text
+
+        for line, style in self._lines:
+            indent = len(line) - len(line.lstrip())
+            for part in fitted(line, options.max_width, indent):
+                yield Text(part, style=style, no_wrap=True, overflow="ignore")
+
+
+class Rows:
+    """The points in rows, or, where the console is too narrow for these, in a few lines each; then what to know."""
+
+    def __init__(self, points: Sequence[PointResult]) -> None:
+        self._points = points
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What Rich prints."""
+        from rich.text import Text
+
+        header, *rows = sweep_rows(self._points)
+        stacked = max(map(len, (header, *filter(NUMBERED.match, rows)))) > options.max_width
+        if stacked:
+            rows = stacked_rows(self._points)
+        else:
+            yield Text(header, style="bold")
+        for row in rows:
+            indent = len(row) - len(row.lstrip())
+            for part in fitted(row, options.max_width, indent):
+                text = Text(part, no_wrap=True, overflow="ignore")
+                status = part.rpartition(" ")[2]
+                if status.isupper():
+                    text.stylize(STATUS_COLOURS.get(status, "yellow"), len(text) - len(status))
+                yield text
+        yield Lines([("", ""), *((line, "") for line in sweep_notes(self._points, stacked))])
 
 
 def sweep_rows(points: Sequence[PointResult]) -> list[str]:
-    """A header, and for each point its numbers, under them intervals and marks, and its overrides."""
-    results = [point.result for point in points]
+    """A header, and for each point its numbers, under them intervals and marks, and what was typed for it alone."""
+    results, numbered = [point.result for point in points], numbers_of(points)
     metric = _metric(results)
     count = len(points)
     for width in STRATEGY_WIDTHS:
-        numbers = [_numbers(place, result, metric, width) for place, result in enumerate(results)]
+        numbers = [_numbers(number, result, metric, width) for number, result in zip(numbered, results, strict=True)]
         header, *lines = columns([HEADER, *numbers, *map(_intervals, results)], RIGHT)
         if max(map(len, lines)) <= ROW_WIDTH:
             break
     rows = [header]
     left = " " * header.index("strategy")
-    for point, line, intervals, marked in zip(points, lines[:count], lines[count:], _marks(points), strict=True):
-        rows.append(line)
-        result = point.result
-        doubts = listed(marked, "input-bound" * (result.input.bound is True))
+    marked = _marks(points)
+    for place, own in enumerate(shared_and_own(points)[1]):
+        rows.append(lines[place])
+        result, intervals = results[place], lines[count + place]
+        doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
         below = f"{intervals}  {doubts}" if doubts else intervals
-        overrides = left + " ".join(map(clean, point.overrides))
         said = (profile_line(result.profile), explained_line(result.explained))
-        rows += [text for text in (below, *(f"{left}{line}" for line in said), overrides) if text.strip()]
+        rows += [text for text in (below, *(f"{left}{line}" for line in said), left + " ".join(own)) if text.strip()]
     return rows
 
 
-def sweep_notes(points: Sequence[PointResult]) -> list[str]:
-    """What the columns mean, why points have no numbers, what runs noted, and which points cannot be compared."""
-    results, runs = [point.result for point in points], _runs(points)
-    return [*_legend(results), *_reasons(results), *noted(enumerate(runs), (WAITED,)), *_differences(runs)]
+def stacked_rows(points: Sequence[PointResult]) -> list[str]:
+    """The same for a narrow console, without columns."""
+    metric, marked = _metric([point.result for point in points]), _marks(points)
+    owns, numbers = shared_and_own(points)[1], numbers_of(points)
+    left = " " * (len(str(max(numbers))) + 2)
+    rows = []
+    for place, point in enumerate(points):
+        result = point.result
+        what = listed(clean(result.choices.strategy) or MISSING, plural(result.layout.workers, "worker"))
+        rows.append(f"{numbers[place]:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
+        doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
+        said = (doubts, profile_line(result.profile), explained_line(result.explained), " ".join(owns[place]))
+        rows += [left + line for line in (*_figures(result, metric), *said) if line]
+    return rows
+
+
+def _figures(result: Result, metric: str) -> list[str]:
+    """The numbers of a point with their names, those that are known."""
+    speed, value, waits = result.speed, _validation(result, metric), result.input.wait
+    throughput = brackets(span(speed.examples_per_second_low, speed.examples_per_second_high, rate, "-"))
+    speedup = brackets(span(speed.speedup_low, speed.speedup_high, bare_times, "-"))
+    return [
+        "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{throughput}",
+        "" if speed.speedup is None else f"{times(speed.speedup)}{speedup}",
+        "" if speed.efficiency is None else f"efficiency {percent(speed.efficiency)}",
+        "" if value is None else f"{metric} {figure(value)}",
+        "" if waits is None else f"{percent(waits)} of the step time waiting for input",
+    ]
+
+
+def sweep_notes(points: Sequence[PointResult], stacked: bool = False) -> list[str]:
+    """What was typed for all, what the numbers mean, why points have none, what runs noted, and what differs."""
+    results, runs, numbers = [point.result for point in points], _runs(points), numbers_of(points)
+    shared = shared_and_own(points)[0]
+    return [
+        *([f"All with {' '.join(shared)}."] if shared else []),
+        *_legend(results, stacked),
+        *_reasons(points),
+        *noted(zip(numbers, runs, strict=True), (WAITED,)),
+        *_differences(runs, numbers),
+    ]
 
 
 def _runs(points: Iterable[PointResult]) -> list[history.Run]:
@@ -128,33 +204,36 @@ def _intervals(result: Result) -> tuple[str, ...]:
     return ("", "", "", throughput, speedup, "" if wait is None else percent(wait), "", "")
 
 
-def _legend(results: Sequence[Result]) -> list[str]:
-    """What the short names stand for, as far as the table has such numbers."""
+def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
+    """What the short names stand for, as far as the table has such numbers; stacked rows have few."""
     measured = [result for result in results if _measured(result)]
     metric = _metric(results)
     lines = []
     shares = {share for result in measured if (share := result.speed.interval_confidence)}
     if shares:
         under = " or ".join(map(percent, sorted(shares)))
-        lines.append(f"Under throughput and speedup: {under} intervals.")
-    if any(result.speed.efficiency is not None for result in results):
+        lines.append(f"{'In brackets' if stacked else 'Under throughput and speedup'}: {under} intervals.")
+    if not stacked and any(result.speed.efficiency is not None for result in results):
         lines.append("eff.: efficiency, speedup over the number of devices.")
-    if any(result.input.wait is not None for result in measured):
+    if not stacked and any(result.input.wait is not None for result in measured):
         lines.append("Under eff.: share of the step time that was spent waiting for input.")
     if any(result.input.bound is True for result in measured):
         lines.append("input-bound: a faster input would make it faster; data.profile=true says which part of it.")
     if any(explained_line(result.explained) for result in measured):
-        lines.append("lost: what efficiency lacks of 100%, and to what; shares of the step time.")
-    if metric:
+        lines.append(
+            "lost: to scaling, as shares of a step's time, timed once more after training; eff. is of its first steps."
+        )
+    if metric and not stacked:
         lines.append(f"val: {metric} on the validation data.")
     doubts = {doubt for result in measured for doubt in comparable.doubts(result.layout)}
     return [*lines, *(f"{doubt}: {why}" for doubt, why in comparable.DOUBTS.items() if doubt in doubts)]
 
 
-def _reasons(results: Sequence[Result]) -> list[str]:
+def _reasons(points: Sequence[PointResult]) -> list[str]:
     """Why points did not finish; those with the same reason share a line."""
     places: dict[tuple[str, str], list[int]] = {}
-    for place, result in enumerate(results):
+    for place, point in zip(numbers_of(points), points, strict=True):
+        result = point.result
         status = clean(result.ending.status) or "UNKNOWN"
         if status not in ("FINISHED", "PLANNED", "PREDICTED"):
             said = lines_of(result.ending.error) or list(map(clean, result.notes))
@@ -177,13 +256,13 @@ def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) ->
     return [f"{points_text(place).capitalize()}: {note}" for note, place in places.items()]
 
 
-def _differences(runs: Sequence[history.Run]) -> list[str]:
+def _differences(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:
     """Which measured points cannot be compared, and in what they differ."""
     measured = [place for place, run in enumerate(runs) if _measured(run.result)]
     lines = []
     for name, places in comparable.differences([runs[place] for place in measured]):
-        numbers = {clean(value): [measured[at] for at in where] for value, where in places.items()}
-        told = "; ".join(f"{value}: {points_text(of)}" for value, of in numbers.items())
+        having = {clean(value): [numbers[measured[at]] for at in where] for value, where in places.items()}
+        told = "; ".join(f"{value}: {points_text(of)}" for value, of in having.items())
         lines.append(f"Not comparable, since {name} differs ({told}).")
     return lines
 

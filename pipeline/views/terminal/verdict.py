@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks, Unlike
-from pipeline.views.terminal.words import rate
+from pipeline.views.terminal.words import bare_times, brackets, listed, percent, plural, rate
 
 if TYPE_CHECKING:
-    from pipeline.analyze.verdict import Contestant, Difference, Knee, LeftOut, Pair, Verdict
+    from pipeline.analyze.verdict import Contestant, Difference, Knee, LeftOut, Overlap, Pair, Tied, Verdict
 
 # Why a doubt about one of two speeds keeps them from being compared.
 REFUSED = {
@@ -22,8 +23,15 @@ REFUSED = {
 TIES = {
     "repeats": "the ranges of their repeats overlap",
     "speedups": "their speedups over baselines measured in turn overlap",
-    "equal runs": "equal runs lie as far apart",
+    "equal runs": "equal runs may well lie as far apart",
 }
+# What gives a sweep a verdict whose only speeds have one doubt.
+INSTEAD = {
+    "rehearsal": "Where that hardware is, the same without hardware.rehearse=true has one.",
+    "oversubscribed": "Try workers=... with no more than there are cores.",
+}
+# Probabilities below this one are all called so.
+ONE_IN_A_MILLION = 1e-6
 
 
 def mark_texts(marks: Marks) -> list[str]:
@@ -44,6 +52,18 @@ def unlike_text(unlike: Unlike) -> str:
     return REFUSED[unlike.name] if unlike.values is None else f"{unlike.name} differs ({', '.join(unlike.values)})"
 
 
+def how_often(p_value: float) -> str:
+    """How often chance alone does something, as a person says it.
+
+    >>> how_often(0.043), how_often(6.9e-05), how_often(2e-9)
+    ('about once in 23 times', 'about once in 14,000 times', 'less than once in a million times')
+    """
+    if p_value < ONE_IN_A_MILLION:
+        return "less than once in a million times"
+    times = 1 / p_value
+    return f"about once in {round(times, 1 - math.floor(math.log10(times))):,.0f} times"
+
+
 def pair_text(number: int, other: int, pair: Pair) -> str:
     """Which of two runs is faster, by how much, and how sure that is."""
     from pipeline.analyze.verdict import Faster, NotAlike, NotMeasured, Tie
@@ -56,73 +76,155 @@ def pair_text(number: int, other: int, pair: Pair) -> str:
         case Tie(why):
             return f"{number} and {other}: a tie, since {TIES[why]}"
         case Faster(fast, slow, difference):
-            return (
-                f"{fast} is {difference.ratio:.2f} times as fast as {slow}, {difference.confidence}: "
-                f"{_by_chance(difference)}"
-            )
+            limit = "" if difference.repeated else " One run of each can tell no more."
+            return f"{fast} is {bare_times(difference.ratio)} times as fast as {slow}, {_sure(difference)}.{limit}"
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """What a sweep decides: the best and how sure that is, or that others tie with it; the knee; what is left out."""
-    left_out = _left_out(verdict.left_out)
+    """What a sweep decides.
+
+    First one sentence: which is the fastest, by how much, how sure that is and what makes it surer; or what ties, and
+    why. Then what limits it, how many workers pay, and which points have no part in it.
+    """
+    outside = [*_left_out(verdict.left_out), *_without(verdict)]
     if verdict.best is None:
-        lacks = "no measured point has the speed of its hardware" if verdict.measured else "no point was measured"
-        return [f"No verdict: {lacks}.", *left_out]
-    lines = []
-    if verdict.ties:
-        names = _and([contestant_name(contestant) for contestant in (verdict.best, *verdict.ties)])
-        lines.append(f"A tie: {names} cannot be told apart. Intervals overlap, or equal runs lie as far apart.")
-    came = "came out first" if verdict.ties else "is the fastest" if verdict.runner else "is the only point to judge"
-    lines.append(_first(verdict.best, came))
-    if verdict.runner and verdict.difference:
-        found, which = verdict.difference, "the first" if verdict.ties else "it"
-        lines.append(
-            f"{found.confidence.capitalize()}: {which} is {found.ratio:.2f} times as fast as "
-            f"{contestant_name(verdict.runner)}{', the next' * (not verdict.ties)}, {_by_chance(found)}."
-        )
-    return [*lines, *([_knee(verdict.knee)] if verdict.knee else []), *left_out]
+        if not verdict.measured:
+            return ["No verdict: no point was measured."]
+        doubts = {doubt for left in verdict.left_out for doubt in left.why.doubts}
+        instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
+        return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
+    first = _tie(verdict.best, verdict) if verdict.ties else [_fastest(verdict.best, verdict)]
+    return [*first, *_limit(verdict), *_workers(verdict.best, verdict), *outside]
 
 
 def contestant_name(contestant: Contestant) -> str:
     """What a sentence calls it."""
     result = contestant.runs[0].result
-    workers = result.layout.workers
-    points = f"point{'s' * (len(contestant.places) > 1)} {' and '.join(map(str, contestant.places))}"
-    return f"{result.choices.strategy} on {workers} worker{'s' * (workers != 1)} ({points})"
+    failed = "failed after it was timed" * any(run.result.ending.status == "FAILED" for run in contestant.runs)
+    where = listed(_points(contestant.places), failed)
+    return f"{result.choices.strategy} on {plural(result.layout.workers, 'worker')} ({where})"
 
 
-def _first(best: Contestant, came: str) -> str:
+def _fastest(best: Contestant, verdict: Verdict) -> str:
     speed, low, high = best.interval
-    speedup = best.speedup
-    faster = "" if speedup is None else f", {speedup:.2f} times one device"
-    marked = ", ".join(comparable.doubts(best.runs[0].result.layout))
-    return (
-        f"{contestant_name(best)} {came}: {rate(speed)} examples/s ({rate(low)} to {rate(high)}){faster}"
-        f"{f' ({marked})' * bool(marked)}."
-    )
+    marked = brackets(", ".join(comparable.doubts(best.runs[0].result.layout)))
+    figures = listed(f"{rate(speed)} examples/s ({rate(low)} to {rate(high)}){marked}", _over_one_device([best]))
+    name, difference = contestant_name(best), verdict.difference
+    if difference is None:
+        return f"{name} is the only point to judge: {figures}; type more values, such as workers=1,2, to compare it."
+    next_one = f"{bare_times(difference.ratio)} times as fast as {contestant_name(verdict.slower[0])}, the next"
+    return f"{name} is the fastest: {figures}, and {next_one}; {_sure(difference)}{_surer(verdict)}."
 
 
-def _knee(knee: Knee) -> str:
+def _tie(best: Contestant, verdict: Verdict) -> list[str]:
+    """What ties at the top and why, and what is behind."""
+    tied = [best, *(tie.contestant for tie in verdict.ties)]
+    speeds = f"{_and([rate(contestant.interval[0]) for contestant in tied])} examples/s"
+    figures = listed(speeds, _over_one_device(tied))
+    names = _and([contestant_name(contestant) for contestant in tied])
+    lines = [f"A tie: {names} cannot be told apart, at {figures}, since {_why(verdict.ties)}{_surer(verdict)}."]
+    difference = verdict.difference
+    if difference is not None:
+        next_one = contestant_name(verdict.slower[0])
+        ratio = bare_times(difference.ratio)
+        lines.append(f"Next is {next_one}: the first of these is {ratio} times as fast, {_sure(difference)}.")
+    return lines
+
+
+def _why(ties: Sequence[Tied]) -> str:
+    """Why each of them ties, those with the same reason together."""
+    places: dict[Overlap, list[int]] = {}
+    for tie in ties:
+        places.setdefault(tie.why, []).extend(tie.contestant.places)
+    if len(places) == 1:
+        return TIES[ties[0].why]
+    return _and([f"{TIES[why]} (with {_points(of)})" for why, of in places.items()])
+
+
+def _over_one_device(contestants: Sequence[Contestant]) -> str:
+    """How many times as fast as one device they are, where all are known and any of them is another thing."""
+    known = [contestant.speedup for contestant in contestants]
+    speedups = [speedup for speedup in known if speedup is not None]
+    if all(map(_on_one_device, contestants)) or len(speedups) < len(known):
+        return ""
+    ends = dict.fromkeys(map(bare_times, (min(speedups), max(speedups))))
+    only = "only " * (max(speedups) < 1)
+    return f"{only}{' to '.join(ends)} times one device"
+
+
+def _sure(difference: Difference) -> str:
+    return f"{difference.confidence}, since chance alone would do that {how_often(difference.p_value)}"
+
+
+def _surer(verdict: Verdict) -> str:
+    """What to type to be surer, where more can be had."""
+    from pipeline.analyze.verdict import Confidence
+
+    if verdict.best is None or verdict.confidence is Confidence.VERY_SURE:
+        return ""
+    runs = max(len(contestant.runs) for contestant in (verdict.best, *(tie.contestant for tie in verdict.ties)))
+    what = "to tell them apart" if verdict.ties else "to be surer"
+    return f"; type sweep.repeats={max(3, runs + 2)} {what}"
+
+
+def _limit(verdict: Verdict) -> list[str]:
+    """What one run of each point cannot tell."""
+    if verdict.difference is None or verdict.difference.repeated:
+        return []
+    return ["Each point was run once, which does not show how far equal runs lie apart, so nothing here is surer."]
+
+
+def _workers(best: Contestant, verdict: Verdict) -> list[str]:
+    """How many workers pay, as far as that can be told from what was measured."""
+    first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.strategy
+    counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.strategy == strategy}
+    if len({_on_one_device(contestant) for contestant in first}) > 1:
+        return ["So one device does as well, as far as this tells."]
+    if len(counts) > 1:
+        texts = _and([f"{workers}" for workers in sorted(counts)])
+        return [f"How many workers pay under {strategy} cannot be told: {texts} tie."]
+    if verdict.knee is not None:
+        return [_knee(verdict.knee, _count(best))]
+    alone = _on_one_device(best) and not any(map(_on_one_device, verdict.slower))
+    return ["No point with more workers was as fast as one device."] if alone and verdict.slower else []
+
+
+def _on_one_device(contestant: Contestant) -> bool:
+    return _count(contestant) == 1
+
+
+def _count(contestant: Contestant) -> int:
+    return contestant.runs[0].result.layout.workers or 1
+
+
+def _knee(knee: Knee, count: int) -> str:
+    """Up to how many workers each brings enough, beside the `count` of the fastest point."""
     if knee.found is None:
-        return f"Up to {knee.most} workers, the most measured, each brought {knee.share:.0%} of one alone or more."
+        return f"Up to {knee.most} workers, the most measured, each brought {percent(knee.share)} of one alone or more."
     few, many, brought = knee.found
-    return (
-        f"More than {few} worker{'s' * (few != 1)} did not pay under {knee.strategy}: from {few} "
-        f"to {many} each brought {max(0.0, brought):.0%} of what one of the first did, below {knee.share:.0%}."
-    )
+    asked = f"and predict.knee_share asks for {percent(knee.share)}"
+    if brought < 0:
+        of_them = f"from {few} to {plural(many, 'worker')} it got slower"
+    elif many == few + 1:
+        of_them = f"worker {many} brought {percent(brought)} of what one of the first did, {asked}"
+    else:
+        of_them = f"from {few} to {many} workers each brought {percent(brought)} of what one of the first did, {asked}"
+    if count > few:
+        return f"So many workers are fast under {knee.strategy}, and not efficient: {of_them}."
+    return f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
-    told = [
-        f"point{'s' * (len(left.places) > 1)} {_and(list(map(str, left.places)))} ({_and(mark_texts(left.why))})"
-        for left in left_out
-    ]
+    told = [f"{_points(left.places)} ({_and(mark_texts(left.why))})" for left in left_out]
     return [f"Left out of the verdict: {'; '.join(told)}."] if told else []
 
 
-def _by_chance(difference: Difference) -> str:
-    alone = ", as far as one run of each can tell" * (not difference.repeated)
-    return f"by chance with a probability of {difference.p_value:.2g}{alone}"
+def _without(verdict: Verdict) -> list[str]:
+    return [f"Without a speed, and so not judged: {_points(verdict.without)}."] if verdict.without else []
+
+
+def _points(places: Sequence[int]) -> str:
+    return f"point{'s' * (len(places) > 1)} {_and(list(map(str, places)))}"
 
 
 def _and(names: Sequence[str]) -> str:

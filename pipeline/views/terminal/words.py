@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 
 from pipeline.analyze.comparable import doubts
 from pipeline.record.results import Layout
 
+# A number stays beside its unit.
+WORD = re.compile(r"\s*\S*\d (?:s|ms|min|h|B|KiB|MiB|GiB|examples/s)\b[^\s\w]*(?=\s|$)|\s*\S+")
 CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # ECMA-48, 5.4
 
 
@@ -54,10 +57,10 @@ def bare_times(value: float) -> str:
 def percent(value: float) -> str:
     """A share.
 
-    >>> percent(0.923), percent(0.0412)
-    ('92%', '4.1%')
+    >>> percent(0.923), percent(0.0412), percent(-0.122)
+    ('92%', '4.1%', '-12%')
     """
-    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
+    return f"{value:.0%}" if abs(value) >= 0.0995 else f"{value:.1%}"
 
 
 def figure(value: float) -> str:
@@ -85,6 +88,15 @@ def duration(seconds: float) -> str:
     if whole_seconds < 3600:
         return f"{whole_seconds // 60} min {whole_seconds % 60:02} s"
     return f"{whole_seconds // 3600:,} h {whole_seconds % 3600 // 60:02} min"
+
+
+def time_of_day(seconds: float) -> str:
+    """When something was, by the clock of this place.
+
+    >>> len(time_of_day(1.7e9))
+    8
+    """
+    return datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
 def plural(count: int | None, noun: str) -> str:
@@ -152,6 +164,27 @@ def marks(layout: Layout) -> str:
     '1.84x (rehearsal)'
     """
     return brackets(listed(*doubts(layout)))
+
+
+def fitted(text: str, width: int, indent: int = 0) -> list[str]:
+    """The text in lines of at most `width`, broken between words; all but the first are indented.
+
+    A word that fits into no line is broken at its slashes: a path can be there.
+
+    >>> fitted("plan       cnn on mnist5k, mirrored", 24, 8), fitted("see outputs/runs/2026_mirrored", 16)
+    (['plan       cnn on', '        mnist5k,', '        mirrored'], ['see outputs/', 'runs/', '2026_mirrored'])
+    """
+    indent = indent if indent <= width // 3 else 2
+    lines: list[str] = []
+    for word in WORD.findall(text) if len(text) > width else [text]:
+        whole = len(word.strip()) <= width
+        for piece in [word] if whole else re.findall(r"\s*[^/\s]*/?", word)[:-1]:
+            if not lines or len(lines[-1]) + len(piece) > width:
+                bare = piece.lstrip() if lines else piece
+                lines.append(" " * max(0, min(indent, width - len(bare))) * bool(lines) + bare)
+            else:
+                lines[-1] += piece
+    return lines
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:

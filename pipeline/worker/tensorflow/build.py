@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
+from pipeline.private import compute_output_spec
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow import labels, step
@@ -131,6 +132,7 @@ def ready(
     if own:
         own_build.build(made, batch, arrays)
     else:
+        _build_compiled(made, batch)
         made._symbolic_build(data_batch=batch)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
@@ -148,6 +150,33 @@ def ready(
     elif isinstance(strategy, tf.distribute.ParameterServerStrategy):
         _check_metrics(made, batch)
     return outputs
+
+
+def _build_compiled(made: keras.Model, batch: Batch) -> None:
+    """Builds the metrics and losses of a functional model of Keras's, from the outputs that it names.
+
+    Keras would call the model for them once more, which takes a deep one as long as it took to make.
+    """
+    x, y, weights = keras.tree.map_structure(_symbol, keras.utils.unpack_x_y_sample_weight(batch))
+    if not _is_known_on(made, x):
+        return
+    y_pred = labels.predicted(made, x)
+    if made._compile_metrics is not None and not made._compile_metrics.built:
+        compute_output_spec(made.compute_metrics, x, y, y_pred, sample_weight=weights)
+    if made._compile_loss is not None and not made._compile_loss.built:
+        compute_output_spec(made._compute_loss, x, y, y_pred, sample_weight=weights, training=False)
+
+
+def _is_known_on(made: keras.Model, x: Batch) -> bool:
+    """Does a call of the model on such an input give the outputs that it names, and build nothing?"""
+    if type(made).__module__.partition(".")[0] != "keras" or not all(layer.built for layer in made._flatten_layers()):
+        return False
+    made_for, *others = made.inputs
+    return isinstance(x, keras.KerasTensor) and not others and made_for.shape[1:] == x.shape[1:]
+
+
+def _symbol(leaf: tf.Tensor | None) -> keras.KerasTensor | None:
+    return None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
 def _ready_own(

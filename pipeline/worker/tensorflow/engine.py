@@ -206,6 +206,7 @@ class Work:
             static.check_model(
                 make(tf.distribute.get_strategy())[0], sample, plan.training.replica_batch, plan.training.gradient_bits
             )
+            self._notes.keep(static.passed(plan.training.replica_batch))
             # The model that trains has the names and the initial weights that it has without the check.
             keras.utils.clear_session()
             set_policy(plan)

@@ -11,6 +11,11 @@ class Notes:
         self._tell = tell
         self.texts: list[str] = []
 
+    def keep(self, text: str) -> None:
+        """Keeps a text for the result alone: it is nothing to be warned of."""
+        if self._tell is not None and text not in self.texts:
+            self.texts.append(text)
+
     def add(self, text: str) -> None:
         """Tells a text, the first time that it comes."""
         if self._tell is not None and text not in self.texts:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
+from pipeline.data.examples import Examples
 from pipeline.plan.size import ONLY_TABLES, Size, Variable
 from pipeline.worker.input.part import Part
 from pipeline.worker.tensorflow.exact import normalization
@@ -46,8 +47,8 @@ def of(model: keras.Model, graph: tf.Graph, replicas: int, part: Part) -> Size:
         for variable in model.variables
     )
     per_example = None
-    if not isinstance(part, tf.data.Dataset):
-        leaves = tf.nest.flatten(part)
+    if not (isinstance(part, tf.data.Dataset) or (isinstance(part, Examples) and part.in_files)):
+        leaves = tf.nest.flatten(part.raw if isinstance(part, Examples) else part)
         per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
     apart = sum(_bytes(one) for optimizer in optimizers(model) for one in optimizer.variables) - sum(slots.values())
     normalizations = len(normalization.layers(model))

@@ -17,6 +17,7 @@ from pipeline.data.nested import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
+from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import metrics, normalization
@@ -58,7 +59,7 @@ def training_steps(
     known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return many(strategy, made, partial(overwritten_without_branch, innermost(model.optimizer)))
+    return many(strategy, made, partial(updating, innermost(model.optimizer)))
 
 
 def training_step(
@@ -149,6 +150,13 @@ def validation_steps(
 def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer that updates the weights: the one inside another that scales the loss, or the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+@contextlib.contextmanager
+def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, steps that are traced have an innermost optimizer update as it is to among replicas."""
+    with overwritten_without_branch(optimizer), traced_briefly(optimizer):
+        yield
 
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:

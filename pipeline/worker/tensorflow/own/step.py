@@ -20,7 +20,6 @@ from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import normalization
-from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.exact.separable import is_own
 from pipeline.worker.tensorflow.exact.whole import Whole, of_step
 from pipeline.worker.tensorflow.model_error import ModelError
@@ -165,7 +164,7 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
     with contextlib.ExitStack() as stack:
         for optimizer in applied:
-            stack.enter_context(overwritten_without_branch(steps.innermost(optimizer)))
+            stack.enter_context(steps.updating(steps.innermost(optimizer)))
         stack.enter_context(watched())
         yield
 

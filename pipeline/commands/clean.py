@@ -1,0 +1,132 @@
+"""Removes runs that are old and not among the best, from disk and MLflow together: `python -m pipeline clean`.
+
+It says what it would remove, and with dry=false removes it. 0: said, or removed. 1: something could not be removed.
+2: a wrong argument.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import moved
+from pipeline.commands.asked import OUTPUT_DIR, Asked, AskedError, Key, Verb, asks_for_help
+from pipeline.run import clean
+from pipeline.run.clean import Kept, Rules
+from pipeline.views import report
+from pipeline.views import terminal as show
+from pipeline.views.mlflow import removing
+from pipeline.views.mlflow.stores import prepare, reason
+from pipeline.views.terminal.words import amount, brackets, duration, listed, plural, times
+
+A_DAY = 86_400  # seconds
+VERB = Verb(
+    "clean",
+    "",
+    "Says which runs and sweeps it would remove, from disk and MLflow together; with dry=false it removes them.\n"
+    "Those go that are older and have none of the best runs: of each model on each data set, those with the highest "
+    "speedup.\nA sweep goes whole. What is under way stays, and what is not finished.",
+    (
+        Key("keep_best", "5", "how many runs of each model on each data set stay, however old they are"),
+        Key("older_than", "30d", "only what was last written to so long ago goes: 12h, 30d, 8w"),
+        Key("unfinished", "false", "true: also what a command could go on with"),
+        Key("dry", "true", "false: remove it"),
+        OUTPUT_DIR,
+    ),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    if asks_for_help(arguments):
+        print(VERB.help())
+        return 0
+    try:
+        asked = VERB.asked(arguments)
+        if asked.words:
+            raise AskedError(f"Expected no words, received {asked.words[0]}. Try {VERB.usage}.")
+        rules, dry = _rules(asked), _is_true(asked, "dry")
+    except AskedError as error:
+        show.say_error(str(error))
+        return 2
+    console, now = show.console_on(sys.stdout), time.time()
+    found = clean.gather(Path(asked["output_dir"]))
+    why = clean.staying(found, rules, now)
+    going = [kept for kept in found if why[kept.folder] is None]
+    failed = 0
+    prepare(os.environ)
+    for kept in going:
+        problem = "" if dry else _remove(kept)
+        failed += bool(problem)
+        what = f"not removed ({problem})" if problem else "would remove" if dry else "removed"
+        show.say(console, f"{what}: {_about(kept, now)}")
+    stays = Counter(reason for reason in why.values() if reason)
+    for line in _sum_up(going, stays, dry, failed):
+        show.say(console, line)
+    return 1 if failed else 0
+
+
+def _rules(asked: Asked) -> Rules:
+    """What is to go. Raises `AskedError`."""
+    best, older_than = asked["keep_best"], asked["older_than"]
+    age = clean.seconds_of(older_than)
+    if age is None:
+        raise AskedError(
+            f"Expected older_than to be an age, as 12h, 30d or 8w, received {older_than or 'nothing'}. "
+            f"Try older_than=30d."
+        )
+    if not best.isdecimal():
+        raise AskedError(f"Expected keep_best to be a whole number, received {best or 'nothing'}. Try keep_best=5.")
+    return Rules(int(best), age, _is_true(asked, "unfinished"))
+
+
+def _is_true(asked: Asked, name: str) -> bool:
+    if asked[name] not in ("true", "false"):
+        received = asked[name] or "nothing"
+        raise AskedError(f"Expected {name} to be true or false, received {received}. Try {name}=true.")
+    return asked[name] == "true"
+
+
+def _remove(kept: Kept) -> str:
+    """Removes it from MLflow, then from disk; returns what was wrong."""
+    sent = [*kept.runs, kept.folder / report.FOLDER]
+    try:
+        for folder in sent:
+            if folder.resolve().is_relative_to(kept.folder.resolve()):
+                removing.remove(folder)
+        shutil.rmtree(kept.folder)
+    except OSError as error:
+        return f"{error.filename or kept.folder}: {error.strerror or error}"
+    except Exception as error:
+        # What a store raises is MLflow's affair: it is told in a line, and the folder stays.
+        return reason(error, "the store").rstrip(".")
+    return ""
+
+
+def _about(kept: Kept, now: float) -> str:
+    """What it is, in a line."""
+    speedups = [result.speed.speedup for result in kept.results if result and result.speed.speedup]
+    age = now - kept.written
+    return listed(
+        str(kept.folder),
+        plural(len(kept.runs), "run") if len(kept.runs) > 1 else "",
+        amount(kept.bytes),
+        f"{duration(age) if age < A_DAY else plural(int(age / A_DAY), 'day')} old",
+        f"{times(max(speedups))} at best" if speedups else "",
+    )
+
+
+def _sum_up(going: Sequence[Kept], stays: Counter[str], dry: bool, failed: int) -> list[str]:
+    """How much goes, and why the rest stays."""
+    size = amount(sum(kept.bytes for kept in going))
+    why = brackets(listed(*(f"{count} {reason}" for reason, count in stays.items())))
+    verb = "would go" if dry else "went"
+    lines = [f"{plural(len(going) - failed, 'folder')} {verb}, {size}; {stays.total()} stay{why}."]
+    return [*lines, *(["Nothing was removed yet: type it again with dry=false."] if dry and going else [])]
+
+
+if __name__ == "__main__":
+    moved.answer("clean", called="commands.clean")

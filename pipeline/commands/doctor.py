@@ -1,0 +1,231 @@
+"""Turns the command line of `python -m pipeline doctor` into what is wrong with the hosts of a cluster, and a code.
+
+0: all is well. 1: a training works, and something could be better. 2: the command was refused. 3: a training fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.config import config as configs
+from pipeline.config.composing import Composer
+from pipeline.config.errors import ConfigError
+from pipeline.config.offers import OfferError
+from pipeline.config.schema import Config
+from pipeline.doctor import expecting
+from pipeline.doctor.examining import Examined, examine
+from pipeline.doctor.facts import CHECKS
+from pipeline.doctor.findings import Finding, Severity, worst
+from pipeline.launch import Cluster, LaunchError, asking, cluster_of, signals
+from pipeline.launch.asking import Helpers
+from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan
+from pipeline.record import links, plain
+from pipeline.run.laying_out import planned_on
+from pipeline.views import terminal as show
+from pipeline.views.mlflow import examined as store
+from pipeline.views.terminal.doctor import doctor_lines
+
+# What a plan comes to, or what there is to lay it over where none was asked for.
+Planned = Plan | Machine | PlanError | LaunchError
+# Keys that say where something is trained, and not what.
+OF_CLUSTER = ("cluster", "tracking", "output_dir", "launch", "checkpoint", "hydra", "views", "resume")
+REFUSED = 2
+VERSION = 1
+REFUSAL = re.compile(r"Expected (?P<expected>.+?), received (?P<found>.+?)\. Try (?P<remedy>.+)\.", re.S)
+HELP = f"""python -m pipeline doctor [cluster=...] [key=value ...] [--only CHECK,...] [--json] [--config-dir FOLDER]
+
+Looks at this host, or at every host of the cluster, and says of each thing what was found, what was expected and what
+to type. Keys are those of a training, which is planned and not started.
+
+The exit code is that of the worst line:
+  0  all is well
+  1  WARNING: a training works, and something of it could be better
+  2  the command was refused, and nothing was looked at
+  3  FAULT: a training, or something of it that was asked for, fails
+
+--only takes some of: {", ".join(CHECKS)}
+--json prints all of it as one JSON object: `code`, and `findings` with check, host, severity, found, expected, remedy
+and figures.
+
+Where the config says nothing of the link between hosts, plans and predictions go by what was measured last, which
+{links.FILE} in output_dir keeps.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline doctor", add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default=",".join(CHECKS))
+    parser.add_argument("--config-dir", "-cd")
+    given, overrides = parser.parse_known_args(arguments)
+    if given.help:
+        print(HELP, end="")
+        return 0
+    checks = [check.strip() for check in given.only.split(",")]
+    try:
+        _check(overrides, checks)
+        config = _config(overrides, given.config_dir)
+        with signals.interrupt():
+            return _doctor(config, checks, _of_training(overrides), given.json)
+    except (ConfigError, OfferError, LaunchError) as error:
+        print(show.error_text(str(error)), file=sys.stderr)
+        return REFUSED
+    except signals.Interrupted as interrupted:
+        return 128 + interrupted.number
+
+
+def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: bool) -> int:
+    """Examines the hosts of the cluster and prints what is to be said of them; returns the exit code.
+
+    `of_training`: was something typed of a training, whose plan is looked at then?
+    """
+    cluster, code = cluster_of(config.cluster, os.environ), REFUSED
+
+    def tell(text: str) -> None:
+        if not as_json:
+            print(text, file=sys.stderr)
+
+    try:
+        served = cluster.serve(tell, lambda: None)
+        if served is not None:
+            code = served
+            return code
+        made = _examined(config, cluster, checks, of_training, tell)
+        code = int(worst(made.findings))
+    finally:
+        cluster.close(code)
+    kept = _keep(made, Path(config.output_dir))
+    if as_json:
+        findings = [_as_json(finding) for finding in made.findings]
+        print(json.dumps({"version": VERSION, "code": code, "findings": findings}, indent=1))
+        return code
+    console = show.console_on(sys.stdout)
+    for line in (*doctor_lines(made.findings), *kept):
+        console.print(line, soft_wrap=True)
+    return code
+
+
+def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
+    wrong = [override for override in overrides if override.startswith("-")]
+    if wrong:
+        raise ConfigError(f"Expected options that exist, received {wrong[0]}. Try --help.")
+    unknown = [check for check in checks if check not in CHECKS]
+    if unknown:
+        raise ConfigError(f"Expected --only to name checks, received {unknown[0]}. Try --only {','.join(CHECKS)}.")
+
+
+def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
+    """What a training of these keys would be made from. Raises `ConfigError`."""
+    configs.register()
+    return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
+
+
+def _examined(
+    config: Config, cluster: Cluster, checks: Sequence[str], of_training: bool, tell: Callable[[str], None]
+) -> Examined:
+    """What is to be said of the hosts of a cluster, and of this one, which conducts."""
+    wanted, hosts = frozenset(checks), cluster.helpers()
+    here = hosts.here or platform.node()
+    own: list[Finding] = []
+    if "store" in wanted:
+        own.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
+    lines, looked_at = dict(hosts.lines), dict.fromkeys(hosts.lines, checks)
+    if hosts.here is None:
+        # It conducts, and trains nothing.
+        lines[here] = asking.here(os.environ)
+        looked_at[here] = [check for check in checks if check in expecting.OF_CONDUCTOR]
+    tell(f"Looking at {', '.join(lines)}, which takes some seconds.")
+    try:
+        planned = _planned(config, cluster, of_training) if {"plan", "ports"} & wanted and not hosts.absent else None
+        others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
+        looks = {
+            name: expecting.look_of(
+                config, looked_at[name], _addresses(config, planned, hosts.addresses.get(name)), others, name == here
+            )
+            for name in lines
+        }
+        made = examine(
+            Helpers(lines, hosts.addresses if len(hosts.addresses) > 1 else {}, hosts.absent),
+            looks,
+            expecting.expected_of(config, here, others),
+            wanted,
+            config.hardware.link_gbps,
+        )
+    finally:
+        for line in lines.values():
+            line.close()
+    if planned is not None and "plan" in wanted:
+        own.append(_judge_plan(planned, here))
+    return dataclasses.replace(made, findings=(*made.findings, *own))
+
+
+def _of_training(overrides: Sequence[str]) -> bool:
+    """Does anything that was typed say what is to be trained, or how?
+
+    >>> _of_training(["cluster=hosts", "hardware.link_gbps=10"]), _of_training(["model.build.width=3"])
+    (False, True)
+    """
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    return any(re.split(r"[.@]", key)[0] not in OF_CLUSTER for key in keys if key != "hardware.link_gbps")
+
+
+def _planned(config: Config, cluster: Cluster, of_training: bool) -> Planned:
+    """The plan that a training would go by, or why there is none; without one, what there is to lay a plan over."""
+    try:
+        return planned_on(config, cluster)
+    except LaunchError as error:
+        return error
+    except PlanError as error:
+        return error if of_training else cluster.inventory()
+
+
+def _judge_plan(planned: Planned, host: str) -> Finding:
+    if isinstance(planned, Plan):
+        workers, hosts = planned.workers, planned.hardware.hosts
+        text = f"{planned.strategy.name}, {workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}"
+        return Finding("plan", host, Severity.FINE, text, "a plan")
+    if isinstance(planned, Machine):
+        return Finding("plan", host, Severity.FINE, f"{planned.hosts} hosts, and no strategy was typed", "hosts")
+    told = REFUSAL.fullmatch(str(planned))
+    if told is None:
+        return Finding("plan", host, Severity.FAULT, str(planned), "a plan", "python -m pipeline mode=plan")
+    return Finding("plan", host, Severity.FAULT, told["found"], told["expected"], told["remedy"])
+
+
+def _addresses(config: Config, planned: Planned | None, host: str | None) -> list[str]:
+    """HOST:PORT that are to be free on a host, at its address where it has one: those that the config names, or any."""
+    base, at = config.cluster.base_port, host or config.cluster.host
+    processes = planned.processes if isinstance(planned, Plan) else ()
+    if isinstance(planned, Plan) and planned.hardware.host_names:
+        processes = tuple(process for process in processes if planned.host_of(process) == host)
+    if base is None:
+        return [f"{at}:0"]
+    return [f"{at}:{base + process.rank}" for process in processes] or [f"{at}:{base}"]
+
+
+def _keep(made: Examined, output: Path) -> list[str]:
+    """Keeps the links that were measured; says so."""
+    if not made.links:
+        return []
+    try:
+        file = links.write(output, made.links, time.time())
+    except OSError as error:
+        return [f"What was measured of links could not be kept: {error.strerror or error}."]
+    return [f"{file} keeps the links, for plans and predictions whose hardware.link_gbps is null."]
+
+
+def _as_json(finding: Finding) -> Mapping[str, object]:
+    return {**plain.fields_of(finding), "severity": finding.severity.name.lower()}

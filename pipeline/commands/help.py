@@ -1,0 +1,211 @@
+"""Turns the schema, the choices and the comments beside them into the pages of `--help`.
+
+One that is read to its end, and more of what is named after it: all keys, a group, a choice, a key or a verb.
+"""
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.commands.verbs import DOES, VERBS
+from pipeline.config import meanings
+from pipeline.config.composing import Composer
+from pipeline.config.errors import ConfigError
+from pipeline.config.messages import find, in_words, keys, typeable
+from pipeline.config.near import near, near_keys
+from pipeline.config.schema import Config
+
+WIDEST, INDENT = 100, 4
+ALL = "all"
+# So begins a meaning that says what each value does.
+VALUE = re.compile(r"\w+: ")
+# Keys that matter most, in the order in which a person comes to them.
+FIRST = (
+    "workers", "mode", "train.epochs", "train.replica_batch", "train.optimizer", "train.precision", "measure.explain",
+    "sweep.name", "resume", "output_dir",
+)  # fmt: skip
+EXAMPLES = (
+    ("python -m pipeline strategy=mirrored workers=2", "trains, and says what the second worker brought"),
+    ("python -m pipeline -m strategy=one_device,mirrored workers=1,2", "a sweep: each combination is a point"),
+    ("python -m pipeline mode=plan strategy=multi_worker hardware=2x4gpu", "says what it would start, and need"),
+)
+MORE = (
+    ("--help all", "every key, with its meaning, type and default"),
+    ("--help strategy", "a group: its choices and keys; likewise model, data, train, measure, checkpoint, launch ..."),
+    ("--help train.epochs", "a key"),
+    ("--help model=mlp", "a choice, with the arguments of its function"),
+    ("--config-dir FOLDER", "choices of your own, as model/mine.yaml in it"),
+    ("--cfg job", "the config as composed, in place of a run"),
+    ("--completion bash", "what a shell sources to complete all this; zsh, fish"),
+    ("--hydra-help", "Hydra's own options"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Book:
+    """All that there is to say: choices of groups, defaults as composed, and meanings, by dotted key."""
+
+    choices: Mapping[str, Sequence[str]]
+    chosen: Mapping[str, str]
+    opening: Mapping[str, Mapping[str, str]]
+    groups: Mapping[str, str]
+    defaults: Mapping[str, object]
+    meanings: Mapping[str, str]
+
+
+def text(composer: Composer, asked: Sequence[str], columns: int) -> str:
+    """The page about what is `asked`: topics, and overrides of choices. Raises `ConfigError` where a topic is none."""
+    overrides = [word for word in asked if "=" in word]
+    topics = [word for word in asked if "=" not in word] + [word.partition("=")[0] for word in overrides]
+    book = _book(composer, overrides)
+    width = min(columns, WIDEST)
+    pages = [_page(topic, book, width) for topic in topics] or [_first(book, width)]
+    return "\n".join("\n".join(line.rstrip() for line in page) + "\n" for page in pages)
+
+
+def _book(composer: Composer, overrides: Sequence[str]) -> Book:
+    (composed, chosen), written = composer.composed(overrides), composer.written()
+    groups, choices = meanings.of_groups(written), composer.choices()
+    choices = {group: choices[group] for group in sorted(choices, key=[*groups, *choices].index)}
+    said = meanings.of_keys(written)
+    opening: dict[str, dict[str, str]] = {}
+    for group, options in choices.items():
+        texts = {option: composer.written(group, option) for option in options}
+        opening[group] = {option: meanings.of_choice(text) for option, text in texts.items()}
+        # The choice that is made says what its function's arguments mean; of other keys config.yaml knows better.
+        said = meanings.of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | said
+    return Book(choices, chosen, opening, groups, dict(_flat(composed)), said)
+
+
+def _flat(composed: DictConfig) -> Iterator[tuple[str, object]]:
+    """Each key with its value as composed; what refers to another key is shown as it is written."""
+
+    def walk(node: object, prefix: str) -> Iterator[tuple[str, object]]:
+        if isinstance(node, dict) and node:
+            for name, inner in node.items():
+                yield from walk(inner, f"{prefix}.{name}" if prefix else str(name))
+        else:
+            yield prefix, node
+
+    yield from walk(OmegaConf.to_container(composed, resolve=False), "")
+
+
+def _first(book: Book, width: int) -> Iterator[str]:
+    """The page that is read to its end."""
+    yield from _wrapped(
+        "Trains a Keras model under a distribution strategy, measures what it brings, and logs it to MLflow.", width
+    )
+    yield ""
+    yield from _pairs(EXAMPLES, width)
+    yield from ("", "Verbs: python -m pipeline VERB --help")
+    yield from _pairs([(verb, DOES.get(verb, "")) for verb in VERBS], width)
+    yield from ("", "Choices: group=choice")
+    yield from _pairs([(group, ", ".join(_shortened(options))) for group, options in book.choices.items()], width)
+    count = len(list(keys(Config)))
+    yield from ("", *_wrapped(f"The {len(FIRST)} keys that matter most, of {count}: key=value", width))
+    yield from _pairs([(f"{key}={_typed(book.defaults[key])}", _in_short(key, book)) for key in FIRST], width)
+    yield from ("", "More: python -m pipeline ...")
+    yield from _pairs(MORE, width)
+
+
+def _page(topic: str, book: Book, width: int) -> Iterator[str]:
+    """What is said of one topic."""
+    known = list(book.defaults)
+    if topic == ALL:
+        for group in dict.fromkeys(key.partition(".")[0] if "." in key else "" for key in known):
+            yield from _group(group, book, width)
+            yield ""
+    elif topic in book.choices or topic in {key.partition(".")[0] for key in known if "." in key}:
+        yield from _group(topic, book, width)
+    elif found := [key for key in known if topic in (key, key.rpartition(".")[2]) or key.startswith(f"{topic}.")]:
+        for key in found:
+            yield from _entry(key, book, width)
+    else:
+        names = [*VERBS, *book.choices, ALL, *(key.partition(".")[0] for key in known if "." in key)]
+        closest = near(topic, dict.fromkeys(names)) or near_keys(topic, known, 1) or [ALL]
+        raise ConfigError(
+            f"Expected --help with a group, a key, group=choice, a verb or {ALL}, received {topic}. "
+            f"Try --help {closest[0]}."
+        )
+
+
+def _group(group: str, book: Book, width: int) -> Iterator[str]:
+    """A group: what it is for, its choices, and its keys; with "" the keys of no group."""
+    inside = [key for key in book.defaults if (key.partition(".")[0] if "." in key else "") == group]
+    said = book.groups.get(group) or book.meanings.get(group, "")
+    title = f"{group}: {said}" if said else group or "Keys of the whole"
+    yield from _wrapped(title, width)
+    if options := book.choices.get(group):
+        yield ""
+        yield from _pairs([(f"{group}={option}", book.opening[group][option]) for option in options], width)
+        yield ""
+        if chosen := book.chosen.get(group):
+            yield f"Its keys, under {group}={chosen}:"
+        elif not inside:
+            yield f"Another one is a file of {group}/ in the folder that --config-dir names."
+    yield ""
+    for key in inside:
+        yield from _entry(key, book, width)
+
+
+def _entry(key: str, book: Book, width: int) -> Iterator[str]:
+    """A key with its default, its type, and what it means."""
+    _, kind, _, rest = find(key, Config)
+    typed = "" if rest else f"({in_words(kind)})"
+    line = f"  {key}={_typed(book.defaults[key])}"
+    yield line if len(line) + len(typed) + 2 > width else f"{line}  {typed}".rstrip()
+    if typed and len(line) + len(typed) + 2 > width:
+        yield from _indented(typed, width)
+    function = "the function that makes it; the keys beside it are its arguments" * key.endswith("._target_")
+    yield from _indented(book.meanings.get(key, function), width)
+
+
+def _in_short(key: str, book: Book) -> str:
+    """What a key means, without what comes of null; of one whose meaning is that of its values, all of it."""
+    said = book.meanings.get(key, "")
+    return said if VALUE.match(said) else said.partition(";")[0]
+
+
+def _indented(words: str, width: int) -> list[str]:
+    return [" " * 6 + line for line in _wrapped(words, width - 6)]
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    """Lines no longer than `width`, unless a word is."""
+    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Names and what they mean beside them; below, where there is no room beside."""
+    widest = max(len(name) for name, _ in rows)
+    beside = widest + INDENT <= width // 2 + 4
+    left = widest + 4 if beside else INDENT + 2
+    for name, said in rows:
+        wrapped = _wrapped(said, width - left)
+        if beside:
+            first, *rest = wrapped or [""]
+            yield f"  {name:<{widest}}  {first}"
+        else:
+            yield f"  {name}"
+            rest = wrapped
+        yield from (" " * left + line for line in rest)
+
+
+def _shortened(options: Sequence[str]) -> Sequence[str]:
+    """Choices in a line; of hardware, which is a layout most of the time, some."""
+    layouts = [option for option in options if option[0].isdigit()]
+    return [option for option in options if option not in layouts] + ["4cpu", "8gpu, 2x8gpu ..."] * bool(layouts[3:])
+
+
+def _typed(value: object) -> str:
+    """A default as a person types it.
+
+    >>> _typed(None), _typed(True), _typed([1, 2]), _typed({}), _typed(0.5)
+    ('null', 'true', '[1,2]', '{}', '0.5')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed, value))}]"
+    return str(value) if isinstance(value, dict) else typeable(value) or "???"

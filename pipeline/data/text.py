@@ -1,0 +1,126 @@
+"""Turns text into sequences of tokens that a language model learns to continue: each token's label is the next one."""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from glob import glob
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.errors import DataError, expect_at_least
+from pipeline.data.examples import Examples, Leaf
+from pipeline.data.files import is_remote, opened
+
+Tokens: TypeAlias = NDArray[np.int32]
+
+BYTES, CHARACTERS = "bytes", "characters"
+# Between two documents, in their text.
+_BETWEEN = "\n\n"
+# What is not written as itself in the name of a byte.
+_PRINTABLE = range(0x20, 0x7F)
+
+
+def text(
+    path: str | None = None,
+    *,
+    tokens: str = BYTES,
+    length: int = 128,
+    validation_fraction: float = 0.1,
+) -> tuple[Examples, Examples]:
+    """Sequences packed one after another: x and y, int32 [length], where y is x one token further.
+
+    `path` is a file of UTF-8 text, a folder of them or a pattern (`books/*.txt`), which are one text in the order of
+    their names; None is the reference topics that ship with Python, some 480,000 characters. With `tokens` "bytes"
+    there are 256 of them; "characters" are those that occur, in their order. The last `validation_fraction` of the text
+    is held out, and what is left over at the end of a part, shorter than `length` and the token after it, is left out.
+    `class_names` has what each token stands for. Raises `DataError`.
+
+    >>> train, validation = text(length=16)
+    >>> x, y = train.raw
+    >>> bool((x[:, 1:] == y[:, :-1]).all()), train.num_classes
+    (True, 256)
+    """
+    _check(tokens, length, validation_fraction)
+    whole = _BETWEEN.join(_documents(path))
+    if tokens == BYTES:
+        numbers: Tokens = np.frombuffer(whole.encode(), np.uint8).astype(np.int32)
+        names = tuple(chr(byte) if byte in _PRINTABLE else f"\\x{byte:02x}" for byte in range(256))
+    else:
+        found, places = np.unique(np.frombuffer(whole.encode("utf-32-le"), np.uint32), return_inverse=True)
+        numbers, names = places.astype(np.int32), tuple(map(chr, found.tolist()))
+    held_out = round(len(numbers) * validation_fraction)
+    parts = numbers[: len(numbers) - held_out], numbers[len(numbers) - held_out :]
+    if min(map(len, parts)) <= length:
+        raise DataError(
+            f"Expected text of more than {length} {tokens} to train on and to validate with, received "
+            f"{len(parts[0]):,} and {len(parts[1]):,}. Try data.build.length={max(min(map(len, parts)) // 2, 1)}, or "
+            f"a longer text."
+        )
+    train, validation = (_packed(part, length, names) for part in parts)
+    return train, validation
+
+
+def _packed(numbers: Tokens, length: int, names: tuple[str, ...]) -> Examples:
+    """Sequences of `length` tokens that follow on each other, and those after them, as views of the same array."""
+    count = (len(numbers) - 1) // length
+    x, y = (numbers[first : first + count * length].reshape(count, length) for first in (0, 1))
+    leaf = Leaf((length,), "int32")
+    return Examples(raw=(x, y), spec=(leaf, leaf), num_classes=len(names), class_names=names)
+
+
+def _documents(path: str | None) -> Iterator[str]:
+    """The text of each document, in order."""
+    if path is None:
+        yield from _topics()
+        return
+    for file in _files(path):
+        try:
+            with opened(file) as lines:
+                yield lines.read().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"Expected {file} to be a file of UTF-8 text, received one that cannot be read so ({error}). "
+                f"Try another data.path."
+            ) from error
+
+
+def _topics() -> list[str]:
+    """The reference topics of this Python, by name."""
+    if importlib.util.find_spec("pydoc_data") is None:
+        raise DataError(
+            "Expected Python's reference topics, received a Python without pydoc_data. Try data.path=FILE.txt."
+        )
+    from pydoc_data.topics import topics
+
+    return [topics[name] for name in sorted(topics)]
+
+
+def _files(path: str) -> Sequence[str]:
+    """The files at a path, in a folder or of a pattern, by name."""
+    if is_remote(path):
+        return [path]
+    where = Path(path)
+    found = where.rglob("*") if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
+    chosen = sorted(str(file) for file in found if file.is_file() and not file.name.startswith("."))
+    if not chosen:
+        raise DataError(f"Expected {path} to be or to have files of text, received none. Try data.path=FILE.txt.")
+    return chosen
+
+
+def _check(tokens: str, length: int, validation_fraction: float) -> None:
+    """Refuses what cannot be made, in words.
+
+    >>> _check("bytes", length=1, validation_fraction=0.1)
+    """
+    if tokens not in (BYTES, CHARACTERS):
+        raise DataError(
+            f"Expected tokens of {BYTES} or {CHARACTERS} for data=text, received {tokens}. Try data.build.tokens=bytes."
+        )
+    expect_at_least("text", (("length", length, 1, 128),))
+    if not 0 < validation_fraction < 1:
+        raise DataError(
+            f"Expected validation_fraction between 0 and 1 for data=text, received {validation_fraction}. "
+            f"Try data.build.validation_fraction=0.1."
+        )

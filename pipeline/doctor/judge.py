@@ -1,0 +1,317 @@
+"""Turns what was seen on a host into findings, by arithmetic alone: what was expected is an argument."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from pipeline.doctor.facts import Accelerator, Disk, Facts, Gpus, Name, Port
+from pipeline.doctor.findings import Finding, Severity
+
+FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
+GIB, MIB = 1 << 30, 1 << 20
+# What processes of one run must have alike, wherever they are.
+ALIKE = ("tensorflow", "keras", "numpy")
+# Its import takes a few seconds from a disk of the host's own.
+SLOW_IMPORT_SECONDS = 60.0
+# A process that has TensorFlow imported has half a GiB, and one that trains more.
+MEMORY, LEAST_MEMORY = 2 * GIB, GIB // 2
+# NCCL shares memory between the GPUs of a host there (its documentation, "Sharing Data"); Docker gives 64 MiB.
+SHM_OF_GPUS, SHM = GIB, 32 * MIB
+# A conductor has some descriptors for each process, and TensorFlow one for each pair of processes.
+OPEN_FILES, FEWEST_OPEN_FILES, ENOUGH_OPEN_FILES = 1024, 256, 4096
+# TensorFlow has a few threads for each core, and gRPC for each connection.
+THREADS = 1024
+ROOM, LEAST_ROOM, LEAST_FILES = GIB, 64 * MIB, 1000
+# A checkpoint of a model of ten million parameters, with its optimizer's state, is 120 MB.
+WRITE_MBPS = 50.0
+SLOW_NAME_SECONDS = 1.0
+# NVIDIA's oldest driver for each CUDA (CUDA's release notes, "CUDA Toolkit and Corresponding Driver Versions").
+DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
+INSTALL_GPU = "python -m pip install 'distributed-keras-pipeline[gpu]'"
+UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What each host is to have: `python` and `packages` as version specifiers, by name, and `versions` as they are on
+    the host that conducts; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are the names of the
+    cluster's hosts."""
+
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    python_version: str | None = None
+    conductor: str = ""
+    gpus: int = 0
+    cores: int = 1
+    on_cpu: bool = False
+    others: tuple[str, ...] = ()
+
+
+def judge(host: str, facts: Facts, expected: Expected, checks: frozenset[str]) -> list[Finding]:
+    """What is to be said of a host that goes by the name `host`."""
+    return [finding for finding in _all(host, facts, expected) if finding.check in checks]
+
+
+def _all(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    yield _python(host, facts, expected)
+    if expected.packages:
+        yield _packages(host, facts, expected)
+    if facts.tensorflow is not None:
+        yield _tensorflow(host, facts.tensorflow)
+    if facts.gpus is not None:
+        yield _gpus(host, facts.gpus, facts.tensorflow, expected)
+    if facts.cores_usable is not None:
+        yield _cores(host, facts.cores_usable, facts.cores_installed or facts.cores_usable, expected)
+    if facts.memory is not None:
+        free, whole = facts.memory.left, facts.memory.total
+        yield Finding(
+            "memory", host, FAULT if free < LEAST_MEMORY else WARNING if free < MEMORY else FINE,
+            f"{size(free)} of {size(whole)} free", f"{size(MEMORY)}",
+            "" if free >= MEMORY else "ending what else runs (ps aux --sort=-rss | head), or workers=1",
+            {"free_bytes": free, "total_bytes": whole},
+        )  # fmt: skip
+    if facts.shm is not None:
+        yield _shm(host, facts.shm.left, len(facts.gpus.visible) if facts.gpus else 0)
+    if facts.open_files is not None:
+        yield _open_files(host, *facts.open_files)
+    if facts.threads is not None:
+        few = facts.threads < THREADS
+        remedy = "ulimit -u unlimited, or docker run --pids-limit=-1" if few else ""
+        severity = WARNING if few else FINE
+        yield Finding("threads", host, severity, f"{facts.threads:,} at most", f"{THREADS:,}", remedy)
+    yield from (_disk(host, disk) for disk in facts.disks)
+    yield from (_port(host, port) for port in facts.ports)
+    yield from (_name(host, name, expected) for name in facts.names)
+    if facts.proxies is not None:
+        yield _proxy(host, facts.proxies, facts.no_proxy, expected)
+
+
+def _python(host: str, facts: Facts, expected: Expected) -> Finding:
+    version, wanted = facts.python or "none", expected.python
+    same = _minor(expected.python_version or version)
+    if wanted and not _fits(version, wanted):
+        return Finding("python", host, FAULT, version, wanted, "python3.11 -m venv .venv, and installing into that")
+    if _minor(version) != same:
+        found, of = version, f"{same}, as {expected.conductor} has"
+        return Finding("python", host, FAULT, found, of, f"an environment of Python {same} on {host}")
+    return Finding("python", host, FINE, version, wanted or same)
+
+
+def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
+    absent, wrong, unlike = [], [], []
+    for name, wanted in expected.packages.items():
+        version, there = facts.packages.get(name), expected.versions.get(name)
+        if version is None:
+            absent.append(name)
+        elif wanted and not _fits(version, wanted):
+            wrong.append(name)
+        elif there is not None and version != there:
+            unlike.append(name)
+    if not absent + wrong + unlike:
+        told = ", ".join(f"{name} {facts.packages[name]}" for name in ALIKE if facts.packages.get(name))
+        others = len(expected.packages) - len([name for name in ALIKE if name in expected.packages])
+        return Finding("packages", host, FINE, f"{told}{f' and {others} others' * bool(others)}", "what is required")
+    spoilt = absent + wrong + unlike
+    found = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in spoilt)
+    here = {name: f"=={expected.versions[name]}" for name in unlike}
+    wanted_text = ", ".join(f"{name} {here.get(name) or expected.packages[name] or 'any'}" for name in spoilt)
+    whose = f", as {expected.conductor} has" if unlike else ""
+    needed = " ".join(f"'{name}{here.get(name) or expected.packages[name]}'" for name in spoilt)
+    severity = FAULT if absent or wrong or {*unlike} & {*ALIKE} else WARNING
+    return Finding("packages", host, severity, found, f"{wanted_text}{whose}", f"python -m pip install {needed}")
+
+
+def _tensorflow(host: str, seen: Accelerator) -> Finding:
+    wanted = "TensorFlow computes"
+    if seen.error:
+        remedy = "python -c 'import tensorflow' there, which says more"
+        if "SIGILL" in seen.error:
+            remedy = "another processor: TensorFlow's packages need AVX (grep avx /proc/cpuinfo)"
+        elif "No module named" in seen.error:
+            remedy = "python -m pip install distributed-keras-pipeline"
+        return Finding("tensorflow", host, FAULT, seen.error, wanted, remedy)
+    slow = seen.seconds > SLOW_IMPORT_SECONDS
+    return Finding(
+        "tensorflow", host, WARNING if slow else FINE, f"{seen.version}, computes {seen.seconds:.1f} s after its start",
+        f"{wanted} within {SLOW_IMPORT_SECONDS:g} s" if slow else wanted,
+        "the environment on a disk of the host's own" if slow else "", {"import_seconds": seen.seconds},
+    )  # fmt: skip
+
+
+def _gpus(host: str, gpus: Gpus, seen: Accelerator | None, expected: Expected) -> Finding:
+    """What TensorFlow sees, or why it sees too few."""
+    there, used = len(gpus.visible), () if seen is None else seen.gpus
+    wanted = max(expected.gpus, there, 0 if gpus.installed else gpus.on_bus)
+    text = f"{wanted} in TensorFlow" if wanted else "none"
+    if seen is None or seen.error:
+        found = ", ".join(gpus.visible) or "none"
+        return Finding("gpus", host, FINE, f"{found}; TensorFlow was not asked", text)
+    if len(used) >= wanted:
+        hidden = len(gpus.installed) - there
+        note = f"; CUDA_VISIBLE_DEVICES hides {hidden}" if hidden > 0 else ""
+        return Finding("gpus", host, FINE, (", ".join(used) or "none") + note, text)
+    severity = FINE if expected.on_cpu else FAULT
+    why, remedy = _why_no_gpu(gpus, seen, wanted)
+    return Finding("gpus", host, severity, f"{len(used)} in TensorFlow: {why}", text, remedy)
+
+
+def _why_no_gpu(gpus: Gpus, seen: Accelerator, wanted: int) -> tuple[str, str]:
+    """(Why TensorFlow sees too few GPUs, what to do)."""
+    cuda = (seen.cuda or "").partition(".")[0]
+    oldest = DRIVERS.get(cuda, "of its CUDA")
+    if seen.cuda is None and (gpus.installed or gpus.on_bus):
+        return "it was built without CUDA", INSTALL_GPU
+    if not gpus.installed and gpus.on_bus:
+        return (
+            f"{gpus.on_bus} on the PCI bus, and no driver (nvidia-smi)",
+            f"NVIDIA's driver {oldest} or later; in a container, docker run --gpus all",
+        )
+    if not gpus.installed:
+        return "the host has none", "hardware=auto, or another host"
+    if len(gpus.visible) < wanted and gpus.setting is not None and len(gpus.installed) >= wanted:
+        hidden = len(gpus.installed) - len(gpus.visible)
+        return f"CUDA_VISIBLE_DEVICES={gpus.setting!r} hides {hidden}", "unset CUDA_VISIBLE_DEVICES"
+    if gpus.driver_error:
+        return f"the driver: {gpus.driver_error}", f"NVIDIA's driver {oldest} or later, whole (nvidia-smi tells it)"
+    if cuda and gpus.driver and int(gpus.driver.partition(".")[0]) < int(cuda):
+        return f"the driver does CUDA {gpus.driver}", f"NVIDIA's driver {oldest} or later, for CUDA {seen.cuda}"
+    if gpus.missing:
+        (first, error), *more = gpus.missing.items()
+        others = f", and {', '.join(library for library, _ in more)}" if more else ""
+        return f"{first} cannot be loaded ({error}){others}", INSTALL_GPU
+    if len(gpus.visible) < wanted:
+        have = len(gpus.visible)
+        return f"the host has {have}", f"hardware.devices_per_host={have}"
+    return "neither driver nor libraries say why", "python -m pipeline.worker.tensorflow.seen, and what it says"
+
+
+def _cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:
+    found = f"{usable} of {installed} may be used"
+    figures = {"usable": usable, "installed": installed}
+    wanted = f"{expected.cores} or more"
+    if usable < expected.cores:
+        remedy = f"hardware.devices_per_host={usable} hardware.threads_per_device=1, or more cores for this process"
+        return Finding("cores", host, WARNING, found, wanted, remedy, figures)
+    if usable == 1 < installed:
+        remedy = "a scheduler that binds to more (--cpus-per-task, --bind-to none), or docker run without --cpus=1"
+        return Finding("cores", host, WARNING, found, "more than one", remedy, figures)
+    return Finding("cores", host, FINE, found, wanted, figures=figures)
+
+
+def _shm(host: str, free: int, gpus: int) -> Finding:
+    wanted = SHM_OF_GPUS if gpus > 1 else SHM
+    few = free < wanted
+    remedy = f"docker run --shm-size={size(wanted)[:-2]}, or mount -o remount,size={size(2 * wanted)[:-2]} /dev/shm"
+    return Finding(
+        "shm", host, WARNING if few else FINE, f"{size(free)} free in /dev/shm", size(wanted),
+        remedy.replace(" G", "g").replace(" M", "m") if few else "", {"free_bytes": free},
+    )  # fmt: skip
+
+
+def _open_files(host: str, soft: int, hard: int) -> Finding:
+    found = f"{soft:,} at once, {hard:,} after ulimit" if soft != hard else f"{soft:,} at once"
+    if soft < 0 or soft >= OPEN_FILES:
+        return Finding("files", host, FINE, found, f"{OPEN_FILES:,}", figures={"soft": soft, "hard": hard})
+    raised = hard < 0 or hard >= OPEN_FILES
+    enough = ENOUGH_OPEN_FILES if hard < 0 else min(hard, ENOUGH_OPEN_FILES)
+    return Finding(
+        "files", host, FAULT if soft < FEWEST_OPEN_FILES else WARNING, found, f"{OPEN_FILES:,}",
+        f"ulimit -n {enough}" if raised else
+        "a line `* hard nofile 65536` in /etc/security/limits.conf, LimitNOFILE=65536 in the service, or docker run "
+        "--ulimit nofile=65536",
+        {"soft": soft, "hard": hard},
+    )  # fmt: skip
+
+
+def _disk(host: str, disk: Disk) -> Finding:
+    speed = f", {disk.write_mbps:,.0f} MB/s written" if disk.write_mbps else ""
+    found = f"{disk.folder}: {size(disk.left)} free{speed}"
+    wanted = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
+    space = f"making space (du -xh {disk.folder} | sort -h | tail), or output_dir=ANOTHER"
+    figures = {"free_bytes": float(disk.left)} | ({"write_mbps": disk.write_mbps} if disk.write_mbps else {})
+    if disk.error:
+        return Finding("disk", host, FAULT, f"{found}, {disk.error}", wanted, space, figures)
+    if disk.left < ROOM:
+        return Finding("disk", host, FAULT if disk.left < LEAST_ROOM else WARNING, found, wanted, space, figures)
+    if disk.files_left is not None and disk.files_left < LEAST_FILES:
+        few = f"{found}, {disk.files_left} more files"
+        return Finding("disk", host, WARNING, few, f"{LEAST_FILES:,} more files", space, figures)
+    if disk.write_mbps is not None and disk.write_mbps < WRITE_MBPS:
+        remedy = "a local disk: output_dir=ANOTHER, or fewer checkpoints: checkpoint.every_minutes=60"
+        return Finding("disk", host, WARNING, found, wanted, remedy, figures)
+    return Finding("disk", host, FINE, found, wanted, figures=figures)
+
+
+def _port(host: str, port: Port) -> Finding:
+    at, _, number = port.address.rpartition(":")
+    any_port = number == "0"
+    wanted = f"a free port at {at}" if any_port else f"{port.address} free"
+    if port.error is None:
+        return Finding("ports", host, FINE, wanted, wanted)
+    holder = f", {port.holder} listens there" if port.holder else ""
+    remedy = "cluster.host=127.0.0.1, or an address of this host (ip -brief address)"
+    if not any_port:
+        remedy = "cluster.base_port=null for free ports, or ending what listens there"
+    return Finding("ports", host, FAULT, f"{port.address}: {port.error}{holder}", wanted, remedy)
+
+
+def _name(host: str, name: Name, expected: Expected) -> Finding:
+    wanted = f"an address of {name.name}"
+    hosts = f"a line for {name.name} in /etc/hosts of {host}, or its address in place of the name"
+    if name.error:
+        return Finding("names", host, FAULT, f"{name.name}: {name.error}", wanted, f"{hosts} (getent hosts tells)")
+    found = f"{name.name} is {', '.join(name.addresses)}"
+    if name.name in expected.others and name.name != host and all(map(loopback, name.addresses)):
+        return Finding("names", host, FAULT, f"{found}, which is {host} itself", wanted, hosts)
+    if name.seconds > SLOW_NAME_SECONDS:
+        found += f", after {name.seconds:.1f} s"
+        return Finding("names", host, WARNING, found, f"within {SLOW_NAME_SECONDS:g} s", hosts)
+    return Finding("names", host, FINE, found, wanted)
+
+
+def _proxy(host: str, proxies: tuple[str, ...], no_proxy: str, expected: Expected) -> Finding:
+    """gRPC goes through a proxy for all hosts but those of no_proxy."""
+    spared = [entry.strip() for entry in no_proxy.split(",") if entry.strip()]
+    hosts = tuple(dict.fromkeys(("localhost", "127.0.0.1", *expected.others)))
+    through = [name for name in hosts if not any(_spares(entry, name) for entry in spared)]
+    wanted = "none between hosts"
+    if not proxies or not through:
+        return Finding("proxy", host, FINE, f"{', '.join(proxies)} spared" if proxies else "none", wanted)
+    remedy = f"export no_proxy={','.join(dict.fromkeys([*spared, *hosts]))}"
+    return Finding("proxy", host, WARNING, f"{', '.join(proxies)} for {', '.join(through)}", wanted, remedy)
+
+
+def _spares(entry: str, name: str) -> bool:
+    return entry == "*" or name == entry or name.endswith("." + entry.lstrip("."))
+
+
+def loopback(address: str) -> bool:
+    """Is this an address that leads back to the host that asks?"""
+    return address.startswith("127.") or address == "::1"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that a person would use.
+
+    >>> [size(count) for count in (812, 64 << 20, 3 << 30, 1_500_000_000)]
+    ['812 B', '64 MiB', '3 GiB', '1.4 GiB']
+    """
+    for unit, bytes_of_unit in UNITS:
+        if count >= bytes_of_unit:
+            scaled = count / bytes_of_unit
+            return f"{scaled:.{1 if scaled < 10 and scaled % 1 >= 0.05 else 0}f} {unit}"
+    return f"{count} B"
+
+
+def _fits(version: str, wanted: str) -> bool:
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

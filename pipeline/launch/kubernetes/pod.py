@@ -1,0 +1,74 @@
+"""The first process of a pod: an agent that dials the conductor, or has a door for it, and ends as a Job expects.
+
+0 once the conductor's command has ended, however that was; 69 and 75, which no Job makes another pod for, where the
+conductor has never come, or was given up after its processes saved a checkpoint; 143 where the pod is taken away.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.config.schema import ClusterConfig, StartMethod
+from pipeline.launch.agent import Agent, Place
+from pipeline.launch.hub import Hub
+from pipeline.launch.kubernetes.door import Door
+from pipeline.launch.kubernetes.manifest import ABANDONED, UNREACHED
+from pipeline.launch.link import Link
+from pipeline.launch.local import LocalCluster
+from pipeline.launch.messages import CONDUCTOR
+
+# For how long a conductor is waited for that has never answered: it may look for pods only now and then.
+CONTACT_SECONDS = 120.0
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """Serves a conductor to its end."""
+    given = _arguments()
+    # The first process of a container hears no signal that it does not take.
+    signal.signal(signal.SIGTERM, _taken_away)
+    token = given.token_file.read_bytes().strip()
+    order = given.first + int(environ["JOB_COMPLETION_INDEX"])
+    config = ClusterConfig(name="local", start_method=StartMethod[given.start_method])
+    cluster = LocalCluster(config, environ)
+    hub = Hub(given.name, token)
+    link = hub.dial(CONDUCTOR, given.dial or Door(given.door).address)
+
+    def gone(line: Link, orphan_timeout: float) -> bool:
+        return line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
+
+    cluster.warm_up()
+    code = Agent(hub, link, cluster, Place(order, given.address), gone).serve(lambda: None)
+    if code is None:
+        code = ABANDONED if link.life else UNREACHED
+        print(f"The conductor {'was lost' if link.life else 'has never come'}: {link.problem}.", file=sys.stderr)
+    else:
+        code = 0
+    hub.close(1.0)
+    cluster.close(code)
+    return code
+
+
+def _taken_away(number: int, frame: object) -> NoReturn:
+    """The pod ends: its processes do with it, and are started again where Kubernetes makes another."""
+    sys.exit(128 + number)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m pipeline.launch.kubernetes.pod", description=__doc__)
+    parser.add_argument("--name", required=True, help="the name of the pod's host")
+    parser.add_argument("--address", required=True, help="the name by which other pods reach it")
+    parser.add_argument("--first", type=int, required=True, help="the place among all of the first pod of its kind")
+    parser.add_argument("--token-file", type=Path, required=True, help="the file that a Secret is mounted as")
+    parser.add_argument("--start-method", default="forkserver", choices=[method.name for method in StartMethod])
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--dial", help="HOST:PORT at which the conductor listens")
+    way.add_argument("--door", type=int, help="the port at which it comes in by the API server")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

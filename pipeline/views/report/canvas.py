@@ -1,0 +1,213 @@
+"""Turns what a figure shows into its files: panels and bars to draw on, and the colours of light and dark paper.
+
+Colours are those of Okabe & Ito (2008), which the colour-blind tell apart, on dark paper lighter ones of the same hues;
+markers, dashes and hatching say the same again. Texts stand where nothing else is: labels of bars above them, legends
+below the axes, so that a figure reads on a phone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Dash = str | tuple[float, tuple[float, ...]]
+MARKERS = "osD^vPX"
+DASHES: tuple[Dash, ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (8, 2)),
+    (0, (3, 1)),
+    (0, (2, 3)),
+)
+# Inches. Every figure is as wide as a phone shows at a readable size.
+WIDTH, PANEL, THICK, LINE, ROW, LEFT, RIGHT, TOP, BOTTOM = 4.8, 2.4, 0.19, 0.165, 0.185, 0.75, 0.2, 0.15, 0.6
+FONT, SMALL, DPI = 11, 9.5, 144
+# Of a text above a bar, in a line, and how far it is from the marker before it, in points.
+MOST_CHARACTERS, AFTER_MARKER = 56, 11
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of paper, of what is written on it, and of what is drawn: of strategies in their order, and of causes."""
+
+    paper: str
+    ink: str
+    ideal: str
+    grid: str
+    strategies: tuple[str, ...]
+    causes: Mapping[str, str]
+
+
+LIGHT = Theme(
+    paper="#FFFFFF",
+    ink="#1A1A1A",
+    ideal="#767676",
+    grid="#DDDDDD",
+    strategies=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    causes={
+        "computing": "#56B4E9", "communication": "#D55E00", "input wait": "#E69F00", "batch statistics": "#F0E442",
+        "contention": "#009E73", "stragglers": "#CC79A7", "host overhead": "#0072B2", "other": "#BBBBBB",
+    },
+)  # fmt: skip
+DARK = Theme(
+    paper="#16181C",
+    ink="#E6E6E6",
+    ideal="#9A9A9A",
+    grid="#3A3D42",
+    strategies=("#3D9BE0", "#F0803C", "#1FC79A", "#DE8FBA", "#F5C542", "#9AD7FF", "#FFFFFF"),
+    causes={
+        "computing": "#56B4E9", "communication": "#F0803C", "input wait": "#F5C542", "batch statistics": "#F0E442",
+        "contention": "#1FC79A", "stragglers": "#DE8FBA", "host overhead": "#2F7FC0", "other": "#8A8A8A",
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure: its name, what it shows in a sentence, and its files' contents; `dark` is an SVG for dark paper."""
+
+    name: str
+    title: str
+    told: str
+    svg: bytes
+    dark: bytes
+    png: bytes
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that has nothing to show, and why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A figure on the paper of one theme, with what its legend has."""
+
+    name: str
+    title: str
+    told: str
+    figure: Figure
+    handles: Sequence[Artist] = field(default=())
+
+
+@contextmanager
+def on_paper(theme: Theme, name: str) -> Iterator[None]:
+    """Inside, what is drawn and written is that of a theme."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(
+        {
+            "font.size": FONT, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
+            "text.color": theme.ink, "axes.labelcolor": theme.ink, "axes.edgecolor": theme.ink,
+            "xtick.color": theme.ink, "ytick.color": theme.ink, "grid.color": theme.grid, "hatch.color": theme.paper,
+            "axes.facecolor": theme.paper, "figure.facecolor": theme.paper, "savefig.facecolor": theme.paper,
+            # Texts as shapes: no font has to be there where the page is read.
+            "svg.fonttype": "path", "svg.hashsalt": name,
+        }
+    ):  # fmt: skip
+        yield
+
+
+def rendered(sketch: Sketch, kind: str) -> bytes:
+    """The figure's file of a kind: svg or png."""
+    if sketch.handles and not sketch.figure.legends:
+        sketch.figure.legend(
+            handles=sketch.handles, loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, fontsize=SMALL,
+            handlelength=3.2, labelspacing=0.35, borderaxespad=0.3,
+        )  # fmt: skip
+    made = BytesIO()
+    # No date: an unchanged report stays the same.
+    sketch.figure.savefig(made, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
+    return made.getvalue()
+
+
+def panels(count: int, rows: int) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` panels under each other and room for a legend of so many rows below."""
+    below = BOTTOM + ROW * rows + 0.1
+    height = TOP + count * PANEL + (count - 1) * 0.25 + below
+    return _figure(height, count, below, 0.25 / PANEL)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is written above a bar, and the colour and marker before it."""
+
+    text: str
+    colour: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars at 0, 1, ... from the top, so `thick`, each with its label above it."""
+
+    figure: Figure
+    axes: Axes
+    thick: float
+
+
+def bars(labels: Sequence[Label], rows: int = 0) -> Bars:
+    """A figure for a bar under each label, with room for a legend of so many rows."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.transforms import ScaledTranslation
+
+    wrapped = [fill(label.text, MOST_CHARACTERS) for label in labels]
+    row = THICK + 0.12 + LINE * max(text.count("\n") + 1 for text in wrapped)
+    below = BOTTOM + (ROW * rows + 0.1 if rows else 0.0)
+    figure, (axes,) = _figure(0.1 + len(labels) * row + below, 1, below, 0, left=0.2, top=0.1)
+    thick = THICK / row
+    axes.set_ylim(len(labels) - 1 + thick, thick - 1)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for place, (label, text) in enumerate(zip(labels, wrapped, strict=True)):
+        above = (0, place - 0.6 * thick)
+        axes.annotate(text, above, (AFTER_MARKER, 0), textcoords="offset points", ha="left", va="bottom",
+                      fontsize=SMALL, linespacing=1.1, annotation_clip=False)  # fmt: skip
+        lines = text.count("\n")
+        beside = ScaledTranslation(4 / 72, 5 / 72 + lines * LINE, figure.dpi_scale_trans)
+        axes.plot(*([at] for at in above), color=label.colour, marker=label.marker, ms=6, ls="none", clip_on=False,
+                  transform=axes.transData + beside)  # fmt: skip
+    return Bars(figure, axes, thick)
+
+
+def handles_of(axes: Axes) -> list[Artist]:
+    """What a legend has of the panel."""
+    return list(axes.get_legend_handles_labels()[0])
+
+
+def interval_handle(name: str, theme: Theme) -> Artist:
+    """What a legend has for the intervals of all lines."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=theme.ink, marker="|", ms=9, mew=1.6, ls="none", label=name)
+
+
+def _figure(
+    height: float, count: int, below: float, between: float, left: float = LEFT, top: float = TOP
+) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure((WIDTH, height))
+    grid = figure.subplots(count, 1, sharex=True, squeeze=False)
+    figure.subplots_adjust(left / WIDTH, below / height, 1 - RIGHT / WIDTH, 1 - top / height, hspace=between)
+    made: list[Axes] = list(grid[:, 0])
+    for axes in made:
+        axes.grid(lw=0.6)
+        axes.set_axisbelow(True)
+    return figure, made

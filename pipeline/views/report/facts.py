@@ -1,0 +1,146 @@
+"""Turns a sweep into what was run, for the head of its report: of which model, on what, and how to run it again."""
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from pipeline.analyze import comparable
+from pipeline.record.events import Run
+from pipeline.record.results import IN_THIS_RUN
+from pipeline.run.tags import PROGRAM
+from pipeline.views.report.gather import Point, Sweep
+from pipeline.views.terminal.words import clean, listed, percent, plural, points_text, rate, span
+
+# More would hide the page below them.
+MOST_COMMANDS = 6
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is said of a whole sweep, under its name; of commands, each in a line."""
+
+    name: str
+    said: str = ""
+    commands: tuple[str, ...] = ()
+
+
+def facts(sweep: Sweep) -> list[Fact]:
+    """Model, data, batch, precision, baseline, intervals, versions, commit and command, those that are known."""
+    found = [
+        Fact("model", _told(sweep, _model)),
+        Fact("data", _told(sweep, _data)),
+        Fact("batch", _told(sweep, _batch)),
+        Fact("precision", _told(sweep, lambda point: point.result.layout.precision)),
+        Fact("baseline", _baseline(sweep)),
+        Fact("intervals", _intervals(sweep)),
+        Fact("versions", _told(sweep, _versions)),
+        Fact("commit", _told(sweep, _commit) or "not known: no run was started in a folder of git"),
+        _command(sweep),
+    ]
+    return [fact for fact in found if fact.said or fact.commands]
+
+
+def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> list[str]:
+    """What to type to run points with these overrides: one command where they are all combinations of some values.
+
+    >>> commands([["a=1", "b=[2, 3]"], ["a=4", "b=[2, 3]"]], ["--config-dir=mine"])
+    ["python -m pipeline -m --config-dir=mine a=1,4 'b=[2, 3]'"]
+    >>> commands([["a=1", "b=2"], ["a=2", "b=1"]])
+    ['python -m pipeline -m a=1 b=2', 'python -m pipeline -m a=2 b=1']
+    """
+    distinct = list(dict.fromkeys(map(tuple, points)))
+    rows = [dict(override.partition("=")[::2] for override in overrides) for overrides in distinct]
+    keys = list(rows[0]) if rows else []
+    values = {key: list(dict.fromkeys(row.get(key, "") for row in rows)) for key in keys}
+    if all(set(row) == set(keys) for row in rows) and prod(map(len, values.values())) == len(rows):
+        distinct = [tuple(f"{key}={','.join(of)}" if any(of) else key for key, of in values.items())] if rows else []
+    return [shlex.join([*PROGRAM, "-m", *options, *overrides]) for overrides in distinct]
+
+
+def _told(sweep: Sweep, of: Callable[[Point], str | None]) -> str:
+    """What `of` says of the points: once where it is the same for all of which it is known."""
+    places: dict[str, list[int]] = {}
+    for point in sweep.points:
+        if said := clean(of(point)):
+            places.setdefault(said, []).append(point.place)
+    if len(places) == 1:
+        return next(iter(places))
+    return "; ".join(f"{said} ({points_text(where)})" for said, where in places.items())
+
+
+def _model(point: Point) -> str | None:
+    parameters = point.result.training.parameters
+    return _with(comparable.facts(point.run).get("model"), plural(parameters, "parameter"))
+
+
+def _data(point: Point) -> str | None:
+    return _with(comparable.facts(point.run).get("data"), plural(point.run.train_examples, "training example"))
+
+
+def _with(name: str | None, more: str) -> str | None:
+    return name and listed(name, more)
+
+
+def _batch(point: Point) -> str | None:
+    layout = point.result.layout
+    if layout.scaling == "strong" and layout.global_batch is not None:
+        return f"{plural(layout.global_batch, 'example')} a step over all replicas, held fixed: strong scaling"
+    if layout.replica_batch is None:
+        return None
+    held = ", held fixed: weak scaling" if layout.scaling == "weak" else ""
+    return f"{plural(layout.replica_batch, 'example')} a step on each replica{held}"
+
+
+def _baseline(sweep: Sweep) -> str:
+    """What speedups are over."""
+    speeds = {point.place: point.result.speed for point in sweep.measured}
+    known = [speed.baseline_examples_per_second for speed in speeds.values() if speed.baseline_examples_per_second]
+    if not known:
+        return ""
+    reached = span(min(known), max(known), rate, " to ") or rate(known[0])
+    in_turn = [place for place, speed in speeds.items() if speed.baseline_source == IN_THIS_RUN]
+    measured = f"measured in turn with {points_text(in_turn)}" if in_turn else ""
+    if not in_turn and any(speed.baseline_source for speed in speeds.values()):
+        measured = "measured in an earlier run"
+    return listed(f"one device without a strategy: {reached} examples/s", measured)
+
+
+def _intervals(sweep: Sweep) -> str:
+    """What the ends under a throughput and a speedup are."""
+    if not sweep.confidences:
+        return ""
+    counts = sorted({point.result.speed.repeats for point in sweep.measured if point.result.speed.repeats})
+    repeats = f"{' or '.join(map(str, counts))} repeats" if counts else "the repeats"
+    probable = " or ".join(map(percent, sweep.confidences))
+    return f"from the lowest to the highest of {repeats}, which holds the true median with a probability of {probable}"
+
+
+def _versions(point: Point) -> str:
+    return ", ".join(f"{name} {version}" for name, version in point.result.environment.versions.items())
+
+
+def _began(point: Point) -> Run:
+    return point.run.began or Run()
+
+
+def _commit(point: Point) -> str | None:
+    commit = _began(point).tags.get("git_commit")
+    return None if commit is None else str(commit)
+
+
+def _command(sweep: Sweep) -> Fact:
+    found = commands(
+        [point.overrides for point in sweep.points if point.overrides], _options(map(_began, sweep.points))
+    )
+    more = len(found) - MOST_COMMANDS
+    kept = found if more <= 0 else [*found[:MOST_COMMANDS], f"# and {more} more, by the overrides below"]
+    return Fact("command" if len(kept) < 2 else "commands", commands=tuple(map(clean, kept)))
+
+
+def _options(runs: Iterable[Run]) -> list[str]:
+    """The options with which points were run, beside what was asked for."""
+    for run in runs:
+        if command := run.tags.get("command"):
+            return [word for word in shlex.split(str(command)) if word.startswith("--")]
+    return []

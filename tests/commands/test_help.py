@@ -1,0 +1,106 @@
+"""The pages of `--help`: one that is read to its end, and more of what is named after it."""
+
+import re
+
+import pytest
+
+from pipeline.commands import help as pages
+from pipeline.commands.verbs import VERBS
+from pipeline.config import messages
+from pipeline.config.shipped import choices
+
+
+def test_the_first_page_is_read_to_its_end_and_names_verbs_groups_and_the_keys_that_matter(asked, tmp_path):
+    told = asked("--help", COLUMNS="100")
+    assert told.code == 0, told.err
+    lines = told.out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    for verb in VERBS:
+        assert re.search(rf"^  {verb} +\w", told.out, re.M), verb
+    for group in choices():
+        assert re.search(rf"^  {group} +\w", told.out, re.M), group
+    for key in pages.FIRST:
+        assert re.search(rf"^  {key}=\S+ +\S", told.out, re.M), key
+    assert sum(line.startswith("  python -m pipeline ") for line in lines) == 3
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("columns", ["60", "40"])
+def test_pages_fit_the_terminal_and_break_no_word(asked, columns):
+    whole = asked("--help", COLUMNS="100").out.split()
+    told = asked("--help", COLUMNS=columns)
+    assert told.out.split() == whole
+    longer = [line.split() for line in told.out.splitlines() if len(line) > int(columns)]
+    assert all(words[:3] == ["python", "-m", "pipeline"] or len(words) == 1 for words in longer), longer
+
+
+def test_all_says_of_every_key_what_it_means_of_which_type_it_is_and_what_it_is_set_to(asked):
+    told = asked("--help", "all", COLUMNS="100")
+    assert told.code == 0, told.err
+    entries = dict(re.findall(r"^  ([a-z_.]+)=.*\n((?: {6}.*\n)*)", told.out, re.M))
+    for key in messages.keys():  # noqa: SIM118 - a function
+        found = [text for name, text in entries.items() if name == key or name.startswith(f"{key}.")]
+        assert found, f"{key} is not there"
+        assert all(re.search(r"^ {6}[^(]", text, re.M) for text in found), f"nothing is said of {key}"
+    assert "  train.seed=0  (a whole number)\n" in told.out
+    assert "  launch.stop_timeout=4.0  (a number)\n      seconds between asking a process to stop" in told.out
+
+
+@pytest.mark.parametrize(
+    ("topics", "words"),
+    [
+        (["strategy"], ["strategy=multi_worker ", "Several processes", "strategy.devices_per_process=null"]),
+        (["model=mlp"], ["Its keys, under model=mlp:", "model.build.hidden=[128]", "units of each hidden layer"]),
+        (["train"], ["train: how long", "train.epochs=null  (a whole number or null)", "train.divergence_factor="]),
+        (["checkpoint.keep"], ["checkpoint.keep=2  (a whole number)\n      how many of the last are kept"]),
+        (["steps"], ["train.steps=null", "measure.steps=null"]),
+        (["experiment"], ["experiment=scaling", "How far does it scale here?"]),
+        (["report"], ["python -m pipeline report NAME"]),
+        (["model"], ["model.build.filters=[32,64]\n      filters of each 3x3 convolution"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_group_a_choice_a_key_and_a_verb_have_a_page_each(asked, topics, words):
+    told = asked("--help", *topics, COLUMNS="100")
+    assert told.code == 0, told.err
+    assert [word for word in words if word not in told.out] == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "instead"), [("stratgy", "strategy"), ("epohcs", "train.epochs"), ("zzz", "all"), ("reprot", "report")]
+)
+def test_a_page_that_is_not_there_gets_the_nearest_one(asked, topic, instead):
+    told = asked("--help", topic)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.endswith(f"received {topic}. Try --help {instead}.\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        (["stratgy=mirrored"], "Try strategy=mirrored."),
+        (["trian.epoch=3"], "Try train.epochs=3."),
+        (["epochs=3"], "Try train.epochs=3."),
+        (["steps=3"], "Try train.steps=3 or measure.steps=3."),
+        (["workers=many"], "Try workers=2, or workers=null."),
+        (["mode=paln"], "Try mode=plan."),
+        (["train.save=ture"], "Try train.save=true."),
+        (["train.optimizer=adma"], "Try train.optimizer=adam."),
+        (["model=resnet"], "Try model=resnet20."),
+        (["backend=tensorflw"], "Try backend=tensorflow."),
+        (["data=synthetic", "data.build.input_shape=[8]"], "Try data.build.shape=[8]."),
+        (["data=synthetic", "+data.build.input_shape=[8]"], "Try data.build.shape."),
+        (["foo"], "Try `python -m pipeline --help`."),
+        (["workers=2", "foo"], "Try `python -m pipeline --help`."),
+        (["workers=2", "mirrored"], "Try strategy=mirrored."),
+        (["mirrored"], "Try python -m pipeline strategy=mirrored."),
+        (["train"], "Try python -m pipeline train.epochs=2."),
+        (["stratgy"], "Try python -m pipeline strategy=mirrored."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_misspelt_gets_what_was_meant(asked, typed, instead):
+    told = asked(*typed)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.endswith(f"{instead}\n")

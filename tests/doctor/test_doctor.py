@@ -1,0 +1,436 @@
+"""What is wrong with a host is found, and said beside what was expected and what to type. The faults are real ones."""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import environment
+
+from pipeline.commands import verbs
+from pipeline.config.schema import Store, TrackingConfig
+from pipeline.doctor import between, libraries
+from pipeline.doctor.examining import examine
+from pipeline.doctor.facts import CHECKS, Accelerator, Exchanged, Facts, Gpus, Look, Name, Space, Trip
+from pipeline.doctor.findings import Severity
+from pipeline.doctor.judge import Expected, judge
+from pipeline.doctor.look import gpus, installed
+from pipeline.launch import asking
+from pipeline.launch.asking import Helpers, LineError, ProcessLine
+from pipeline.views.mlflow import examined
+from pipeline.views.mlflow.stores import open_client
+
+ALL = frozenset(CHECKS)
+
+
+def found(told, check: str) -> list[str]:
+    """The lines of a check, and what they say to type."""
+    rows = told.out.splitlines()
+    places = [place for place, row in enumerate(rows) if row.split()[1:2] == [check]]
+    return [f"{rows[place]}\n{rows[place + 1] if rows[place + 1].startswith('   ') else ''}" for place in places]
+
+
+def one(facts: Facts, check: str, **expected):
+    """The only finding of a check of some facts."""
+    (finding,) = judge("here", facts, Expected(**expected), frozenset([check]))
+    return finding
+
+
+def typed(folder: Path, *arguments: str, before: str = "", **limits: int) -> subprocess.CompletedProcess[str]:
+    """The command in a process whose resources are limited, after some shell."""
+    command = [sys.executable, "-m", "pipeline", "doctor", *arguments]
+    if before:
+        command = ["unshare", "-Urm", "sh", "-ec", f'{before}; exec "$@"', "sh", *command]
+
+    def limit() -> None:
+        for name, value in limits.items():
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, preexec_fn=limit
+    )
+
+
+def test_help_says_what_the_exit_codes_mean(asked):
+    told = asked("doctor", "--help")
+    assert told.code == 0
+    assert "  1  WARNING:" in told.out
+    assert "  3  FAULT:" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "disc"], "received disc. Try --only python,"),
+        (["--jsn"], "Expected options that exist, received --jsn. Try --help."),
+        (["workrs=2"], "workrs"),
+        (["cluster=slurn"], "slurn"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused_with_2_and_nothing_is_looked_at(asked, tmp_path, arguments, words):
+    told = asked("doctor", *arguments)
+    assert (told.code, told.out) == (2, "")
+    assert words in told.err
+    assert "Traceback" not in told.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_that_is_taken_and_an_mlflow_server_that_is_dead_are_faults_with_what_to_type(asked):
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as dead:
+        port, gone = taken.getsockname()[1], dead.getsockname()[1]
+        dead.close()
+        server = ("tracking=server", f"tracking.uri=http://127.0.0.1:{gone}")
+        told = asked("doctor", "--only", "ports,store,plan", f"cluster.base_port={port}", "workers=1", *server)
+    assert told.code == 3
+    (line,) = found(told, "ports")
+    assert f"FAULT  ports  {os.uname().nodename}  127.0.0.1:{port}: Address already in use, " in line
+    assert f"({os.getpid()}) listens there" in line
+    assert "Try cluster.base_port=null for free ports" in line
+    (line,) = found(told, "store")
+    assert f"no answer of http://127.0.0.1:{gone}: Connection refused" in line
+    assert "Try python -m pipeline ui" in line
+    assert found(told, "plan")[0].startswith("fine")
+    assert told.out.rstrip().endswith("2 faults, 0 warnings, 1 fine.")
+
+
+def test_a_name_that_has_no_address_is_a_fault_and_json_says_so(asked):
+    told = asked("doctor", "--json", "--only", "names,cores", "cluster.host=nowhere.invalid")
+    assert (told.code, told.err) == (3, "")
+    said = json.loads(told.out)
+    assert said["code"] == 3
+    wrong = [finding for finding in said["findings"] if finding["severity"] != "fine"]
+    assert [(finding["check"], finding["host"]) for finding in wrong] == [("names", os.uname().nodename)]
+    assert wrong[0]["found"].startswith("nowhere.invalid: ")
+    assert "/etc/hosts" in wrong[0]["remedy"]
+    cores = [finding for finding in said["findings"] if finding["check"] == "cores"]
+    assert cores[0]["figures"]["usable"] == len(os.sched_getaffinity(0))
+
+
+def test_too_few_open_files_and_a_limit_on_their_size_are_found_and_what_allows_more_is_said(tmp_path):
+    told = typed(tmp_path, "--only", "files,disk", RLIMIT_NOFILE=128, RLIMIT_FSIZE=1 << 20)
+    assert told.returncode == 3, told.stderr
+    assert "File too large" in told.stdout
+    assert "128 at once" in told.stdout
+    assert "LimitNOFILE=65536" in told.stdout
+    finding = one(Facts("here", open_files=(128, 8192)), "files")
+    assert (finding.severity, finding.remedy) == (Severity.FAULT, "ulimit -n 4096")
+    assert one(Facts("here", open_files=(512, 512)), "files").severity is Severity.WARNING
+
+
+def test_a_file_system_that_is_full_is_a_fault(tmp_path):
+    if subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+        pytest.skip("Expected to be allowed to mount in a namespace of its own.")
+    (tmp_path / "small").mkdir()
+    full = "mount -t tmpfs -o size=1m none small; head -c 1048576 /dev/zero > small/all"
+    told = typed(tmp_path, "--only", "disk", "output_dir=small", before=full)
+    assert told.returncode == 3, told.stderr
+    (line,) = [line for line in told.stdout.splitlines() if "small: " in line]
+    assert "FAULT  disk" in line
+    assert "small: 0 B free, No space left on device" in line
+    assert "Try making space (du -xh small" in told.stdout
+
+
+def test_a_host_without_the_package_is_named_with_what_its_python_said():
+    absent = ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ)
+    here = asking.here(os.environ)
+    hosts = Helpers({"a": here, "b": absent}, absent={"c": "No route to host."})
+    made = examine(hosts, {"a": Look(()), "b": Look(())}, Expected(), frozenset(["python"]))
+    for line in (here, absent):
+        line.close()
+    by_host = {finding.host: finding for finding in made.findings}
+    assert by_host["a"].severity is Severity.FINE
+    assert by_host["b"].severity is Severity.FAULT
+    assert "No module named" in by_host["b"].found
+    assert by_host["b"].remedy
+    assert (by_host["c"].severity, by_host["c"].found) == (Severity.FAULT, "No route to host.")
+
+
+def test_another_version_than_the_conductor_s_is_found_on_the_host_that_has_it(tmp_path):
+    (tmp_path / "keras-3.14.0.dist-info").mkdir()
+    (tmp_path / "keras-3.14.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: keras\nVersion: 3.14.0\n"
+    )
+    other = asking.here(environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.getcwd()}"))
+    here = asking.here(os.environ)
+    packages = {"keras": ">=3", "numpy": ">=2"}
+    look = Look((), packages=tuple(packages))
+    expected = Expected(packages=packages, versions={name: installed(name) for name in packages}, conductor="a")
+    made = examine(Helpers({"a": here, "b": other}), {"a": look, "b": look}, expected, frozenset(["packages"]))
+    for line in (here, other):
+        line.close()
+    (wrong,) = [finding for finding in made.findings if finding.severity]
+    assert (wrong.host, wrong.severity, wrong.found) == ("b", Severity.FAULT, "keras 3.14.0")
+    assert "as a has" in wrong.expected
+    assert wrong.remedy.startswith("python -m pip install 'keras==3")
+
+
+@pytest.mark.parametrize(
+    ("there", "severity", "words"),
+    [
+        ({"keras": "3.15.1"}, Severity.FINE, "keras 3.15.1"),
+        ({"keras": None}, Severity.FAULT, "keras missing"),
+        ({"keras": "3.14"}, Severity.FAULT, "keras 3.14"),
+        ({"keras": "no version"}, Severity.FAULT, "keras no version"),
+    ],
+)
+def test_packages_that_are_missing_or_of_a_version_that_is_not_taken_are_faults(there, severity, words):
+    finding = one(Facts("here", packages=there), "packages", packages={"keras": ">=3.15,<3.16"})
+    assert (finding.severity, words in finding.found) == (severity, True)
+    assert ("pip install 'keras>=3.15,<3.16'" in finding.remedy) is (severity is Severity.FAULT)
+
+
+def test_a_python_that_is_too_old_or_another_one_is_a_fault():
+    assert one(Facts("here", python="3.9.1"), "python", python=">=3.11").severity is Severity.FAULT
+    finding = one(Facts("here", python="3.12.1"), "python", python=">=3.11", python_version="3.11.7", conductor="a")
+    assert (finding.severity, finding.expected) == (Severity.FAULT, "3.11, as a has")
+
+
+def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    monkeypatch.setitem(verbs.COMMANDS, "doctor", "hydra")
+    monkeypatch.setattr(sys, "argv", ["pipeline", "doctor"])
+    assert verbs.main() == 3
+    assert "Expected Python's module hydra to be installed" in capsys.readouterr().err
+
+
+def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning():
+    line = asking.here(os.environ)
+    ahead = between.clock_of(line, lambda: time.time() - 120)
+    right = between.clock_of(line)
+    line.close()
+    finding = between.judge_clock("b", "a", ahead)
+    assert (finding.severity, finding.found) == (Severity.FAULT, "120.000 s ahead of a")
+    assert "chronyc makestep" in finding.remedy
+    assert between.judge_clock("b", "a", right).severity is Severity.FINE
+    assert between.judge_clock("b", "a", between.Clock(-3.0, 0.1)).severity is Severity.WARNING
+
+
+def fake_smi(folder: Path) -> dict[str, str]:
+    """An environment in which NVIDIA's tool tells of two GPUs."""
+    tool = folder / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho NVIDIA A100; echo NVIDIA A100\n")
+    tool.chmod(0o755)
+    return environment(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_missing(tmp_path, monkeypatch):
+    environ = fake_smi(tmp_path)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    seen = Accelerator(version="2.21.0", cuda="12.5.1", cudnn="9")
+    facts = Facts("here", tensorflow=seen, gpus=gpus(environ, seen, tmp_path))
+    assert facts.gpus is not None
+    assert facts.gpus.visible == ("NVIDIA A100", "NVIDIA A100")
+    if facts.gpus.driver_error is None:
+        pytest.skip("Expected a host without NVIDIA's driver.")
+    finding = one(facts, "gpus")
+    assert finding.severity is Severity.FAULT
+    assert "libcuda.so.1" in finding.found
+    assert "NVIDIA's driver 525.60.13 or later" in finding.remedy
+    # With a driver that works, what else is missing is told.
+    there = Gpus(installed=facts.gpus.installed, visible=facts.gpus.visible, driver="12.4", missing=facts.gpus.missing)
+    finding = one(Facts("here", tensorflow=seen, gpus=there), "gpus")
+    assert "libcudart.so.12 cannot be loaded" in finding.found
+    assert finding.remedy == "python -m pip install 'distributed-keras-pipeline[gpu]'"
+
+
+def test_each_library_is_loaded_for_trial_and_the_one_that_is_missing_named(tmp_path):
+    maths = next(path for path in Path("/").glob("lib/*/libm.so.6"))
+    wanted = libraries.needed("12.5.1", "9")
+    for library in wanted:
+        folder = tmp_path / "nvidia" / library.split(".")[0] / "lib"
+        folder.mkdir(parents=True)
+        if not library.startswith(("libcudnn", "libcufft")):
+            shutil.copy(maths, folder / library)
+    (tmp_path / "nvidia" / "libcufft" / "lib" / "libcufft.so.11").write_text("no library")
+    missing = libraries.missing(wanted, [str(tmp_path)])
+    assert sorted(missing) == ["libcudnn.so.9", "libcufft.so.11"]
+    assert "cannot open shared object file" in missing["libcudnn.so.9"]
+
+
+TWO = ("A100", "A100")
+BUILT = Accelerator(cuda="12.5.1", cudnn="9")
+
+
+@pytest.mark.parametrize(
+    ("there", "seen", "expected", "words", "remedy"),
+    [
+        (Gpus(on_bus=2), BUILT, {}, "2 on the PCI bus, and no driver", "docker run --gpus all"),
+        (Gpus(0, TWO, (), ""), BUILT, {"gpus": 2}, "CUDA_VISIBLE_DEVICES='' hides 2", "unset CUDA_VISIBLE_DEVICES"),
+        (Gpus(0, TWO, TWO), Accelerator(), {}, "built without CUDA", "pip install"),
+        (Gpus(0, TWO, TWO, driver="11.4"), BUILT, {}, "the driver does CUDA 11.4", "525.60.13"),
+        (Gpus(0, TWO, TWO), Accelerator(gpus=TWO, cuda="12"), {"gpus": 4}, "the host has 2", "devices_per_host=2"),
+        (Gpus(), BUILT, {"gpus": 1}, "the host has none", "hardware=auto"),
+        (Gpus(0, TWO, TWO), BUILT, {}, "neither driver nor libraries", "pipeline.worker.tensorflow.seen"),
+    ],
+)
+def test_why_tensorflow_sees_too_few_gpus_is_told(there, seen, expected, words, remedy):
+    finding = one(Facts("here", tensorflow=seen, gpus=there), "gpus", **expected)
+    assert finding.severity is Severity.FAULT
+    assert words in finding.found
+    assert remedy in finding.remedy
+
+
+def test_what_a_host_has_little_of_is_a_warning_and_what_it_lacks_a_fault():
+    gib = 1 << 30
+    assert one(Facts("here", memory=Space(8 * gib, gib)), "memory").severity is Severity.WARNING
+    assert one(Facts("here", memory=Space(8 * gib, gib // 4)), "memory").severity is Severity.FAULT
+    crowded = Facts("here", shm=Space(64 << 20, 64 << 20), gpus=Gpus(0, TWO, TWO))
+    finding = one(crowded, "shm")
+    assert (finding.severity, finding.remedy.startswith("docker run --shm-size=1g,")) == (Severity.WARNING, True)
+    assert one(Facts("here", shm=crowded.shm), "shm").severity is Severity.FINE
+    assert one(Facts("here", cores_usable=1, cores_installed=8), "cores").severity is Severity.WARNING
+    assert one(Facts("here", threads=100), "threads").severity is Severity.WARNING
+    assert not judge("here", Facts("here"), Expected(), frozenset(["threads"]))
+
+
+def test_a_name_that_leads_a_host_back_to_itself_is_a_fault():
+    facts = Facts("b", names=(Name("a", ("127.0.1.1",)), Name("b", ("127.0.1.1",))))
+    findings = judge("b", facts, Expected(others=("a", "b")), ALL)
+    wrong = [finding for finding in findings if finding.severity]
+    assert [finding.found for finding in wrong] == ["a is 127.0.1.1, which is b itself"]
+
+
+def test_a_proxy_that_would_get_in_between_hosts_is_a_warning():
+    finding = one(Facts("here", proxies=("https_proxy",), no_proxy="localhost"), "proxy", others=("a.lan", "b"))
+    assert finding.severity is Severity.WARNING
+    assert finding.remedy == "export no_proxy=localhost,127.0.0.1,a.lan,b"
+    spared = Facts("here", proxies=("https_proxy",), no_proxy="localhost,127.0.0.1,.lan,b")
+    assert one(spared, "proxy", others=("a.lan", "b")).severity is Severity.FINE
+
+
+def test_a_helper_that_says_nothing_in_time_is_given_up():
+    line = ProcessLine(["sleep", "60"], os.environ)
+    with pytest.raises(LineError, match=r"no answer within 0\.2 s"):
+        line.ask({"do": "clock"}, 0.2)
+    line.close()
+    with pytest.raises(LineError, match="No such file"):
+        ProcessLine(["/nowhere/at/all"], os.environ)
+
+
+def test_a_question_that_cannot_be_answered_does_not_end_the_helper():
+    line = asking.here(os.environ)
+    with pytest.raises(LineError, match="Expected a question that is known"):
+        line.ask({"do": "dance"})
+    with pytest.raises(LineError, match="Expected str"):
+        line.ask({"do": "look", "asked": {"packages": [1]}})
+    assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
+    line.close()
+
+
+def test_every_pair_of_hosts_is_measured_once_and_none_twice_in_a_turn():
+    for count in (2, 3, 8, 16):
+        hosts = [f"h{number}" for number in range(count)]
+        made = between.turns(hosts)
+        pairs = [frozenset(pair) for turn in made for pair in turn]
+        assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
+        assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in made)
+    many = [f"h{number}" for number in range(101)]
+    made = between.turns(many)
+    assert sum(map(len, made)) == 101
+    assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in made)
+
+
+def test_two_helpers_measure_the_link_between_them_and_a_stranger_is_hung_up_on():
+    both = {"a": asking.here(os.environ), "b": asking.here(os.environ)}
+    token = "00" * 32
+    port = both["b"].ask({"do": "answer", "host": "127.0.0.1", "token": token})
+    with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+        stranger.sendall(b"x" * 64)
+        stranger.settimeout(10)
+        assert hung_up(stranger)
+    told = both["a"].ask({"do": "measure", "host": "127.0.0.1", "port": port, "token": "11" * 32})
+    assert told["error"]
+    assert not told["trips"]
+    ((_, _, link),) = between.measure_links(both, {"a": "127.0.0.1", "b": "127.0.0.1"})
+    for line in both.values():
+        line.close()
+    assert link.error is None
+    assert [trip.size for trip in link.trips][:2] == [64 << 10, 1 << 20]
+    assert link.gbps > 0.1
+    assert 0 < link.round_trip < 1
+    assert "Gbit/s each way" in between.judge_link("a", "b", link, None).found
+
+
+def test_a_link_that_is_slower_than_the_config_says_is_told():
+    slow = Exchanged(1e-4, (Trip(10**9, 80.0),))
+    assert between.judge_link("a", "b", slow, 10.0).severity is Severity.FAULT
+    finding = between.judge_link("a", "b", slow, None)
+    assert (finding.severity, finding.figures["gbps"]) == (Severity.WARNING, pytest.approx(0.1))
+    assert between.judge_link("a", "b", slow, 0.1).severity is Severity.FINE
+    assert between.judge_link("a", "b", Exchanged(error="refused"), None).severity is Severity.FAULT
+
+
+def hung_up(connected: socket.socket) -> bool:
+    try:
+        return connected.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that wants a login."""
+
+    def do_POST(self) -> None:
+        right = self.headers.get("Authorization") == "Basic YW5uOnNlY3JldA=="
+        self.send_response(200 if right else 401)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_that_wants_a_login_gets_the_environment_s_and_else_is_a_fault():
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    tracking = TrackingConfig(store=Store.server, uri=f"http://127.0.0.1:{server.server_port}")
+    login = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "secret"}
+    right = examined.examine(tracking, Path("outputs"), login, "here")
+    wrong = examined.examine(tracking, Path("outputs"), {}, "here")
+    late = examined.examine(tracking, Path("outputs"), login, "here", lambda: time.time() + 120)
+    server.shutdown()
+    server.server_close()
+    assert right.severity is Severity.FINE
+    assert wrong.severity is Severity.FAULT
+    assert "MLFLOW_TRACKING_USERNAME" in wrong.remedy
+    assert late.severity is Severity.WARNING
+    assert "its clock is +1" in late.found
+
+
+def test_a_store_that_mlflow_has_made_is_fine_and_one_that_is_broken_or_of_another_mlflow_a_fault(tmp_path):
+    def examine_it() -> object:
+        return examined.examine(TrackingConfig(), tmp_path, {}, "here")
+
+    assert examine_it().severity is Severity.FINE
+    store = tmp_path / "mlflow.db"
+    open_client(f"sqlite:///{store}", None)
+    assert (examine_it().severity, "has 0 runs" in examine_it().found) == (Severity.FINE, True)
+    with sqlite3.connect(store) as opened:
+        opened.execute("UPDATE alembic_version SET version_num = 'before'")
+    assert "mlflow db upgrade" in examine_it().remedy
+    store.write_text("spoilt")
+    assert examine_it().severity is Severity.FAULT
+
+
+@pytest.mark.slow
+def test_a_host_that_is_well_is_said_to_be_so(asked):
+    told = asked("doctor", "tracking=none", timeout=300.0)
+    assert told.code in (0, 1), told.out
+    assert {row.split()[1] for row in told.out.splitlines()[:-2]} >= {
+        "python",
+        "packages",
+        "tensorflow",
+        "gpus",
+        "plan",
+    }
+    assert "computes" in found(told, "tensorflow")[0]

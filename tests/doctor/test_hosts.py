@@ -1,0 +1,91 @@
+"""Faults of other hosts: network namespaces that lack the package, have another version, another time, a slow link."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import environment
+from namespaces import Hosts, made
+
+# On the second host an older Keras, and a clock that is two minutes ahead; on the third no package at all.
+PYTHON = """#!/bin/sh
+case "$(ip -brief address)" in
+    *{second}/*) PYTHONPATH={other}:$PYTHONPATH exec {python} "$@" ;;
+    *{third}/*) exec {python} -I -S "$@" ;;
+    *) exec {python} "$@" ;;
+esac
+"""
+AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 120\n"
+
+
+def doctor(hosts: Hosts, folder: Path, *arguments: str) -> tuple[int, list[dict]]:
+    """The exit code, and what was found."""
+    command = [sys.executable, "-m", "pipeline", "doctor", "--json", *hosts.options(), *arguments]
+    told = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=180)
+    assert told.stdout, told.stderr
+    return told.returncode, json.loads(told.stdout)["findings"]
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_each_host_and_the_links_between_them_is_found(tmp_path):
+    (tmp_path / "ssh").mkdir()
+    with made(tmp_path / "ssh", 3) as hosts:
+        first, second, third = hosts.addresses
+        other = tmp_path / "other"
+        (other / "keras-3.14.0.dist-info").mkdir(parents=True)
+        (other / "keras-3.14.0.dist-info" / "METADATA").write_text("Name: keras\nVersion: 3.14.0\n")
+        (other / "sitecustomize.py").write_text(AHEAD)
+        python = tmp_path / "python"
+        python.write_text(PYTHON.format(second=second, third=third, other=other, python=sys.executable))
+        python.chmod(0o755)
+        hosts.limit(2, "100mbit")
+        code, findings = doctor(
+            hosts, tmp_path, "--only", "python,packages,clocks,link,names", f"cluster.options.python={python}",
+            "hardware.link_gbps=1",
+        )  # fmt: skip
+        assert code == 3
+        faults = {
+            (finding["check"], finding["host"]): finding for finding in findings if finding["severity"] == "fault"
+        }
+        assert set(faults) == {
+            ("python", third), ("packages", second), ("clocks", second), ("link", f"{first} - {second}"),
+        }  # fmt: skip
+        assert "No module named" in faults["python", third]["found"]
+        assert faults["packages", second]["found"] == "keras 3.14.0"
+        assert "pip install 'keras>=" in faults["packages", second]["remedy"]
+        assert faults["clocks", second]["figures"]["ahead_seconds"] == pytest.approx(120, abs=5)
+        slow = faults["link", f"{first} - {second}"]
+        assert slow["figures"]["gbps"] < 0.1
+        assert "hardware.link_gbps=0.09" in slow["remedy"]
+        kept = json.loads((tmp_path / "outputs" / "links.json").read_text())["links"]
+        assert [link["hosts"] for link in kept] == [[first, second]]
+
+
+@pytest.mark.slow
+def test_tasks_of_an_environment_are_asked_by_their_agents(tmp_path):
+    (tmp_path / "ssh").mkdir()
+    with made(tmp_path / "ssh", 2) as hosts:
+        tasks = {"worker": [f"{address}:2222" for address in hosts.addresses]}
+        commands = []
+        for index in (1, 0):
+            said = json.dumps({"cluster": tasks, "task": {"type": "worker", "index": index}})
+            home = tmp_path / f"worker{index}"
+            home.mkdir()
+            command = [sys.executable, "-m", "pipeline", "doctor", "cluster=env", "--only", "python,cores,clocks,link"]
+            on = ["ip", "netns", "exec", hosts.space(index + 1), *command]
+            pipe, given = subprocess.PIPE, environment(TF_CONFIG=said)
+            commands.append(subprocess.Popen(on, cwd=home, env=given, stdout=pipe, stderr=pipe, text=True))
+        (_, err), (out, _) = (command.communicate(timeout=180) for command in commands)
+        assert [command.returncode for command in commands] in ([0, 0], [1, 1]), out + err
+        assert "has ended with" in err
+        assert f"{hosts.addresses[0]} - {hosts.addresses[1]}" in out
+        assert [line for line in out.splitlines() if "clocks" in line and hosts.addresses[1] in line]
+        until = time.monotonic() + 10
+        while left := hosts.left():
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+    assert os.path.exists(tmp_path / "worker0" / "outputs" / "links.json")

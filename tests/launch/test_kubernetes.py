@@ -1,0 +1,135 @@
+"""`cluster=kubernetes`: plans printed without a cluster, and runs whose pods are what the manifests say."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import OWN, ROOT, finish, start
+from stand_in.cluster import StandIn
+from stand_in.network import missing
+
+IMAGE = "registry.example/me/pipeline:1"
+HERE = ("cluster=kubernetes", f"cluster.options.image={IMAGE}")
+TWO = (
+    "strategy=multi_worker", "workers=2", "model=mlp", "data=digits", "measure.steps=0", "tracking=none",
+    "train.deterministic=true", "train.steps=1500", "train.steps_per_call=10", "checkpoint.every_steps=50",
+)  # fmt: skip
+needs_namespaces = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A stand-in with a claim, whose folder nobody but pods sees."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with StandIn(tmp_path / "cluster", IMAGE, {"PYTHONPATH": f"{ROOT}:{OWN}"}, claims={"kept": kept}) as made:
+        yield made
+
+
+def printed(out: str) -> list[dict]:
+    """The manifests in what a command has printed."""
+    _, _, text = out.partition("\n# The Secret")
+    return list(yaml.safe_load_all(f"# {text}".partition("\n\n")[0]))
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked, tmp_path, kind):
+    # Whoever imports the client finds none.
+    (tmp_path / "kubernetes").mkdir()
+    (tmp_path / "kubernetes" / "__init__.py").write_text("raise ImportError('there is none')")
+    given = ("mode=plan", "strategy=multi_worker", "workers=4", *HERE, f"cluster.options.kind={kind}")
+    ran = asked(*given, KUBECONFIG=str(tmp_path / "none"))
+    assert ran.code == 0, ran.err
+    made = printed(ran.out)
+    assert [each["kind"] for each in made] == {
+        "jobset": ["NetworkPolicy", "JobSet"],
+        "job": ["NetworkPolicy", "Service", "Job"],
+    }[kind]
+    assert "4 (1 chief, 3 workers) on 4 hosts" in " ".join(ran.out.split())
+
+
+def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
+    ran = asked("strategy=multi_worker", "workers=2", "cluster=kubernetes", "tracking=none")
+    assert ran.code == 2
+    assert "Expected an image that pods run, received none. Try cluster.options.image=..." in " ".join(ran.err.split())
+    (tmp_path / "kubernetes").mkdir()
+    (tmp_path / "kubernetes" / "__init__.py").write_text("raise ImportError('there is none')")
+    ran = asked("strategy=multi_worker", "workers=2", *HERE, "tracking=none")
+    assert ran.code == 2
+    assert "Expected the official client of Kubernetes" in " ".join(ran.err.split())
+    ran = asked("mode=plan", "cluster=kubernetes", "cluster.options.cpus=2")
+    assert (ran.code, "cluster.options.cpu" in ran.err) == (2, True)
+
+
+def weights(folder: Path) -> list[np.ndarray]:
+    import zipfile
+
+    import h5py
+
+    with (
+        zipfile.ZipFile(folder / "model.keras") as model,
+        model.open("model.weights.h5") as file,
+        h5py.File(file) as held,
+    ):
+        found: list[np.ndarray] = []
+        held.visititems(lambda name, each: found.append(each[()]) if isinstance(each, h5py.Dataset) else None)
+        return found
+
+
+def steps(folder: Path) -> int:
+    """The step of the last checkpoint of the run in a folder."""
+    lines = [line for log in folder.glob("outputs/runs/*/events.jsonl") for line in log.read_text().splitlines()]
+    return max((json.loads(line).get("step") or 0 for line in lines if '"checkpoint"' in line), default=0)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of_a_run_on_this_machine(
+    cluster, pipeline, tmp_path
+):
+    alone = pipeline(*TWO)
+    assert alone.code == 0, alone.err
+    kept = tmp_path / "alone"
+    shutil.move(alone.run_folders[0], kept)
+    command = start(tmp_path, *TWO, *HERE, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: steps(tmp_path) >= 200 or command.poll() is not None, 180.0)
+    (chief,), (worker,) = cluster.running("chief"), cluster.running("worker")
+    cluster.kubelet.kill(worker)
+    cluster.kubelet.evict(chief)
+    ran = finish(command, tmp_path, time.monotonic(), 240.0)
+    assert ran.code == 0, ran.out + ran.err + cluster.describe()
+    (folder,) = ran.run_folders
+    then, now = (json.loads((each / "result.json").read_text()) for each in (kept, folder))
+    assert (now["loss"], now["val_loss"], now["metrics"]) == (then["loss"], then["val_loss"], then["metrics"])
+    assert all(np.array_equal(*pair) for pair in zip(weights(kept), weights(folder), strict=True))
+    assert now["restarts"] == 1
+    assert "was evicted (The node was low on resource: memory)" in " ".join(ran.out.split())
+    # Logs of both are here, and nothing is left there, but what the claim keeps.
+    assert {log.name for log in folder.glob("point-*.log")} == {"point-0.log", "point-1.log"}
+    cluster.wait(
+        lambda: not any(map(cluster.objects.all, ("jobsets", "jobs", "pods", "services", "secrets", "networkpolicies")))
+    )
+    assert list((tmp_path / "kept").glob("pipeline/*/checkpoints"))
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_job_whose_pods_dial_trains_with_parameter_servers_and_ctrl_c_deletes_all(cluster, tmp_path):
+    given = (
+        "strategy=parameter_server", "workers=2", "model=mlp", "data=digits", "measure.steps=0", "tracking=none", *HERE,
+        "cluster.options.kind=job", f"cluster.options.conductor={cluster.network.address}", "train.steps=100000",
+        "checkpoint.every_steps=100",
+    )  # fmt: skip
+    command = start(tmp_path, *given, KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: steps(tmp_path) >= 100 or command.poll() is not None, 180.0)
+    assert len(cluster.running()) == 4, cluster.describe()
+    os.kill(command.pid, signal.SIGINT)
+    ran = finish(command, tmp_path, time.monotonic(), 60.0)
+    assert ran.code == 130, ran.out + ran.err
+    cluster.wait(lambda: not any(map(cluster.objects.all, ("jobs", "pods", "services", "secrets", "networkpolicies"))))

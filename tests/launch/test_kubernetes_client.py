@@ -1,0 +1,204 @@
+"""What the API server's answers become: pods in words, refusals in a sentence. The server is the tests' stand-in."""
+
+import dataclasses
+import os
+import time
+
+import pytest
+from conftest import with_
+from kubernetes import client
+from stand_in.cluster import StandIn
+from test_kubernetes_manifest import planned
+
+from pipeline.config.schema import ClusterConfig
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.kubernetes.client import Client
+from pipeline.launch.kubernetes.cluster import KubernetesCluster
+from pipeline.launch.kubernetes.following import Follower
+from pipeline.launch.kubernetes.manifest import Made, hosts_of, manifests, shape_of
+from pipeline.launch.kubernetes.options import Options
+from pipeline.launch.kubernetes.pods import state_of
+from pipeline.record.events import Warned
+
+IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"
+PLAN = planned()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A stand-in that starts no process: its one image is another."""
+    with StandIn(tmp_path / "cluster", "none") as made:
+        monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
+        yield made
+
+
+def make(name: str = "mine", **options) -> tuple[Client, Options]:
+    given = Options(**{"image": IMAGE, "name": name, **options})
+    made = Client(given, os.environ)
+    made.create(manifests(shape_of(PLAN), Made(name, given, PLAN.launch)), TOKEN)
+    return made, given
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_what_is_made_goes_with_its_jobset_or_job(cluster, kind):
+    made, _ = make(kind=kind)
+    cluster.wait(lambda: len(made.pods("mine")) == 2)
+    assert {pod.host for pod in made.pods("mine")} == set(hosts_of(shape_of(PLAN), "mine", kind))
+    (secret,) = cluster.objects.all("secrets")
+    assert (secret["metadata"]["name"], secret["metadata"]["namespace"]) == ("mine-token", "training")
+    assert cluster.objects.all("services")[0]["metadata"]["name"] == "mine"
+    top = {"jobset": "JobSet", "job": "Job"}[kind]
+    assert made.failed(top, "mine") is None
+    made.delete(top, "mine")
+    cluster.wait(
+        lambda: not any(map(cluster.objects.all, ("jobsets", "jobs", "pods", "services", "secrets", "networkpolicies")))
+    )
+    assert made.failed(top, "mine") == "it was deleted"
+    made.delete(top, "mine")
+
+
+@pytest.mark.parametrize(
+    ("options", "node", "words"),
+    [
+        ({}, {}, r"Expected mine-chief-0-0 to run, received: its image registry.example/pipeline:1 cannot be "
+                 r"pulled \(ImagePullBackOff: .*not found\). Try cluster.options.image, and cluster"),
+        ({"secrets": ("absent",)}, {"images": {IMAGE}}, 'CreateContainerConfigError: secret "absent" not found.*'
+                                                        "Try cluster.options.secrets that are there"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, options, node, words):
+    for key, value in node.items():
+        setattr(cluster.kubelet.node, key, value)
+    made, _ = make(**options)
+    follower = Follower(made, "JobSet", "mine")
+    hosts = hosts_of(shape_of(PLAN), "mine", "jobset")
+    try:
+        with pytest.raises(LaunchError, match=words):
+            cluster.wait(lambda: follower.check(hosts, hosts), 20.0)
+    finally:
+        follower.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cpu": 99}, "Insufficient cpu"),
+        ({"gpus": 1}, "Insufficient nvidia.com/gpu"),
+        ({"claim": "absent"}, 'persistentvolumeclaim "absent" not found'),
+        ({"node_selector": {"disk": "ssd"}}, "didn't match Pod's node affinity/selector"),
+    ],
+)
+def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(cluster, options, words):
+    made, _ = make(**options)
+    hosts = hosts_of(shape_of(PLAN), "mine", "jobset")
+    follower = Follower(made, "JobSet", "mine")
+    try:
+        said = cluster.wait(lambda: words in follower.waits_for(hosts) and follower.waits_for(hosts), 20.0)
+        assert said.startswith(
+            "mine-chief-0-0, mine-worker-0-0: no node takes it (Unschedulable: 0/1 nodes are available"
+        )
+        follower.check(hosts, hosts)
+    finally:
+        follower.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "words"),
+    [
+        ({"forbidden": {("create", "secrets")}}, {}, "Expected the Kubernetes cluster to make a Secret in namespace "
+         "training, received: User .ann. cannot create resource .secrets. .*Try a role that may make a Secret"),
+        ({"forbidden": {("create", "jobsets")}}, {}, "to make a JobSet.*Try a role"),
+        ({"forbidden": {("create", "networkpolicies")}}, {}, "NetworkPolicy.*Try cluster.options.network_policy=false"),
+        ({"unknown": {"jobsets"}}, {}, "received: an answer that it knows none. Try cluster.options.kind=job, or"),
+        ({"token": "another"}, {}, "received: Unauthorized. Try kubectl get pods"),
+        ({}, {"namespace": "nowhere"}, "namespace nowhere, received: namespaces .nowhere. not found.*that is there"),
+        ({}, {"context": "nowhere"}, "Expected a kubeconfig that says where.*Try KUBECONFIG=FILE, cluster"),
+    ],
+)  # fmt: skip
+def test_what_the_api_server_refuses_is_a_sentence_with_what_to_do(cluster, spoil, options, words):
+    for key, value in spoil.items():
+        setattr(cluster.api, key, value)
+    with pytest.raises(LaunchError, match=words):
+        make(**options)
+    # What was made before is not left there.
+    cluster.wait(
+        lambda: not any(map(cluster.objects.all, ("jobsets", "jobs", "pods", "services", "secrets", "networkpolicies")))
+    )
+
+
+def test_a_name_that_is_taken_is_refused_and_no_server_is_told_of(cluster):
+    make()
+    with pytest.raises(LaunchError, match=r"already exists.* Try another cluster.options.name, or null"):
+        make()
+    cluster.api.close()
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"Expected the Kubernetes cluster to make a JobSet.*Try kubectl get pods"):
+        make("other")
+    assert time.monotonic() - began < 20.0
+
+
+def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_makes_its_own(cluster, tmp_path):
+    make("earlier")
+    make("anothers")
+    (tmp_path / "kubernetes").write_text("JobSet earlier\n")
+    config = ClusterConfig("kubernetes", options={"image": IMAGE, "name": "mine"})
+    mine = KubernetesCluster(config, os.environ)
+    job = mine.start(PLAN, "point", tmp_path)
+    names = {made["metadata"]["name"] for made in cluster.objects.all("jobsets")}
+    assert names == {"anothers", "mine"}
+    said = cluster.wait(lambda: [event.text for event in job.events(0.1) if isinstance(event, Warned)], 10.0)
+    assert "The pods of earlier, which an earlier command had left, were deleted." in said
+    job.stop(0.0)
+    mine.close(1)
+    cluster.wait(lambda: [made["metadata"]["name"] for made in cluster.objects.all("jobs")] == [
+        "anothers-chief-0", "anothers-worker-0",
+    ])  # fmt: skip
+
+
+def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
+    made, _ = make()
+    (pod, _) = cluster.wait(lambda: len(made.pods("mine")) == 2 and made.pods("mine"))
+    cluster.api.forbidden.add(("get", "pods/portforward"))
+    with pytest.raises(OSError, match=r"Expected a role that may get and create pods/portforward .*conductor=HOST"):
+        made.forward(pod.name, 2221)
+    cluster.api.forbidden.clear()
+    # One whose pod does not run yet is tried again.
+    with pytest.raises(OSError, match="there is no way to its agent"):
+        made.forward(pod.name, 2221)
+
+
+def test_a_conductor_that_is_to_leave_wants_an_address_that_pods_dial(tmp_path):
+    config = ClusterConfig("kubernetes", options={"image": IMAGE})
+    with pytest.raises(LaunchError, match=r"Try cluster\.options\.conductor=HOST:PORT"):
+        KubernetesCluster(config, os.environ).start(with_(PLAN, "launch", detach=True), "point", tmp_path)
+
+
+def test_no_kubeconfig_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(LaunchError, match=r"Expected a kubeconfig .*Try KUBECONFIG=FILE"):
+        Client(Options(), os.environ)
+
+
+def ended(**status) -> client.V1Pod:
+    """A pod that has failed, as the official client has it."""
+    return client.V1Pod(
+        metadata=client.V1ObjectMeta(name="mine-0-x", uid="1"),
+        spec=client.V1PodSpec(containers=[], hostname="mine-0"),
+        status=client.V1PodStatus(phase="Failed", **status),
+    )
+
+
+def test_how_a_pod_has_ended_is_said_by_its_reason():
+    def terminated(code, reason):
+        state = client.V1ContainerState(terminated=client.V1ContainerStateTerminated(exit_code=code, reason=reason))
+        return [client.V1ContainerStatus(name="a", image="i", image_id="", ready=False, restart_count=0, state=state)]
+
+    evicted = ended(reason="Evicted", message="The node was low on resource: memory. ")
+    assert state_of(evicted).words == "was evicted (The node was low on resource: memory)"
+    assert state_of(ended(container_statuses=terminated(137, "OOMKilled"))).instead == "more cluster.options.memory"
+    assert state_of(ended(container_statuses=terminated(3, "Error"))).words == "ended with exit code 3"
+    gone = [
+        client.V1PodCondition(type="DisruptionTarget", status="True", reason="PreemptionByScheduler", message="by b")
+    ]
+    assert state_of(ended(conditions=gone)).words == "was taken away (PreemptionByScheduler: by b)"
+    assert dataclasses.replace(state_of(evicted), words="").ended

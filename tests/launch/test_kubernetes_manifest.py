@@ -1,0 +1,275 @@
+"""What cluster=kubernetes would make, held against the published schemas, and what it says of each wrong option."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from test_plan import config
+
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.kubernetes.manifest import Made, addresses_of, hosts_of, manifests, pods_of, shape_of, to_yaml
+from pipeline.launch.kubernetes.options import RULES, Options, options_of
+from pipeline.plan.machine import Machine
+from pipeline.plan.plan import Plan
+from pipeline.plan.planning import baseline_of, make
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "cluster" / "kubernetes.yaml"
+# The oldest that a cluster may well have, and the newest that schemas are there for.
+VERSIONS = ("1.29", "1.37")
+# Every option set to something, none of it what it is by itself.
+EVERY = {
+    "image": "registry.example:5000/me/pipeline:1@sha256:" + "0" * 64, "name": "mine", "namespace": "training",
+    "cpu": 3, "memory": "7Gi", "gpus": 2, "gpu_resource": "amd.com/gpu", "shm": "2Gi", "claim": "kept",
+    "claim_path": "/mnt/kept", "workdir": "/app", "user": 4321, "secrets": ["s3"], "env": {"LEVEL": 2, "TEXT": "a: b"},
+    "mlflow": "https://mlflow.example/x", "image_pull_policy": "Always", "image_pull_secrets": ["pull"],
+    "node_selector": {"disk": "ssd"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priority_class": "low",
+    "labels": {"kueue.x-k8s.io/queue-name": "ours"}, "annotations": {"note": "two\nlines"},
+    "network_policy": True, "port": 5000, "ttl": 60,
+}  # fmt: skip
+
+
+def planned(strategy: str = "multi_worker", workers: int = 2, cores: int = 1, gpus: int = 0) -> Plan:
+    hosts = 1 if strategy == "mirrored" else workers // (gpus or cores)
+    pod = Machine(
+        "pod", tuple(range(workers if strategy == "mirrored" else cores)), 4.0, "", ("GPU",) * gpus, hosts=hosts
+    )
+    return make(config(strategy, "auto", workers, hardware__hosts=hosts), pod)
+
+
+def made(plan: Plan, dialled: str | None = None, **options: Any) -> list[dict[str, Any]]:
+    """What would be made, as one who reads the YAML sees it."""
+    given = options_of({"name": "mine", "image": "here/pipeline:1", **options})
+    wanted = Made("mine", given, plan.launch, dialled=dialled)
+    return list(yaml.safe_load_all(to_yaml(manifests(shape_of(plan), wanted))))
+
+
+def containers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [spec["containers"][0] for spec in pod_specs(objects)]
+
+
+def pod_specs(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    jobs = [each["template"] for each in objects[-1]["spec"].get("replicatedJobs", [{"template": objects[-1]}])]
+    return [job["spec"]["template"]["spec"] for job in jobs]
+
+
+def validated(objects: list[dict[str, Any]]) -> None:
+    for one in objects:
+        if one["kind"] == "JobSet":
+            # Its models know what a JobSet has; what they do not know is not in what they give back.
+            assert JobsetV1alpha2JobSet.from_dict(one).to_dict() == one
+            jobs = [each["template"] | {"metadata": {"name": each["name"]}} for each in one["spec"]["replicatedJobs"]]
+            one_each = [{"apiVersion": "batch/v1", "kind": "Job"} | job for job in jobs]
+        else:
+            one_each = [one]
+        for job in one_each:
+            for version in VERSIONS:
+                kubernetes_validate.validate(job, version, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+@pytest.mark.parametrize("options", [{}, EVERY], ids=["usual", "every"])
+@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server", "mirrored"])
+def test_what_is_made_is_what_the_published_schemas_allow(kind, options, strategy):
+    validated(made(planned(strategy), **options | {"kind": kind}))
+
+
+def test_a_key_that_no_schema_knows_does_not_pass_here():
+    for kind, inside in (("jobset", ["spec", "replicatedJobs", 0, "template", "spec"]), ("job", ["spec"])):
+        objects = made(planned(), kind=kind)
+        part = objects[-1]
+        for key in inside:
+            part = part[key]
+        part["completion"] = 1
+        with pytest.raises((kubernetes_validate.ValidationError, AssertionError)):
+            validated(objects)
+
+
+def test_a_pod_is_a_host_and_names_are_those_that_the_headless_service_gives():
+    plan = planned("multi_worker", 4, cores=2)
+    assert addresses_of(plan, pods_of(plan, shape_of(plan), "mine", "jobset"), "mine", 2222) == [
+        "mine-chief-0-0.mine:2222", "mine-worker-0-0.mine:2222",
+    ]  # fmt: skip
+    plan = planned("parameter_server", 2)
+    assert [role.role for role in plan.processes] == ["coordinator", "worker", "worker", "parameter server"]
+    hosts = ["mine-chief-0-0", "mine-worker-0-0", "mine-worker-0-1", "mine-ps-0-0"]
+    assert [pod.host for pod in pods_of(plan, shape_of(plan), "mine", "jobset")] == hosts
+    assert list(hosts_of(shape_of(plan), "mine", "jobset")) == hosts
+    # An Indexed Job has them in one row.
+    assert list(hosts_of(shape_of(plan), "mine", "job")) == ["mine-0", "mine-1", "mine-2", "mine-3"]
+
+
+def test_a_replicated_job_for_each_kind_has_as_many_pods_as_the_plan_has_hosts():
+    plan = planned("parameter_server", 8)
+    policy, jobset = made(plan)
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
+    counts = {job["name"]: job["template"]["spec"]["completions"] for job in jobset["spec"]["replicatedJobs"]}
+    assert counts == {"chief": 1, "worker": 8, "ps": 2}
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == plan.launch.max_restarts
+    assert jobset["spec"]["network"]["publishNotReadyAddresses"] is True
+    _, service, job = made(plan, kind="job")
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 11
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_fewer_workers_are_laid_over_pods_that_are_left():
+    shape, fewer = shape_of(planned("multi_worker", 3)), planned("multi_worker", 2)
+    left = [("chief", 0), ("worker", 1), ("worker", 0)]
+    pods = pods_of(fewer, shape, "mine", "jobset", left)
+    assert [(pod.host, pod.ranks) for pod in pods] == [("mine-chief-0-0", (0,)), ("mine-worker-0-1", (1,))]
+
+
+def test_several_processes_of_a_pod_have_a_port_each():
+    each = config("multi_worker", "auto", 4, strategy__devices_per_process=1, hardware__hosts=2)
+    plan = make(each, Machine("pod", (0, 1), 4.0, "", hosts=2))
+    chief, worker = "mine-chief-0-0.mine", "mine-worker-0-0.mine"
+    expected = [f"{chief}:2222", f"{chief}:2223", f"{worker}:2222", f"{worker}:2223"]
+    assert addresses_of(plan, pods_of(plan, shape_of(plan), "mine", "jobset"), "mine", 2222) == expected
+
+
+def test_the_baseline_runs_where_a_worker_does():
+    for strategy, host in (("multi_worker", "mine-chief-0-0"), ("parameter_server", "mine-worker-0-0")):
+        plan = planned(strategy)
+        baseline = baseline_of(plan, Machine("pod", (0,), 4.0, ""))
+        assert shape_of(plan).holds(shape_of(baseline))
+        assert [pod.host for pod in pods_of(baseline, shape_of(plan), "mine", "jobset")] == [host]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_pods_have_no_rights_that_they_do_not_need(kind):
+    for spec in pod_specs(made(planned("parameter_server"), kind=kind, claim="kept")):
+        assert spec["automountServiceAccountToken"] is False
+        assert "serviceAccountName" not in spec
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
+        # All that can be written to is a volume, and the token is not.
+        assert [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")] == [
+            "/tmp", "/dev/shm", "/data",
+        ]  # fmt: skip
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_no_image_and_no_host_is_named_that_the_config_does_not_name_and_nothing_secret_is_held(kind):
+    plan, given = planned("parameter_server"), EVERY | {"kind": kind}
+    text = to_yaml(made(plan, "conductor.example:4444", **given))
+    known = [*map(str, given.values()), "conductor.example", "pipeline"]
+    assert {container["image"] for container in containers(made(plan, **given))} == {given["image"]}
+    # Whatever looks like a host with a domain is of the config, or the name of an API.
+    apis = ("jobset.x-k8s.io", "app.kubernetes.io", "networking.k8s.io")
+    for host in re.findall(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?=[:/])", text):
+        assert host in apis or any(host in word for word in known), host
+    assert "kind: Secret" not in text
+    assert not re.search(r"^\s*(data|stringData):", text, re.M)
+    for container in containers(made(plan, **given)):
+        assert not [variable for variable in container["env"] if "TOKEN" in variable["name"]]
+        assert "--token-file=/run/pipeline/token" in container["args"]
+
+
+def test_what_options_say_is_where_it_belongs():
+    *_, jobset = objects = made(planned(gpus=2, cores=3, workers=4), **EVERY)
+    assert (jobset["metadata"]["namespace"], jobset["spec"]["ttlSecondsAfterFinished"]) == ("training", 60)
+    assert jobset["metadata"]["annotations"] == {"note": "two\nlines"}
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "ours"
+    for spec, container in zip(pod_specs(objects), containers(objects), strict=True):
+        assert container["resources"]["limits"] == {"cpu": "3", "memory": "7Gi", "amd.com/gpu": "2"}
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        environ = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert (environ["LEVEL"], environ["TEXT"]) == ("2", "a: b")
+        assert environ["MLFLOW_TRACKING_URI"] == "https://mlflow.example/x"
+        assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        assert (container["workingDir"], container["imagePullPolicy"]) == ("/app", "Always")
+        assert spec["imagePullSecrets"] == [{"name": "pull"}]
+        assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"disk": "ssd"}, "low")
+        assert {"name": "data", "persistentVolumeClaim": {"claimName": "kept"}} in spec["volumes"]
+        assert {"name": "data", "mountPath": "/mnt/kept"} in container["volumeMounts"]
+
+
+def test_only_pods_that_train_have_gpus():
+    *_, jobset = made(planned("parameter_server", 2, gpus=1), gpus=1)
+    asked = {
+        job["name"]: "nvidia.com/gpu" in container["resources"]["limits"]
+        for job, container in zip(jobset["spec"]["replicatedJobs"], containers([jobset]), strict=True)
+    }
+    assert asked == {"chief": False, "worker": True, "ps": False}
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "gpus", "strategy", "hosts"),
+    [
+        (4, 1, 0, "multi_worker", 4), (4, 2, 0, "multi_worker", 2), (3, 2, 0, "multi_worker", 3),
+        (8, 4, 2, "multi_worker", 4), (2, 2, 0, "mirrored", 1), (3, 1, 0, "parameter_server", 3),
+        (65_536, 1, 0, "multi_worker", 65_536),
+    ],
+)  # fmt: skip
+def test_as_many_pods_are_laid_over_as_the_workers_divide_evenly_over(workers, cores, gpus, strategy, hosts):
+    pod = Machine("pod", tuple(range(cores)), 4.0, "", ("GPU",) * gpus, grows=True)
+    plan = make(config(strategy, "auto", workers, hardware__hosts=None), pod)
+    assert 1 + max(process.host for process in plan.processes) == hosts
+    assert plan.workers == workers
+    assert not plan.hardware.rehearsal
+
+
+def test_thousands_of_pods_are_no_longer_than_two():
+    pods, few = (len(to_yaml(made(planned("multi_worker", count)))) for count in (4096, 2))
+    assert pods - few < 50
+
+
+def test_the_file_of_options_names_each_with_what_it_means_and_all_are_as_the_program_has_them():
+    text = CONF.read_text()
+    given = yaml.safe_load(text)["options"]
+    assert list(given) == [field.name for field in dataclasses.fields(Options)]
+    usual = {name: getattr(Options(), name) for name in given}
+    assert {name: usual[name] if value in ({}, []) else value for name, value in given.items()} == usual
+    for name in given:
+        assert re.search(rf"^  {name}: .* # \S", text, re.M), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("image", "two words", "Expected cluster.options.image to be an image's name, received two words. Try"),
+        ("kind", "pod", "to be jobset or job, received pod. Try cluster.options.kind=jobset."),
+        ("name", "Mine_1", "small letters, digits and '-'"),
+        ("namespace", "a b", "a namespace's name"),
+        ("cpu", 0, "whole cores of a pod, from 1, received 0. Try cluster.options.cpu=2."),
+        ("cpu", "two", "whole cores"),
+        ("cpu", None, "received nothing"),
+        ("memory", "4 GB", "a quantity as 4Gi or 500Mi, received 4 GB. Try cluster.options.memory=4Gi."),
+        ("memory", "0", "a quantity"),
+        ("gpus", True, "a pod's GPUs"),
+        ("user", 0, "not root's, received 0. Try cluster.options.user=1000."),
+        ("claim_path", "/../etc", "a folder of the pods"),
+        ("secrets", "mine", r"names of Secrets, received mine. Try cluster.options.secrets=\[mine\]."),
+        ("env", {"A B": "c"}, "variables with a value each"),
+        ("mlflow", "http://ann:secret@there", "without a password"),
+        ("conductor", "a b:1", "HOST or HOST:PORT"),
+        ("conductor", "host:70000", "HOST or HOST:PORT"),
+        ("port", 80, "a port from 1024"),
+        ("timeout", -1, "seconds above 0"),
+        ("imgae", "x", r"received imgae. Try cluster.options.image=\.\.\."),
+    ],
+)
+def test_an_option_that_is_none_is_refused_in_one_sentence(name, value, words):
+    with pytest.raises(LaunchError, match=words) as refused:
+        options_of({name: value})
+    assert "Expected" in str(refused.value)
+    assert "Try" in str(refused.value)
+
+
+def test_what_each_rule_offers_to_type_is_right():
+    for name, rule in RULES.items():
+        value = yaml.safe_load(rule.example)
+        assert rule.holds(value) or (value is None and getattr(Options(), name) is None), name

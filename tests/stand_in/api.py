@@ -1,0 +1,191 @@
+"""What the official client speaks: HTTP with JSON, as the API server of Kubernetes answers it."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import kubernetes_validate
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+from stand_in.controllers import JOBS, JOBSETS, PODS, SERVICES
+from stand_in.forwarding import forward
+from stand_in.kubelet import Kubelet
+from stand_in.network import dial
+from stand_in.objects import Made, Objects, now, selected
+
+VERSION = "1.37"
+SECRETS, EVENTS, POLICIES = "secrets", "events", "networkpolicies"
+GROUPS = {
+    "/api/v1": (PODS, SERVICES, SECRETS, EVENTS),
+    "/apis/batch/v1": (JOBS,),
+    "/apis/networking.k8s.io/v1": (POLICIES,),
+    "/apis/jobset.x-k8s.io/v1alpha2": (JOBSETS,),
+}  # fmt: skip
+LISTS = {PODS: "PodList", SERVICES: "ServiceList", SECRETS: "SecretList", EVENTS: "EventList", JOBS: "JobList"}
+
+
+class Refusal(Exception):
+    """What is answered in place of what was asked for: a code, a reason as Kubernetes has it, and a message."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason = code, reason
+
+
+class Api:
+    """The server. It refuses who does not have `token`, verbs on kinds in `forbidden`, and JobSets where unknown."""
+
+    def __init__(self, objects: Objects, kubelet: Kubelet, token: str, jobsets: bool = True) -> None:
+        self.objects, self.kubelet, self.token = objects, kubelet, token
+        self.namespaces = {"default", "training"}
+        self.forbidden = set[tuple[str, str]]()
+        self.unknown = set[str]() if jobsets else {JOBSETS}
+        # Every request: verb, kind, name.
+        self.asked: list[tuple[str, str, str]] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nobody reads it."""
+
+            def do_GET(self) -> None:
+                self._answer(api.get)
+
+            def do_POST(self) -> None:
+                self._answer(api.post)
+
+            def do_DELETE(self) -> None:
+                self._answer(api.delete)
+
+            def _answer(self, do: Callable[..., Any]) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(size)) if size else {}
+                try:
+                    answer, code = do(self, _Asked(self, body, api)), 201 if self.command == "POST" else 200
+                except Refusal as refused:
+                    answer, code = _status(refused), refused.code
+                if answer is None:
+                    self.close_connection = True
+                    return
+                text = isinstance(answer, str)
+                data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+                with contextlib.suppress(ConnectionError):
+                    self.send_response(code)
+                    self.send_header("Content-Type", "text/plain" if text else "application/json")
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        """Ends it."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def get(self, request: BaseHTTPRequestHandler, asked: "_Asked") -> Any:
+        """One object, those of a kind, a pod's log, or a way into a pod."""
+        if not asked.name:
+            return self._list(asked)
+        made = self._found(asked)
+        if asked.part == "log":
+            return self.kubelet.log(made)
+        if asked.part == "portforward":
+            running = self.kubelet.running.get(made["metadata"]["uid"])
+            if running is None:
+                raise Refusal(400, "BadRequest", f"pod {asked.name} is not running")
+            port = int(asked.query["ports"])
+            return forward(request, port, lambda number: dial(running.namespace, number))
+        return made
+
+    def post(self, request: BaseHTTPRequestHandler, asked: "_Asked") -> Any:
+        """Makes an object, if its manifest is right."""
+        made = asked.body
+        _validate(asked.kind, made)
+        try:
+            return self.objects.create(asked.kind, asked.namespace, made)
+        except KeyError as error:
+            raise Refusal(409, "AlreadyExists", f"{asked.kind} {error} already exists") from error
+
+    def delete(self, request: BaseHTTPRequestHandler, asked: "_Asked") -> Any:
+        """Removes an object, and with it what it owns; a pod once its process has ended."""
+        with self.objects.lock:
+            made = self._found(asked)
+            if asked.kind == PODS:
+                made["metadata"].setdefault("deletionTimestamp", now())
+            else:
+                self.objects.remove(asked.kind, made)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+    def _found(self, asked: "_Asked") -> Made:
+        made = self.objects.get(asked.kind, asked.namespace, asked.name)
+        if made is None:
+            raise Refusal(404, "NotFound", f'{asked.kind} "{asked.name}" not found')
+        return made
+
+    def _list(self, asked: "_Asked") -> Any:
+        labels, fields = asked.query.get("labelSelector", ""), asked.query.get("fieldSelector", "")
+        with self.objects.lock:
+            found = [made for made in self.objects.all(asked.kind, asked.namespace) if selected(made, labels, fields)]
+            return json.loads(
+                json.dumps({"kind": LISTS.get(asked.kind, "List"), "apiVersion": "v1", "metadata": {}, "items": found})
+            )
+
+
+class _Asked:
+    """A request: what it does to which kind, in which namespace, to which object, and to which part of it."""
+
+    def __init__(self, request: BaseHTTPRequestHandler, body: Made, api: Api) -> None:
+        url = urlparse(request.path)
+        self.body, self.query = body, {name: values[0] for name, values in parse_qs(url.query).items()}
+        if request.headers.get("Authorization") != f"Bearer {api.token}":
+            raise Refusal(401, "Unauthorized", "Unauthorized")
+        group = next((group for group in GROUPS if url.path.startswith(f"{group}/namespaces/")), "")
+        parts = url.path.removeprefix(f"{group}/namespaces/").split("/")
+        if not group or len(parts) < 2 or parts[1] not in GROUPS[group] or parts[1] in api.unknown:
+            raise Refusal(404, "NotFound", "the server could not find the requested resource")
+        self.namespace, self.kind, self.name, self.part = (*parts, "", "")[:4]
+        verb = {"GET": "get" if self.name else "list", "POST": "create", "DELETE": "delete"}[request.command]
+        api.asked.append((verb, f"{self.kind}/{self.part}" if self.part else self.kind, self.name))
+        if (verb, self.kind) in api.forbidden or (verb, f"{self.kind}/{self.part}") in api.forbidden:
+            raise Refusal(
+                403, "Forbidden", f'User "ann" cannot {verb} resource "{self.kind}" in the namespace "{self.namespace}"'
+            )
+        if self.namespace not in api.namespaces and verb == "create":
+            raise Refusal(404, "NotFound", f'namespaces "{self.namespace}" not found')
+
+
+def _validate(kind: str, made: Made) -> None:
+    """Refuses what the published schemas do not know."""
+    try:
+        if kind == JOBSETS:
+            understood = JobsetV1alpha2JobSet.from_dict(made)
+            assert understood is not None
+            assert understood.to_dict() == made, "unknown fields"
+            for replicated in made["spec"]["replicatedJobs"]:
+                job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **replicated["template"]}
+                kubernetes_validate.validate(job, VERSION, strict=True)
+        else:
+            kubernetes_validate.validate(made, VERSION, strict=True)
+    except (AssertionError, ValueError, kubernetes_validate.ValidationError) as error:
+        raise Refusal(422, "Invalid", f"{kind} is invalid: {error}") from error
+
+
+def _status(refused: Refusal) -> Any:
+    return {
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": str(refused),
+        "reason": refused.reason, "code": refused.code,
+    }  # fmt: skip

@@ -1,0 +1,196 @@
+"""Make jobs and a headless Service of a JobSet, pods of a job, and make anew what failed, as their manifests say.
+
+Sources: the API reference of Kubernetes (Job v1: completionMode, backoffLimit, podFailurePolicy) and that of JobSet.
+"""
+
+import copy
+import time
+from random import choices
+from string import ascii_lowercase
+from typing import Any
+
+from stand_in.objects import Made, Objects, condition, has, now, owned_by, owners
+
+JOBSETS, JOBS, PODS, SERVICES = "jobsets", "jobs", "pods", "services"
+JOBSET = "jobset.sigs.k8s.io"
+ENDED = ("Succeeded", "Failed")
+
+
+class Controllers:
+    """Looks at all jobsets and jobs, and takes a step towards what they want. `backoff`: seconds before another pod."""
+
+    def __init__(self, objects: Objects, backoff: float = 0.5) -> None:
+        self._objects, self._backoff = objects, backoff
+        self._ended_at: dict[str, float] = {}
+
+    def step(self) -> None:
+        """Does what there is to do now."""
+        with self._objects.lock:
+            for jobset in self._objects.all(JOBSETS):
+                self._jobset(jobset)
+            for job in self._objects.all(JOBS):
+                self._job(job)
+            for kind, orphan in list(self._objects.orphans()):
+                self._delete(kind, orphan)
+
+    def _delete(self, kind: str, made: Made) -> None:
+        """Removes an object; a pod is left to who runs it, which ends it first."""
+        if kind == PODS:
+            made["metadata"].setdefault("deletionTimestamp", now())
+        else:
+            self._objects.remove(kind, made)
+
+    def _jobset(self, jobset: Made) -> None:
+        name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
+        status, spec = jobset["status"], jobset["spec"]
+        if has(jobset, "Completed", "Failed"):
+            return self._expire(JOBSETS, jobset)
+        network = spec.get("network", {})
+        subdomain = network.get("subdomain", name)
+        if network.get("enableDNSHostnames", True) and not self._objects.get(SERVICES, namespace, subdomain):
+            service = {
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": subdomain, "ownerReferences": owned_by(jobset)},
+                "spec": {
+                    "clusterIP": "None", "selector": {f"{JOBSET}/jobset-name": name},
+                    "publishNotReadyAddresses": network.get("publishNotReadyAddresses", True),
+                },
+            }  # fmt: skip
+            self._objects.create(SERVICES, namespace, service)
+        jobs = self._objects.owned(jobset, JOBS)
+        restarts = status.setdefault("restarts", 0)
+        stale = [job for job in jobs if job["metadata"]["labels"][f"{JOBSET}/restart-attempt"] != str(restarts)]
+        for job in stale:
+            self._objects.remove(JOBS, job)
+        if stale or self._left_of(jobset, restarts):
+            return None
+        if failed := [job for job in jobs if has(job, "Failed")]:
+            if restarts < self._most_restarts(spec, failed[0]):
+                status["restarts"] = restarts + 1
+            else:
+                which = failed[0]["metadata"]["name"]
+                condition(
+                    jobset, "Failed", "True", "FailedJobs", f"jobset failed due to one or more job failures ({which})"
+                )
+                self._note_end(jobset)
+            return self._objects.touch(jobset)
+        for replicated in spec["replicatedJobs"]:
+            for number in range(replicated.get("replicas", 1)):
+                if not self._objects.get(JOBS, namespace, f"{name}-{replicated['name']}-{number}"):
+                    self._make_job(jobset, replicated, number, subdomain, restarts)
+        wanted = sum(each.get("replicas", 1) for each in spec["replicatedJobs"])
+        if len(jobs) == wanted and all(has(job, "Complete") for job in jobs):
+            condition(jobset, "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
+            self._note_end(jobset)
+            self._objects.touch(jobset)
+        return None
+
+    def _most_restarts(self, spec: Any, failed: Made) -> int:
+        """How often a JobSet may begin anew after such a failure of a job: by the first rule that is of it."""
+        policy = spec.get("failurePolicy") or {}
+        reason = next(each["reason"] for each in failed["status"]["conditions"] if each["type"] == "Failed")
+        for rule in policy.get("rules", ()):
+            if reason in rule.get("onJobFailureReasons", (reason,)) and rule["action"] == "FailJobSet":
+                return 0
+        return int(policy.get("maxRestarts", 0))
+
+    def _left_of(self, jobset: Made, restarts: int) -> bool:
+        """Are there pods of an attempt before this one, whose names the next ones will have?"""
+        name = jobset["metadata"]["name"]
+        return any(
+            pod["metadata"]["labels"].get(f"{JOBSET}/jobset-name") == name
+            and pod["metadata"]["labels"].get(f"{JOBSET}/restart-attempt") != str(restarts)
+            for pod in self._objects.all(PODS, jobset["metadata"]["namespace"])
+        )
+
+    def _make_job(self, jobset: Made, replicated: Any, number: int, subdomain: str, restarts: int) -> None:
+        name = jobset["metadata"]["name"]
+        labels = {
+            f"{JOBSET}/jobset-name": name, f"{JOBSET}/replicatedjob-name": replicated["name"],
+            f"{JOBSET}/job-index": str(number), f"{JOBSET}/restart-attempt": str(restarts),
+        }  # fmt: skip
+        job = copy.deepcopy(replicated["template"])
+        template = job["spec"]["template"]
+        template["spec"]["subdomain"] = subdomain
+        template.setdefault("metadata", {})["labels"] = template.get("metadata", {}).get("labels", {}) | labels
+        metadata = {"name": f"{name}-{replicated['name']}-{number}", "labels": labels}
+        job |= {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata | {"ownerReferences": owned_by(jobset)}}
+        self._objects.create(JOBS, jobset["metadata"]["namespace"], job)
+
+    def _job(self, job: Made) -> None:
+        if has(job, "Complete", "Failed"):
+            # What a JobSet owns goes with it.
+            return None if owners(job) else self._expire(JOBS, job)
+        spec, status = job["spec"], job["status"]
+        pods = self._objects.owned(job, PODS)
+        failed = status.setdefault("failed", 0)
+        reason = None
+        for pod in pods:
+            if pod["status"].get("phase") == "Failed" and not pod["metadata"].get("counted"):
+                pod["metadata"]["counted"] = True
+                action = _action(spec, pod)
+                failed += action != "Ignore"
+                reason = "PodFailurePolicy" if action == "FailJob" else reason
+                self._ended_at[job["metadata"]["uid"]] = time.monotonic()
+        status["failed"] = failed
+        if reason or failed > spec.get("backoffLimit", 6):
+            condition(job, "Failed", "True", reason or "BackoffLimitExceeded", "Job has failed for its pods")
+            self._note_end(job)
+            for pod in pods:
+                if pod["status"].get("phase") not in ENDED:
+                    self._delete(PODS, pod)
+            return self._objects.touch(job)
+        there = {_index(pod) for pod in pods if pod["status"].get("phase") != "Failed"}
+        # With a pod failure policy, another is made once the last one has ended wholly.
+        there |= {_index(pod) for pod in pods if "deletionTimestamp" in pod["metadata"]}
+        waits = time.monotonic() < self._ended_at.get(job["metadata"]["uid"], 0.0) + self._backoff
+        for index in range(spec["completions"]):
+            if index not in there and not waits:
+                self._make_pod(job, index)
+        if sum(pod["status"].get("phase") == "Succeeded" for pod in pods) == spec["completions"]:
+            condition(job, "Complete", "True", "CompletionsReached", "")
+            self._note_end(job)
+            self._objects.touch(job)
+        return None
+
+    def _make_pod(self, job: Made, index: int) -> None:
+        assert job["spec"]["completionMode"] == "Indexed", "no other is known here"
+        name, template = job["metadata"]["name"], copy.deepcopy(job["spec"]["template"])
+        labels = template.get("metadata", {}).get("labels", {}) | {
+            "job-name": name, "batch.kubernetes.io/job-name": name,
+            "batch.kubernetes.io/job-completion-index": str(index),
+        }  # fmt: skip
+        spec = template["spec"]
+        spec["hostname"] = f"{name}-{index}"
+        for container in spec["containers"]:
+            container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
+        metadata = {
+            "name": f"{name}-{index}-{''.join(choices(ascii_lowercase, k=5))}", "labels": labels,
+            "annotations": {"batch.kubernetes.io/job-completion-index": str(index)}, "ownerReferences": owned_by(job),
+        }  # fmt: skip
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+        self._objects.create(PODS, job["metadata"]["namespace"], pod)
+
+    def _note_end(self, made: Made) -> None:
+        self._ended_at[made["metadata"]["uid"]] = time.monotonic()
+
+    def _expire(self, kind: str, made: Made) -> None:
+        seconds = made["spec"].get("ttlSecondsAfterFinished")
+        if seconds is not None and time.monotonic() > self._ended_at.get(made["metadata"]["uid"], 0.0) + seconds:
+            self._objects.remove(kind, made)
+
+
+def _index(pod: Made) -> int:
+    return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
+
+
+def _action(spec: Any, pod: Made) -> str:
+    """What the job's failure policy does about how a pod failed: the first rule that is of it, or to count it."""
+    state = pod["status"].get("containerStatuses", [{}])[0].get("state", {})
+    code = state.get("terminated", {}).get("exitCode")
+    for rule in (spec.get("podFailurePolicy") or {}).get("rules", ()):
+        conditions = [asked["type"] for asked in rule.get("onPodConditions", ()) if asked["status"] == "True"]
+        codes = rule.get("onExitCodes", {"operator": "In", "values": ()})
+        if (conditions and has(pod, *conditions)) or (code in codes["values"]) == (codes["operator"] == "In"):
+            return str(rule["action"])
+    return "Count"

@@ -1,0 +1,161 @@
+"""Gives each pod a network namespace with an address of its own, and the names that headless Services give.
+
+Addresses are made on this machine only: a bridge without an uplink, and a pair of interfaces for each pod.
+"""
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+NAMES = Path("/etc/netns")
+CLONE_NEWNET = 0x40000000
+
+
+def missing() -> str | None:
+    """Why there can be no namespaces here, in words; None where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "unshare", "setpriv", "mount", "chroot"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed: apt-get install iproute2 util-linux"
+    name = f"try{secrets.token_hex(3)}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        return "this machine makes no network namespaces"
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return None
+
+
+class Network:
+    """The bridge that all pods are at, made once there is one; its own address is where the conductor is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bridge: str | None = None
+        self._tag, self._prefix = "", ""
+        self._free = list(range(2, 250))
+        self._namespaces: dict[str, str] = {}
+
+    @property
+    def address(self) -> str:
+        """That of the node, among those of the pods."""
+        with self._lock:
+            self._begin()
+        return f"{self._prefix}.1"
+
+    def _begin(self) -> None:
+        if self._bridge is not None:
+            return
+        while True:
+            self._tag = secrets.token_hex(2)
+            # One of the ranges for tests (RFC 2544), which is nobody's.
+            self._prefix = f"198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}"
+            taken = subprocess.run(["ip", "-o", "address"], capture_output=True, text=True, check=True).stdout
+            if self._prefix not in taken and self._tag not in taken:
+                break
+        self._bridge = f"kube{self._tag}"
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("address", "add", f"{self._prefix}.1/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+
+    def add(self) -> tuple[str, str]:
+        """A new namespace's name, and its address."""
+        with self._lock:
+            self._begin()
+            number = self._free.pop(0)
+            name, address = f"kube{self._tag}-{number}", f"{self._prefix}.{number}"
+            self._namespaces[name] = address
+        outside, inside = f"k{self._tag}o{number}", f"k{self._tag}i{number}"
+        folder = NAMES / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text("127.0.0.1 localhost\n")
+        # Nobody is asked for what the file does not have.
+        (folder / "resolv.conf").write_text("# no name server\n")
+        (folder / "nsswitch.conf").write_text("hosts: files\n")
+        _ip("netns", "add", name)
+        _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
+        _ip("link", "set", outside, "master", str(self._bridge), "up")
+        _ip("link", "set", inside, "netns", name)
+        for command in (
+            ("link", "set", "lo", "up"),
+            ("link", "set", inside, "name", "eth0"),
+            ("address", "add", f"{address}/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+        ):
+            _ip("-n", name, *command)
+        return name, address
+
+    def remove(self, name: str) -> None:
+        """Takes a namespace away, and its interfaces."""
+        with self._lock:
+            self._free.append(int(self._namespaces.pop(name).rpartition(".")[2]))
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        shutil.rmtree(NAMES / name, ignore_errors=True)
+
+    def cut(self, name: str, up: bool = False) -> None:
+        """Cuts a namespace off from all others, or joins it again."""
+        _ip("-n", name, "link", "set", "eth0", "up" if up else "down")
+
+    def publish(self, records: Iterable[tuple[str, str]]) -> None:
+        """Has all namespaces know these names: (name, address)."""
+        text = "".join(["127.0.0.1 localhost\n", *(f"{address} {name}\n" for name, address in records)])
+        with self._lock:
+            for name in self._namespaces:
+                # The file itself is mounted over /etc/hosts: it is written anew, not replaced.
+                with contextlib.suppress(FileNotFoundError), (NAMES / name / "hosts").open("r+") as hosts:
+                    if hosts.read() != text:
+                        hosts.seek(0)
+                        hosts.write(text)
+                        hosts.truncate()
+
+    def close(self) -> None:
+        """Takes all away."""
+        for name in list(self._namespaces):
+            self.remove(name)
+        if self._bridge is not None:
+            subprocess.run(["ip", "link", "del", self._bridge], capture_output=True)
+        with contextlib.suppress(OSError):
+            NAMES.rmdir()
+
+
+def dial(namespace: str, port: int) -> socket.socket:
+    """A connection to a port of a namespace's loopback interface."""
+
+    def connect() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), timeout=5.0)
+
+    return inside(namespace, connect)
+
+
+def inside(namespace: str, do: Callable[[], T]) -> T:
+    """What a function returns in a namespace, or raises. A thread of its own goes there, and ends."""
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def go() -> None:
+        try:
+            with open(f"/run/netns/{namespace}") as where:
+                if ctypes.CDLL(None, use_errno=True).setns(where.fileno(), CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+            found.append(do())
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

@@ -1,0 +1,126 @@
+"""What was made in the cluster, by kind, namespace and name; what is owned goes with its owner."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+Made = dict[str, Any]
+Key = tuple[str, str, str]
+
+
+def now() -> str:
+    """The time as objects have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Objects:
+    """All objects. Whoever looks at several at once, or changes one, holds `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._made: dict[Key, Made] = {}
+        self._version = 0
+        # Every request that changed something, in order: the verb, the kind and the name.
+        self.history: list[tuple[str, str, str]] = []
+
+    def create(self, kind: str, namespace: str, made: Made) -> Made:
+        """Keeps a new object. Raises `KeyError` where there is one of that name."""
+        with self.lock:
+            metadata = made.setdefault("metadata", {})
+            key = (kind, namespace, metadata["name"])
+            if key in self._made:
+                raise KeyError(metadata["name"])
+            metadata |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now()}
+            made.setdefault("status", {})
+            self._made[key] = made
+            self.history.append(("create", kind, metadata["name"]))
+            self.touch(made)
+            return made
+
+    def touch(self, made: Made) -> None:
+        """Gives an object another version, since it was changed."""
+        with self.lock:
+            self._version += 1
+            made["metadata"]["resourceVersion"] = str(self._version)
+
+    def get(self, kind: str, namespace: str, name: str) -> Made | None:
+        """One object."""
+        with self.lock:
+            return self._made.get((kind, namespace, name))
+
+    def all(self, kind: str, namespace: str | None = None) -> list[Made]:
+        """Those of a kind, in the order in which they were made."""
+        with self.lock:
+            return [made for (of, where, _), made in self._made.items() if of == kind and namespace in (None, where)]
+
+    def owned(self, owner: Made, kind: str) -> list[Made]:
+        """Those of a kind that an object owns."""
+        return [made for made in self.all(kind) if owner["metadata"]["uid"] in owners(made)]
+
+    def remove(self, kind: str, made: Made) -> None:
+        """Forgets an object."""
+        with self.lock:
+            metadata = made["metadata"]
+            if self._made.pop((kind, metadata["namespace"], metadata["name"]), None) is not None:
+                self.history.append(("delete", kind, metadata["name"]))
+
+    def orphans(self) -> Iterator[tuple[str, Made]]:
+        """What had owners, none of which is there any more."""
+        with self.lock:
+            there = {made["metadata"]["uid"] for made in self._made.values()}
+            for (kind, _, _), made in list(self._made.items()):
+                if owners(made) and not owners(made) & there:
+                    yield kind, made
+
+
+def owners(made: Made) -> set[str]:
+    """The numbers of an object's owners."""
+    return {owner["uid"] for owner in made["metadata"].get("ownerReferences", ())}
+
+
+def owned_by(owner: Made) -> list[Made]:
+    """What an object that another one makes says of it."""
+    metadata = owner["metadata"]
+    return [{"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": metadata["name"],
+             "uid": metadata["uid"], "controller": True}]  # fmt: skip
+
+
+def selected(made: Made, labels: str, fields: str) -> bool:
+    """Does an object have the labels, and the fields, that a request selects by?"""
+    found = made["metadata"].get("labels", {})
+    for asked in filter(None, labels.split(",")):
+        name, _, value = asked.partition("=")
+        if found.get(name) != value:
+            return False
+    for asked in filter(None, fields.split(",")):
+        unlike = "!=" in asked
+        path, _, value = asked.replace("!=", "=").partition("=")
+        if (str(_at(made, path)) == value) == unlike:
+            return False
+    return True
+
+
+def _at(made: Made, path: str) -> Any:
+    part: Any = made
+    for name in path.split("."):
+        part = part.get(name, {}) if isinstance(part, dict) else {}
+    return part or ""
+
+
+def condition(made: Made, kind: str, status: str, reason: str, message: str) -> None:
+    """Sets a condition of an object."""
+    conditions = made["status"].setdefault("conditions", [])
+    conditions[:] = [other for other in conditions if other["type"] != kind]
+    conditions.append(
+        {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": now()}
+    )
+
+
+def has(made: Made, *kinds: str) -> bool:
+    """Has an object one of some conditions, and is it true?"""
+    return any(other["type"] in kinds and other["status"] == "True" for other in made["status"].get("conditions", ()))
+
+
+Change = Callable[[], None]

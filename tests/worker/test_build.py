@@ -1,0 +1,60 @@
+"""A model is built, with all that it was compiled with, by no more calls than that takes."""
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.model_error import ModelError
+
+
+class Counted(layers.Layer):
+    """Counts in how many calls of the model it is."""
+
+    calls = 0
+
+    def call(self, x: Any) -> Any:
+        Counted.calls += 1
+        return x
+
+
+class Subclassed(keras.Model):
+    """A model whose outputs nothing names before it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = keras.Sequential([Counted(), layers.Dense(3)])
+
+    def call(self, x: Any) -> Any:
+        return self.inside(x)
+
+
+def functional() -> keras.Model:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(3)(Counted()(inputs)))
+
+
+def sequential() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), Counted(), layers.Dense(3)])
+
+
+@pytest.mark.parametrize(("make", "is_called"), [(functional, False), (sequential, False), (Subclassed, True)])
+def test_a_model_that_names_its_outputs_is_not_called_to_build_its_losses_and_metrics(make, is_called):
+    model = make()
+    model.compile("adam", "mse", metrics=["mae", "accuracy"], weighted_metrics=["mse"])
+    Counted.calls = 0
+    build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 4)), tf.zeros((2, 3))), build.ALONE)
+    assert bool(Counted.calls) is is_called
+    assert model.optimizer.built
+    assert model._compile_loss.built
+    assert len(model.metrics_variables) == 8
+
+
+def test_an_input_of_another_shape_is_refused_when_it_is_built():
+    model = functional()
+    model.compile("adam", "mse")
+    with pytest.raises((ValueError, ModelError), match="4"):
+        build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 5)), tf.zeros((2, 3))), build.ALONE)
