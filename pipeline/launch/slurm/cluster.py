@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch import machine
 from pipeline.launch.agents import POLL_SECONDS, Known
 from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.errors import Cancelled, LaunchError
@@ -209,12 +210,12 @@ class SlurmCluster(DiallingCluster):
         return f"In the allocation of job {self._inside.job}:\n\n{shlex.join(self._srun(ANYWHERE, folder))}"
 
     def assumed(self) -> Machine:
-        """The nodes as they are asked for."""
-        options = self._options
+        """The nodes as they are asked for; of memory, of which nothing is asked, with as much as there is here."""
+        options, here = self._options, machine.detect(self.environ)
         cores = tuple(range(options.tasks_per_node * options.cpus_per_task))
         gpus = ("GPU",) * (options.tasks_per_node * options.gpus_per_task)
         names = self._inside.nodes if self._inside else [f"node{number}" for number in range(self.count)]
-        return inventory([Host(name, cores, 0.0, "any processor", gpus) for name in names])
+        return inventory([Host(name, cores, here.memory_gib, "any processor", gpus) for name in names])
 
     def _wait(self) -> None:
         """Waits until all agents are there."""
