@@ -38,18 +38,24 @@ def labels(batches: tf.data.Dataset) -> list[list[float]]:
     return [[float(label) for _, y in replicas for label in y] for _, replicas in batches.as_numpy_iterator()]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+# The order of the examples is drawn beside how they are laid out.
+@pytest.mark.parametrize(("name", "shuffle"), [(name, True) for name in LAYOUTS] + [("one replica", False)])
 @pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_stream_from_a_position_goes_on_as_the_one_from_the_beginning(name, make, shuffle):
+def test_a_stream_from_a_position_goes_on_as_the_one_from_the_beginning(make, name, shuffle):
     layout = LAYOUTS[name]
     part = part_of(make, layout)
     whole = leaves(stream(part, layout, shuffle, seed=0).take(4 * layout.steps))
-    for epoch, step in [(0, 1), (1, layout.steps - 1), (1, layout.steps), (2, 0)]:
+    for epoch, step in [(0, 1), (1, layout.steps - 1), (1, layout.steps)]:
         tf.random.set_seed(epoch)
         rest = stream(part, layout, shuffle, 0, Position(epoch, step * layout.global_batch))
         done = epoch * layout.steps + step
         assert leaves(rest.take(4 * layout.steps - done)) == whole[done:], (epoch, step)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_the_end_of_an_epoch_is_the_beginning_of_the_next(layout):
+    assert layout.settled(Position(1, layout.steps * layout.global_batch)) == Position(2, 0)
+    assert layout.settled(Position(2, 0)) == Position(2, 0)
 
 
 @pytest.mark.parametrize("make", [own.serial_arrays, own.serial_set])
