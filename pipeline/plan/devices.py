@@ -31,7 +31,9 @@ def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, in
     here = per_host * (hardware.hosts or 1) if machine.hosts == 1 else per_host
     if kind is Kind.gpu and here > len(machine.gpus):
         gpus, cores = len(machine.gpus), len(machine.cores)
-        lacks = f"hardware={hardware.name} has {here} GPUs, this machine has {gpus} and {cores} CPU cores"
+        fewest = min(machine.members, key=lambda host: len(host.gpus), default=None)
+        whose = "this machine" if fewest is None else fewest.hostname
+        lacks = f"hardware={hardware.name} has {here} GPUs, {whose} has {gpus} and {cores} CPU cores"
         if present:
             instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
             raise PlanError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import Config
 from pipeline.plan.checks import HOST, MOST_WORKERS
 from pipeline.plan.errors import PlanError
-from pipeline.plan.machine import Machine
+from pipeline.plan.machine import Machine, some
 from pipeline.plan.plan import DATA_SERVER, Process
 
 MOST_SERVERS = 1_024
@@ -59,6 +59,37 @@ def hosts_needed(config: Config, machine: Machine) -> int:
         return 1
     per_host = config.hardware.devices_per_host or max(1, len(machine.gpus) or len(machine.cores))
     return next(hosts for hosts in range(math.ceil(workers / per_host), workers + 1) if workers % hosts == 0)
+
+
+def hosts_of(config: Config, machine: Machine) -> int:
+    """How many hosts a config is laid over: all, but no more than it has workers, unless it says so.
+
+    A strategy of one process is on one. Where the cluster names its hosts, nothing stands for others. Raises
+    `PlanError`.
+    """
+    given, members = config.hardware.hosts, machine.members
+    if given is None:
+        return max(1, min(machine.hosts, config.workers or machine.hosts)) if config.strategy.spans_processes else 1
+    if members and given > len(members):
+        raise PlanError(
+            f"Expected no more hosts than the {len(members)} of the cluster ({some(members)}), received "
+            f"hardware.hosts={given}. Try hardware.hosts={len(members)}."
+        )
+    return given
+
+
+def check_cores(config: Config, layout: "Layout", machine: Machine) -> None:
+    """Refuses a host that has too few cores for its workers where others have enough: all would wait for it."""
+    needed = layout.workers_per_host * layout.threads
+    short = [host for host in machine.members[: layout.hosts] if len(host.cores) < needed]
+    if layout.kind != "cpu" or config.hardware.rehearse or not short or len(short) == len(machine.members):
+        return
+    fewest = min(len(host.cores) for host in short)
+    fitting = max(1, fewest // layout.threads) * layout.hosts
+    raise PlanError(
+        f"Expected hosts with {needed} cores for {layout.workers_per_host} workers each, received {some(short)} with "
+        f"{fewest}. Try workers={fitting}, or the cluster without {some(short)}."
+    )
 
 
 def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
@@ -224,7 +255,7 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
     check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
     local = machine.hosts == 1 or hosts == 1
     here = max(devices_per_host, workers if local else workers_per_host)
-    return Layout(
+    made = Layout(
         kind=kind,
         hosts=hosts,
         local=local,
@@ -236,6 +267,8 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
         servers=servers,
         data_servers=service_of(config, asynchronous)[0],
     )
+    check_cores(config, made, machine)
+    return made
 
 
 def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:

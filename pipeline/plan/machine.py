@@ -80,22 +80,28 @@ def differences(members: Sequence[Host]) -> list[str]:
         ("", [host.cpu for host in members]),
         ("", [", ".join(sorted(set(host.gpus))) for host in members]),
     ):
-        kinds = sorted(set(values), key=values.count)
+        # What most have comes last, of as many what the first host has.
+        kinds = sorted(reversed(dict.fromkeys(values)), key=values.count)
         if len(kinds) < 2 or (not what and "" in kinds):
             continue
         usual = kinds[-1]
         for value in kinds[:-1]:
             names = [host.hostname for host, has in zip(members, values, strict=True) if has == value]
-            who = f"{_some(names)} {'has' if len(names) == 1 else 'have'}"
+            who = f"{_listed(names)} {'has' if len(names) == 1 else 'have'}"
             plural = f" {what}{'s' * (value != '1')}" if what else ""
             found.append(f"{who} {value}{plural}, the others {usual}")
     return found
 
 
-def _some(names: Sequence[str]) -> str:
+def some(hosts: Sequence[Host]) -> str:
+    """Hosts by their names."""
+    return _listed([host.hostname for host in hosts])
+
+
+def _listed(names: Sequence[str]) -> str:
     """The names, or the first of many.
 
-    >>> _some(["a"]), _some(["a", "b", "c"]), _some(["a", "b", "c", "d", "e", "f"])
+    >>> _listed(["a"]), _listed(["a", "b", "c"]), _listed(["a", "b", "c", "d", "e", "f"])
     ('a', 'a, b and c', 'a, b, c and 3 more')
     """
     if len(names) == 1:

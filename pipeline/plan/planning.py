@@ -11,7 +11,7 @@ from pipeline.config.schema import Baseline, CheckpointConfig, Config
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
-from pipeline.plan.layout import Layout, hosts_needed, lay_out, processes_of, service_of
+from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
 from pipeline.plan.plan import (
     Checkpoints,
@@ -40,7 +40,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     """
     check_ranges(config)
     machine = replace(machine, hosts=hosts_needed(config, machine)) if machine.grows else machine
-    config = replace(config, hardware=replace(config.hardware, hosts=_hosts(config, machine)))
+    config = replace(config, hardware=replace(config.hardware, hosts=hosts_of(config, machine)))
     kind, devices_per_host, notes = devices_of(config, machine, present)
     layout = lay_out(config, machine, kind, devices_per_host)
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
@@ -89,11 +89,6 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         collective=config.collective,
         notes=tuple(notes),
     )
-
-
-def _hosts(config: Config, machine: Machine) -> int:
-    """How many hosts it is laid over, where nobody says: all that there are, but no more than there are workers."""
-    return config.hardware.hosts or max(1, min(machine.hosts, config.workers or machine.hosts))
 
 
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
@@ -244,7 +239,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
         address=None,
         devices=first.devices[:1],
         replicas=(0,),
-        cores=machine.cores[:threads] if plan.hardware.kind == "cpu" else (),
+        cores=machine.member(0).cores[:threads] if plan.hardware.kind == "cpu" else (),
         intra_op_threads=threads if plan.hardware.kind == "cpu" else first.intra_op_threads,
         inter_op_threads=first.inter_op_threads,
     )
