@@ -77,6 +77,9 @@ def _book(composer: Composer, overrides: Sequence[str]) -> Book:
         opening[group] = {option: meanings.of_choice(text) for option, text in texts.items()}
         # The choice that is made says what its function's arguments mean; of other keys config.yaml knows better.
         said = meanings.of_keys(texts.get(chosen.get(group, ""), ""), f"{group}.") | said
+        # A key that all choices have may be explained by those alone that need it.
+        for file in texts.values():
+            said = {key: why for key, why in meanings.of_keys(file, f"{group}.").items() if key.count(".") == 1} | said
     return Book(choices, chosen, opening, groups, dict(_flat(composed)), said)
 
 

@@ -542,9 +542,10 @@ def test_a_fault_in_a_data_set_s_function_ends_the_run_in_one_message(started):
     assert empty == "Expected training data with examples, received none."
 
 
-def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(started, tmp_path):
+def test_data_of_the_wrong_shape_or_out_of_reach_ends_the_run_in_one_message(pipeline, tmp_path):
     nowhere = "http://127.0.0.1:9"
-    ran: Ran = started(
+    # Keras looks for its home when it is imported, which it has been beside a fork server that is warm.
+    ran: Ran = pipeline(
         "-m", *QUICK, CONF, "model=cnn", "workers=1", "data=flat,mnist", KERAS_HOME=str(tmp_path / "keras"),
         HTTPS_PROXY=nowhere, https_proxy=nowhere, NO_PROXY="", no_proxy="",
     )  # fmt: skip

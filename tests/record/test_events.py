@@ -50,6 +50,7 @@ from pipeline.record.events import (
     TimedReplica,
     Told,
     Unknown,
+    Unreachable,
     Warned,
     from_line,
     from_plain,
@@ -107,6 +108,7 @@ TOLD: list[Event] = [
     Beat(7, 1.5),
     Beat(validated=4),
     Stopped(),
+    Unreachable("b", 30.5),
     Exited(-9),
     Unknown("some new kind", {"event": "some new kind", "value": [1, None]}),
 ]
