@@ -81,7 +81,7 @@ def differences(members: Sequence[Host]) -> list[str]:
         ("", [", ".join(sorted(set(host.gpus))) for host in members]),
     ):
         # What most have comes last, of as many what the first host has.
-        kinds = sorted([*dict.fromkeys(values)][::-1], key=values.count)
+        kinds = sorted(dict.fromkeys(values), key=lambda value: (values.count(value), -values.index(value)))
         if len(kinds) < 2 or (not what and "" in kinds):
             continue
         usual = kinds[-1]

@@ -755,6 +755,9 @@ def test_data_sets_that_cannot_be_had_are_refused_in_words_at_once(
     catalogue: Path, name: str, arguments: dict[str, Any], words: str
 ) -> None:
     given = {key: value.format(catalogue) if key == "path" else value for key, value in arguments.items()}
+    # Which takes many seconds on a busy machine, once.
+    import tensorflow_datasets  # noqa: F401
+
     start = time.monotonic()
     with pytest.raises(DataError) as refused:
         tfds(name, data_dir=str(catalogue), **given)

@@ -82,7 +82,7 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
     [
         (
             "cluster=nowhere",
-            "Expected cluster to be one that is there (broken, env, local, lost, partial, theirs)",
+            "is there (broken, env, hosts, kubernetes, local, lost, mpi, partial, slurm, theirs), received nowhere",
         ),
         ("cluster=lost", "which a package offers as cluster=lost, to be there, received ModuleNotFoundError"),
         ("cluster=partial", "Expected cluster=partial to have serve(), received one without. Try cluster=local."),

@@ -70,6 +70,7 @@ def a_plan(processes: int = 1, devices: int = 2, hosts: int = 1, **changes: Any)
         "hardware": "2cpu",
         "kind": "cpu",
         "hosts": hosts,
+        "host_names": (),
         "model": "cnn",
         "data": "mnist5k",
         "train_examples": 5_000,
