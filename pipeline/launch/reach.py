@@ -13,6 +13,8 @@ from typing import Any
 CONNECT_SECONDS = 3.0
 # From connecting to the whole answer; what no timeout bounds, such as looking up a name, ends a second later.
 ANSWER_SECONDS = 4.0
+# For which gRPC may go on watching a channel that nobody asks about any more.
+WATCHED_SECONDS = 0.3
 GET_STATUS = "/tensorflow.WorkerService/GetStatus"
 GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 # What gRPC's library says by itself, in the terminal of the command, is left out.
@@ -105,6 +107,10 @@ def _called(target: str, call: str, timeout: float) -> bytes | str:
                 return "something that does not speak gRPC" if failed else "something that connects and says nothing"
             late = code is grpc.StatusCode.DEADLINE_EXCEEDED
             return "a server that did not answer in time" if late else "a server that broke off"
+        finally:
+            # gRPC watches a channel in a thread of its own, which fails where it finds the channel closed.
+            channel.unsubscribe(states.append)
+            time.sleep(WATCHED_SECONDS)
 
 
 def _quiet_grpc() -> Any:
