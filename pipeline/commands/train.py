@@ -31,7 +31,7 @@ from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
-from pipeline.run import resume, run
+from pipeline.run import attach, resume, run
 from pipeline.run.points import Points, Served, compose, devices
 from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.side_by_side import SideBySide, most_at_once, under_way
@@ -103,14 +103,18 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
     points, written, code = Points(), None, 1
     try:
         with signals.interrupt(run.leaves_running(session)):
-            compose(composer, given, session, points, partial(_tell, console=console))
+            compose(composer, given, session, points, partial(tell, console=console))
             _run(points, session, console)
             written = _report(points, session)
-        code = _code(_done(points, session))
+        code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
             code = 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
     except signals.Interrupted as interrupted:
+        if session.left is not None:
+            say_left(session.left)
+            code = 128 + interrupted.number
+            return code
         if points.many and session.results:
             session.screen.say("")
             console.print(show.sweep_table(_done(points, session)))
@@ -144,6 +148,11 @@ def _refusal(error: Exception) -> str:
             f"{error.strerror or error}. Try output_dir=..."
         )
     raise error
+
+
+def say_left(folder: Path) -> None:
+    """Says that a run trains on without this command, and how to come back to it."""
+    show.say_error(f"{from_here(folder)} trains on: {attach.how(folder)}")
 
 
 def _how_to_go_on(points: Points, session: Session) -> str:
@@ -193,7 +202,7 @@ def _run(points: Points, session: Session, console: Console) -> None:
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
         shown_now = points.shown(session.results)[key]
-        _tell(shown_now, points.many, console)
+        tell(shown_now, points.many, console)
         if points.many and ended.result.ending.status not in ("PLANNED", "PREDICTED"):
             screen.ended(shown_now, took[-1])
         if session.preemption.asked:
@@ -214,7 +223,7 @@ def _run_at_once(points: Points, session: Session, console: Console, most: int) 
             if points.sweep is not None and point.result.ending.status != "PLANNED":
                 points.sweep.note(points.entries[key], point, seconds)
             board.ended(key, point, seconds)
-            _tell(point, True, console)
+            tell(point, True, console)
 
         SideBySide(points, session, most, _opened).run(begun, ended)
 
@@ -260,7 +269,8 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _tell(point: PointResult, many: bool, console: Console) -> None:
+def tell(point: PointResult, many: bool, console: Console) -> None:
+    """Shows what became of a point: of `many`, or of the only one."""
     ending = point.result.ending
     if ending.status == "REFUSED":
         show.say_error((f"Point {point.number} refused: " if many else "") + str(ending.error))
@@ -312,7 +322,8 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _code(done: list[PointResult]) -> int:
+def code_of(done: list[PointResult]) -> int:
+    """The exit code of what has become of all points."""
     statuses = {point.result.ending.status for point in done}
     if "FAILED" in statuses:
         return 1

@@ -20,6 +20,7 @@ COMMANDS = {
     "ui": "pipeline.commands.ui",
     "clean": "pipeline.commands.clean",
     "doctor": "pipeline.commands.doctor",
+    "attach": "pipeline.commands.attach",
 }
 DOCTOR = "doctor"
 # Those that train, or say what training would do, and what they are short for.
@@ -33,6 +34,7 @@ DOES = {
     "ui": "opens MLflow at the runs by speedup",
     "clean": "removes old runs from disk and MLflow together, once it has said which",
     "doctor": "says what is wrong with this machine, or with each host of a cluster, and what to type",
+    "attach": "takes the place of a run's command that is gone, and whose processes train on",
     "predict": "says how fast a training would be, from the runs that were logged",
     "explain": "trains, and says what the lost efficiency was made of",
 }

@@ -84,6 +84,15 @@ class Cluster(Protocol):
     def start(self, plan: Plan, group: str, folder: Path) -> Job:
         """Starts the processes of `plan`; `group` names them in events and logs, which go to `folder`."""
 
+    def attach(self, folder: Path) -> bool:
+        """Takes the place of the conductor of the run in a folder: is anything of it there? Raises `LaunchError`.
+
+        What is started then, in the same order, goes on where that one left it.
+        """
+
+    def leave(self) -> None:
+        """Leaves processes to another conductor, where they outlive this one: nothing ends them any more."""
+
     def close(self, code: int) -> None:
         """Lets go of whatever is kept between jobs; `code` is what the command ends with."""
 
@@ -102,6 +111,9 @@ CLUSTERS = {
 }
 # Those that start nothing on this machine.
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
+# Where processes outlive their conductor, for another to take its place; under `local` with launch.detach=true alone.
+OUTLIVING = ("local", "hosts", "slurm")
+DETACHED = "pipeline.launch.detached:DetachedCluster"
 # What a package's cluster may be without, and what stands for it.
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "assumed": lambda made: made.inventory,  # type: ignore[no-any-return]
@@ -110,12 +122,28 @@ OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "moved": lambda made: Steady().moved,
     "returns": lambda made: Steady().returns,
     "helpers": lambda made: lambda: Helpers({}),
+    "attach": lambda made: Steady().attach,
+    "leave": lambda made: Steady().leave,
 }
 
 
-def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
-    """The cluster that a config names. Raises `OfferError` where there is none, `LaunchError` where it is broken."""
-    made = find("clusters", config.name, "cluster", CLUSTERS, "cluster=local")
+def outlives(name: str, detach: bool) -> bool:
+    """Do processes of a kind of cluster outlive their conductor, so that another can take its place?"""
+    return name in OUTLIVING and (detach or name != "local")
+
+
+def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool = False) -> Cluster:
+    """The cluster that a config names. Raises `OfferError` where there is none, `LaunchError` where it is broken.
+
+    `detach`: its processes are to outlive this command.
+    """
+    ours = CLUSTERS | ({"local": DETACHED} if detach else {})
+    made = find("clusters", config.name, "cluster", ours, "cluster=local")
+    if detach and config.name not in OUTLIVING:
+        raise LaunchError(
+            f"Expected a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for "
+            f"launch.detach=true, received cluster={config.name}. Try launch.detach=false."
+        )
     if config.name in CLUSTERS:
         cluster: Cluster = made(config, environ)
         return cluster

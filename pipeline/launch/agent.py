@@ -53,6 +53,8 @@ from pipeline.record.training import MODEL, WEIGHTS
 
 POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
 LOG_BYTES = 1 << 20
+# Of a run that is to train on without a conductor, what is kept for the next one: some days of it.
+DETACHED_BYTES = 1 << 30
 # For how long an agent without a process goes on without a conductor that is cut off, and one that has ended.
 IDLE_SECONDS, NOBODY_SECONDS = 60.0, 5.0
 # For which a conductor that is away is waited for with what it is to have before a job ends.
@@ -157,7 +159,7 @@ class Agent:
             for number, job in self._jobs.items()
         ]
         here = self._cluster.inventory()
-        self._say(Hello(self._place.order, self._place.address, here, dict(alike()), held))
+        self._say(Hello(self._place.order, self._place.address, here, dict(alike()), held, self._life))
 
     def _do(self, message: Message, folder: Path) -> None:
         match message:
@@ -177,6 +179,8 @@ class Agent:
 
     def _start(self, message: Start, folder: Path) -> None:
         plan = on_cores(from_json(message.plan), message.ranks, machine.usable_cores())
+        if plan.launch.detach:
+            self._link.window = DETACHED_BYTES
         folder.mkdir()
         try:
             running = self._cluster.start(plan, message.group, folder, message.ranks)

@@ -80,6 +80,8 @@ class Agents:
         self._listening = threading.Lock()
         # Are hosts spoken to that have not what this one has, which are asked nothing but questions then?
         self.tolerates = False
+        # Does this conductor go, and leaves the agents and their processes to the next?
+        self.left = False
         self._jobs = self._asked = 0
         # Messages of jobs that are over are done with as they come.
         self._open = set[int]()
@@ -91,7 +93,8 @@ class Agents:
         return self._jobs
 
     def take_over(self, number: int) -> None:
-        """Goes on with a job that an earlier conductor has numbered."""
+        """Goes on with a job that an earlier conductor has numbered, in whose place this one is."""
+        self.hub.adopts = True
         self._jobs = max(self._jobs, number)
         self._open.add(number)
 
@@ -113,6 +116,8 @@ class Agents:
 
     def say(self, name: str, message: Message) -> None:
         """Has an agent hear something, now or once there is a line to it again."""
+        if self.left:
+            return
         self.hub.link(name).send(message.to_bytes())
 
     def listen_to(self, sources: Sequence[Connection | int], timeout: float) -> None:
@@ -177,7 +182,7 @@ class Agents:
         for link in self.hub.links.values():
             # Who is not there is not waited for.
             link.closed = link.connection is None
-        self.hub.close(seconds)
+        self.hub.close(0.0 if self.left else seconds)
 
     def warn(self, text: str) -> None:
         """Has a person know something of agents, or of where they are."""
@@ -194,7 +199,10 @@ class Agents:
         except ValueError as error:
             raise LaunchError(f"Expected {link.name} to have the same version of the pipeline. {error}") from error
         number = getattr(message, "job", None)
-        if isinstance(message, Hello):
+        if isinstance(message, Hello) and message.conductor not in ("", self.hub.life):
+            # What an earlier conductor was told, and was not done with.
+            pass
+        elif isinstance(message, Hello):
             self.known[link.name] = Known(link, received.life, message)
             if (different := unlike(alike(), message.alike)) and not self.tolerates:
                 raise LaunchError(

@@ -1,6 +1,5 @@
 """What all clusters have in common whose hosts' agents dial this command: a kind says how agents are started there."""
 
-import os
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -15,13 +14,16 @@ from pipeline.launch.agents import POLL_SECONDS, AgentLine, Agents, Known
 from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.handshake import new_token
-from pipeline.launch.remote import RemoteJob
+from pipeline.launch.remote import RemoteJob, Taken
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
+from pipeline.record.kept import Kept, write_secret
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
 DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
+# For how long agents of an earlier conductor, which dial every second, may take to find this one.
+ATTACH_SECONDS = 15.0
 SAY_SECONDS = 3.0
 
 
@@ -34,11 +36,7 @@ class Contact:
 
     def write(self, path: Path) -> Path:
         """Puts the token into a file that nobody else can read, for `python -m pipeline.launch --token-file`."""
-        with suppress(FileNotFoundError):
-            path.unlink()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self.token)
+        write_secret(path, self.token)
         return path
 
 
@@ -65,6 +63,8 @@ class DiallingCluster(Steady, ABC):
         self.contact: Contact | None = None
         self.say: Callable[[str], None] = lambda text: None
         self._begun = False
+        # By group, the jobs of an earlier conductor that are gone on with once they are started again.
+        self._taken: dict[str, list[int]] = {}
         self._last: Sequence[Known] = ()
 
     # What a kind says.
@@ -99,6 +99,9 @@ class DiallingCluster(Steady, ABC):
     def end(self) -> None:
         """Ends what was begun, once all agents were told to end."""
 
+    def found(self, folder: Path) -> None:
+        """Learns what an earlier command had begun, whose agents are met for the run in a folder."""
+
     def assumed(self) -> Machine:
         """What the hosts are taken to have while nobody asks them: what this machine has."""
         here = machine.detect(self.environ)
@@ -125,9 +128,32 @@ class DiallingCluster(Steady, ABC):
         """Has agents started, unless they were, and waits until all have dialled. Raises `LaunchError`."""
         if not self._begun:
             self._begun = True
-            self.contact = Contact(self._listen(), self.agents.hub.token)
+            self.contact = Contact(self._listen(self.listens_at()), self.agents.hub.token)
             self.begin(self.contact)
             self._wait()
+
+    def attach(self, folder: Path) -> bool:
+        """Takes the place of the conductor of the run in a folder: has any of its agents come? Raises `LaunchError`."""
+        kept = Kept.read(folder)
+        if kept is None:
+            return False
+        self.agents.hub.close()
+        self.agents = Agents(kept.token.encode())
+        self.contact = Contact(kept.address, self.agents.hub.token)
+        self._taken = {group: list(numbers) for group, numbers in kept.jobs.items()}
+        for number in (number for numbers in kept.jobs.values() for number in numbers):
+            self.agents.take_over(number)
+        self._begun = True
+        self._listen(kept.address)
+        self.found(folder)
+        until = time.monotonic() + ATTACH_SECONDS
+        while len(self.agents.ordered()) < self.count and time.monotonic() < until:
+            self.agents.listen_to((), POLL_SECONDS)
+        return bool(self._there())
+
+    def leave(self) -> None:
+        """Leaves the agents and their processes to another conductor."""
+        self.agents.left = True
 
     def addresses(self, plan: Plan) -> Sequence[str]:
         """Ports that the hosts' agents hold for the plan's processes."""
@@ -143,8 +169,12 @@ class DiallingCluster(Steady, ABC):
         return [f"{hosts[where[process.rank]]}:{next(found[where[process.rank]])}" for process in plan.processes]
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agents start a plan's processes."""
-        return RemoteJob(
+        """Has the agents start a plan's processes, or goes on with those that they have of an earlier conductor's."""
+        taken = self._take_over(group)
+        if taken is None:
+            # Whatever an earlier conductor had besides is over.
+            self._taken.clear()
+        job = RemoteJob(
             self.agents,
             plan,
             group,
@@ -153,7 +183,14 @@ class DiallingCluster(Steady, ABC):
             missing=self._missing,
             timeout=self.dial_seconds or DIAL_SECONDS,
             returns=RETURN_SECONDS,
+            taken=taken,
         )
+        if taken is None and self.contact is not None:
+            kept = Kept.read(folder) or Kept(self.contact.address, self.contact.token.decode())
+            # Where nothing can be written, nobody takes this conductor's place.
+            with suppress(OSError):
+                kept.with_job(group, job.number).write(folder)
+        return job
 
     def helpers(self) -> Helpers:
         """The hosts whose agents have dialled, whatever they have; what is wrong with the others, by their names."""
@@ -173,11 +210,18 @@ class DiallingCluster(Steady, ABC):
     def close(self, code: int) -> None:
         """Tells the agents to end, and ends what was begun."""
         self.agents.close(code)
-        if self._begun:
+        if self._begun and not self.agents.left:
             self.end()
 
-    def _listen(self) -> str:
-        address = self.listens_at()
+    def _take_over(self, group: str) -> Taken | None:
+        """The next job of a group that an earlier conductor had started, as its agents have it."""
+        if not self._taken.get(group):
+            return None
+        number = self._taken[group].pop(0)
+        jobs = [(known, held) for known in self.agents.ordered() for held in known.hello.jobs if held.job == number]
+        return Taken(number, {known.link.name: held for known, held in jobs})
+
+    def _listen(self, address: str) -> str:
         try:
             return self.agents.hub.listen(address)
         except OSError as error:

@@ -84,10 +84,13 @@ class HostsCluster(DiallingCluster):
 
     def begin(self, contact: Contact) -> None:
         """Has ssh start an agent on each host, several at a time."""
-        self._copy = _packed(Path.cwd()) if self.config.copy else None
-        self._pool = ThreadPoolExecutor(MOST_AT_ONCE, "ssh")
+        pool = self._prepare()
         for name in self._targets:
-            self._pool.submit(self._start, name, contact)
+            pool.submit(self._start, name, contact)
+
+    def found(self, folder: Path) -> None:
+        """Starts none but those that are to be started anew."""
+        self._prepare()
 
     def begin_again(self, names: Sequence[str]) -> None:
         """Starts agents anew on hosts that were lost, which may have been started again too."""
@@ -151,6 +154,12 @@ class HostsCluster(DiallingCluster):
         return inventory(
             [Host(name, here.cores, here.memory_gib, here.cpu, here.gpus, here.tpus) for name in self._targets]
         )
+
+    def _prepare(self) -> ThreadPoolExecutor:
+        """What agents are started by, and with."""
+        self._copy = _packed(Path.cwd()) if self.config.copy else None
+        self._pool = ThreadPoolExecutor(MOST_AT_ONCE, "ssh")
+        return self._pool
 
     def _ssh(self, name: str) -> list[str]:
         return [*self._options.ssh, *SSH, self._targets[name]]

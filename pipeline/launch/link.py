@@ -59,6 +59,8 @@ class Link:
         # Messages that the other end is not done with, by number; the last of this end's, and the other's.
         self.kept: dict[int, bytes] = {}
         self.kept_bytes, self.sent, self.came, self.done_with = 0, 0, 0, 0
+        # So much is kept for the other end before this one is to wait.
+        self.window = WINDOW_BYTES
         self.status: bytes | None = None
         self.inbox: list[Received] = []
         self.inbox_bytes = 0
@@ -77,7 +79,7 @@ class Link:
     @property
     def has_room(self) -> bool:
         """Is what is kept for the other end little enough that more may be sent?"""
-        return self.kept_bytes < WINDOW_BYTES
+        return self.kept_bytes < self.window
 
     def send(self, data: bytes) -> None:
         """Has a message arrive, now or once there is a connection again."""

@@ -115,13 +115,17 @@ class Held(Message):
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """An agent's place among all, where its processes are reached, what its host has, what must be alike, its jobs."""
+    """An agent's place among all, where its processes are reached, what its host has, what must be alike, its jobs.
+
+    `conductor` is the life of the conductor that it is for: one that comes later is told anew.
+    """
 
     order: int
     address: str
     machine: Machine
     alike: dict[str, str]
     jobs: list[Held] = field(default_factory=list)
+    conductor: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.launch.agents import POLL_SECONDS, Agents, Said
@@ -11,6 +12,7 @@ from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.launch.messages import (
     DumpStacks,
     Give,
+    Held,
     Logged,
     Lost,
     Message,
@@ -32,12 +34,21 @@ from pipeline.record.events import Told as Record
 SAY_SECONDS, STOP_SECONDS, AWAY_SECONDS = 3.0, 10.0, 3.0
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A job that an earlier conductor has started: its number, and what each agent that has it says of it."""
+
+    number: int
+    held: Mapping[str, Held]
+
+
 class RemoteJob:
     """Processes of one plan, on the hosts of agents. They are started once there is a line to every agent.
 
     `where` names the agent of each rank; `here` starts those ranks that it does not name. An agent that has never been
     there is waited for up to `timeout` seconds, one whose host counts as gone for `returns` seconds more; meanwhile
-    `missing` is asked again and again, and says what is to be done about them.
+    `missing` is asked again and again, and says what is to be done about them. A job that is `taken` over was started
+    by an earlier conductor: commands that its agents were given are not sent again.
     """
 
     def __init__(
@@ -52,11 +63,12 @@ class RemoteJob:
         timeout: float,
         returns: float,
         here: LocalCluster | None = None,
+        taken: Taken | None = None,
     ) -> None:
         self._agents, self._plan, self._group, self._folder = agents, plan, group, folder
         self._where, self._missing, self._timeout, self._local = where, missing, timeout, here
         self._returns = returns
-        self._number = agents.number()
+        self._number = agents.number() if taken is None else taken.number
         self._here: LocalJob | None = None
         # Ranks that wait for a line to their agent, since when, and whether that was said.
         self._pending = set(where)
@@ -69,6 +81,17 @@ class RemoteJob:
         # Agents that have a part of the job, and those whose part has ended.
         self._begun, self._stopped = set[str](), set[str]()
         self._gone = set[str]()
+        # Commands that were sent, and of those how many an agent was given by an earlier conductor.
+        self._sent, self._given_before = 0, dict[str, int]()
+        # Agents that should have a part of the job, and have not.
+        self._absent = set[str]()
+        if taken is not None:
+            self._take_over(taken)
+
+    @property
+    def number(self) -> int:
+        """By which its agents know it."""
+        return self._number
 
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something. Raises `LaunchError`."""
@@ -93,7 +116,10 @@ class RemoteJob:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         if self._here is not None:
             self._here.send(command)
-        self._say(Give(self._number, command.to_json()))
+        self._sent += 1
+        for name in self._begun:
+            if self._sent > self._given_before.get(name, 0):
+                self._agents.say(name, Give(self._number, command.to_json()))
 
     def restart(self, rank: int) -> None:
         """Ends a process, if it still is one, and starts it anew, at the same address, once its host answers."""
@@ -118,21 +144,35 @@ class RemoteJob:
 
         But those of a host that cannot be reached: they end once it can be, or else by themselves.
         """
+        if self._agents.left:
+            return
         self._pending.clear()
         self._say(Stop(self._number, grace))
         if self._here is not None:
             self._here.stop(grace)
         until = time.monotonic() + grace + STOP_SECONDS
-        while any(map(self._is_there, self._begun - self._stopped)) and time.monotonic() < until:
-            self._agents.listen_to((), POLL_SECONDS)
+        while True:
             for said in self._agents.about(self._number):
                 self._given.append(said)
                 self._write(said)
                 # As long as a trained model comes, it is waited for.
                 until = max(until, time.monotonic() + STOP_SECONDS)
+            if not any(map(self._is_there, self._begun - self._stopped)) or time.monotonic() > until:
+                break
+            self._agents.listen_to((), POLL_SECONDS)
         for said in self._given:
             self._agents.done(said)
         self._agents.over(self._number)
+
+    def _take_over(self, taken: Taken) -> None:
+        """Goes on with what its agents have."""
+        self._pending.clear()
+        self._begun, self._absent = set(taken.held), set(self._where.values()) - set(taken.held)
+        self._given_before = {name: held.commands for name, held in taken.held.items()}
+        exited = {int(rank): code for held in taken.held.values() for rank, code in held.exited.items()}
+        self._running = set(self._where) - exited.keys()
+        for rank, code in exited.items():
+            self._add(rank, Exited(code))
 
     def _say(self, message: Message) -> None:
         for name in self._begun:
@@ -231,11 +271,15 @@ class RemoteJob:
         limit = self._plan.launch.heartbeat_timeout
         for name in {self._where[rank] for rank in self._pending | self._running} - self._gone:
             known = self._agents.known.get(name)
-            if known is None:
-                # It was never there, see `_start_pending`.
-                continue
             ranks = sorted(rank for rank in self._pending | self._running if self._where[rank] == name)
-            another = name in self._begun and not known.is_there
+            if known is None:
+                # It was never there: as long as it may come, see `_start_pending`.
+                if name in self._absent:
+                    self._gone.add(name)
+                    for rank in ranks:
+                        self._add(rank, Unreachable(name, limit))
+                continue
+            another = name in self._absent or (name in self._begun and not known.is_there)
             away = known.link.away
             if another or away > limit + (self._returns if name not in self._begun else 0.0):
                 self._gone.add(name)

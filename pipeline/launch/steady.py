@@ -1,5 +1,7 @@
 """What most clusters have in common: their hosts are there when a command begins, and are the same until it ends."""
 
+from pathlib import Path
+
 
 class Steady:
     """The part of a `pipeline.launch.Cluster` that a scheduler has otherwise."""
@@ -18,3 +20,10 @@ class Steady:
         `ends`: it was asked to itself.
         """
         return None
+
+    def attach(self, folder: Path) -> bool:
+        """Takes the place of the conductor of the run in a folder: is anything of it there? Processes ended with it."""
+        return False
+
+    def leave(self) -> None:
+        """Leaves processes to another conductor, where they outlive this one."""

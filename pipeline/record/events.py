@@ -65,6 +65,14 @@ class Resumed(Told):
 
 
 @dataclass(frozen=True)
+class Attached(Told):
+    """Conductor: it takes the place of one that is gone, whose processes go on."""
+
+    pid: int | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True)
 class Started(Told):
     """Conductor: a process was started, on the `host` of that number."""
 
@@ -338,9 +346,9 @@ class Unknown(Told):
 
 
 Event = (
-    Run | Resumed | Started | Joined | Loaded | Built | Checked | Sized | Profiling | Profiled | Calibrated | Measured
-    | Restored | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed | Finished
-    | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Unreachable | Exited | Unknown
+    Run | Resumed | Attached | Started | Joined | Loaded | Built | Checked | Sized | Profiling | Profiled | Calibrated
+    | Measured | Restored | Checkpoint | Restarted | Left | Signalled | Steps | Epoch | System | Warned | Saved | Failed
+    | Finished | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Unreachable | Exited | Unknown
 )  # fmt: skip
 
 KINDS: dict[str, type[Event]] = {made.kind: made for made in get_args(Event) if made is not Unknown}

@@ -16,6 +16,7 @@ from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import commands
 from pipeline.record.commands import Resume
 from pipeline.record.events import Event, Profiled, Restarted, Signalled
+from pipeline.run.attempts import Attempt
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
 from pipeline.run.results import refused_of
@@ -40,6 +41,9 @@ def conduct(
     fewer: Callable[[Plan], Plan | None] = lambda plan: None,
     laid_again: Callable[[Plan], Plan] = lambda plan: plan,
     one_device: Plan | None = None,
+    keep: Callable[[Attempt], None] = lambda attempt: None,
+    clock: Callable[[], float] | None = None,
+    under_way: Attempt | None = None,
 ) -> None:
     """Runs `plan`, measured in turn with `baseline` where there is one, filling `measured` as it goes.
 
@@ -49,15 +53,22 @@ def conduct(
     from its last checkpoint. `fewer` lays the plan over fewer workers, where a lost one does not come back; None: it
     cannot. `laid_again` lays it over hosts that are others than before. Raises `RunFailed`, and `Preempted` once there
     is a checkpoint. No process is left, however it ends.
+
+    `keep` notes each attempt before it begins. One that another conductor had `under_way` is gone on with, on a cluster
+    that tells it from its beginning, by that one's `clock`.
     """
     preemption = preemption or Preemption()
     measured.workers = plan.workers
     recovery = _Recovery(plan, baseline, measured, fewer, "last" if resume else None)
+    if under_way is not None:
+        recovery.take_over(under_way)
     while True:
         step = measured.step
+        if under_way is None:
+            keep(recovery.attempt(time.time()))
         try:
             now, resumed = recovery.plan, recovery.resume
-            _attempt(cluster, now, baseline, folder, tell, measured, ask_size, resumed, preemption, one_device)
+            _attempt(cluster, now, baseline, folder, tell, measured, ask_size, resumed, preemption, one_device, clock)
             return
         except Preempted:
             what = cluster.returns(preemption.of_command)
@@ -73,6 +84,7 @@ def conduct(
                 raise
             text = f"{failed.failure.error.rstrip('.')}. {what}"
         measured.notes.append(text)
+        under_way = None
         if cluster.moved():
             recovery.plan = laid_again(recovery.plan)
         now = recovery.plan
@@ -91,6 +103,17 @@ class _Recovery:
     restarts: int = 0
     # The log of the process that failed last.
     failed: Path | None = None
+
+    def attempt(self, began: float) -> Attempt:
+        """What is tried next, which begins now."""
+        failed = None if self.failed is None else str(self.failed)
+        return Attempt(self.plan.to_json(), began, self.measured, self.resume, self.restarts, failed)
+
+    def take_over(self, attempt: Attempt) -> None:
+        """Goes on with what another conductor has tried."""
+        self.plan, self.resume, self.restarts = attempt.planned(), attempt.resume, attempt.restarts
+        self.failed = None if attempt.failed is None else Path(attempt.failed)
+        self.measured.workers = self.plan.workers
 
     def after(self, failed: RunFailed, progressed: bool) -> str | None:
         """What is done about a failure, in words; None where nothing is left to try."""
@@ -144,8 +167,10 @@ def _attempt(
     resume: Resume | None,
     preemption: Preemption,
     one_device: Plan | None,
+    time_of: Callable[[], float] | None,
 ) -> None:
-    began, groups, clock = time.monotonic(), list[Group](), _Clock(measured)
+    now = time_of or time.monotonic
+    began, groups, clock = now(), list[Group](), _Clock(measured)
 
     def note(event: Event) -> None:
         if event.group == "point":
@@ -153,7 +178,10 @@ def _attempt(
         tell(event)
 
     def begin(planned: Plan, name: str) -> Group:
-        groups.append(Group(cluster, planned, name, folder, note, preemption))
+        groups.append(Group(cluster, planned, name, folder, note, preemption, now))
+        if time_of is not None:
+            # What was used while there was no conductor is not known.
+            groups[-1].joules = None
         return groups[-1]
 
     try:
@@ -162,7 +190,7 @@ def _attempt(
             one = begin(baseline, "baseline")
         _come_up(groups, resume, measured)
         _check_once(plan, point, measured)
-        measured.seconds_startup = measured.seconds_startup or time.monotonic() - began
+        measured.seconds_startup = measured.seconds_startup or now() - began
         if plan.measurement.profile and resume is None:
             _profile_once(point, measured, tell)
         clock.start(point)

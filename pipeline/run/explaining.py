@@ -65,8 +65,8 @@ def _rounds(point: Group, one: Group, per_call: int, normalizations: int) -> lis
     """Rounds of all turns, each in the opposite order of the one before, so that a machine's drift favours none."""
     turns = _turns(point, one, per_call, normalizations)
     rounds: list[explain.Round] = []
-    began, names = time.monotonic(), [*turns.of_step, *turns.of_replicas]
-    while not _enough(len(rounds), time.monotonic() - began):
+    began, names = point.clock(), [*turns.of_step, *turns.of_replicas]
+    while not _enough(len(rounds), point.clock() - began):
         seconds: dict[str, float] = {}
         replicas: dict[str, dict[int, float]] = {}
         for name in names if len(rounds) % 2 == 0 else names[::-1]:

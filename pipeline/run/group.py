@@ -17,6 +17,8 @@ from pipeline.run.watch import Failure, Watch
 POLL_SECONDS = 0.2
 
 
+# How it is told of a worker that was started again.
+REPLACED = "the steps that it was making are made again, by any worker."
 # Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
 # For a checkpoint after Ctrl-C.
@@ -110,9 +112,10 @@ class Group:
         folder: Path,
         tell: Callable[[Event], None],
         preemption: Preemption,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.name, self.folder, self._tell = plan, name, folder, tell
-        self._preemption = preemption
+        self._preemption, self.clock = preemption, clock
         self._watch = Watch(plan)
         self._stopped = False
         # What processes told when training was over for them.
@@ -144,7 +147,7 @@ class Group:
         return self._answers(command.answered_by(), self.plan.leaders)
 
     def _answers(self, answer: type[Answer], ranks: Sequence[int]) -> dict[int, Answer]:
-        began, meter = time.monotonic(), energy.Meter()
+        began, meter = self.clock(), energy.Meter()
         answers: dict[int, Answer] = {}
         while not answers.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
@@ -160,7 +163,7 @@ class Group:
                 self._fail(failure)
         used = meter.joules()
         self.joules = None if self.joules is None or used is None else self.joules + used
-        self.seconds += time.monotonic() - began
+        self.seconds += self.clock() - began
         return answers
 
     def begin(self) -> None:
@@ -204,13 +207,16 @@ class Group:
                 self._preemption.ask(number, f"{self.plan.processes[event.rank].role} {event.rank}")
             if isinstance(event, Finished):
                 self._finished[event.rank] = event
+            elif isinstance(event, Warned) and event.text.endswith(REPLACED):
+                # By the conductor before this one.
+                self.replaced.append(event.text)
             self._tell(event)
         return found
 
     def _replace(self, gone: Mapping[int, str]) -> None:
         for rank, why in gone.items():
             self.job.restart(rank)
-            text = f"{why}. It was started again; the steps that it was making are made again, by any worker."
+            text = f"{why}. It was started again; {REPLACED}"
             self.replaced.append(text)
             self._tell(Warned(text, time=time.time(), group=self.name, rank=rank))
 

@@ -6,29 +6,29 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from pipeline.analyze import measure, outlook, scoring, step_model
-from pipeline.launch import Cancelled, Cluster, LaunchError
+from pipeline.launch import Cancelled, Cluster, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import baselines, events, log, predictions, results
 from pipeline.record.baselines import Baseline
-from pipeline.record.events import PASSING, Ended, Epoch, Event, Restored, Resumed, Run, Steps, Told
+from pipeline.record.events import PASSING, Ended, Event, Restored, Resumed, Run
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.predictions import Scored
 from pipeline.record.results import Cost, Ending, Environment, Result, Survival, Training
 from pipeline.record.training import MODEL, WEIGHTS
-from pipeline.run import model_size, resume, views
+from pipeline.run import attach, attempts, model_size, resume, views
+from pipeline.run.attempts import Attempt, UnderWay
 from pipeline.run.conduct import conduct
 from pipeline.run.group import Preempted, RunFailed
+from pipeline.run.heard import Heard
 from pipeline.run.laying_out import planned_on, with_addresses
 from pipeline.run.results import (
     bound_by_input,
@@ -61,8 +61,10 @@ class Point:
         session: Session,
         earlier: Earlier | None = None,
         known: Baseline | None = None,
+        attached: attach.Attached | None = None,
     ) -> None:
         config, folder = request.config, request.folder
+        self._request, self._attached = request, attached
         self._config, self._plan, self._session, self._folder = config, planned, session, folder
         self._earlier, self._measured, self._known = earlier, Measured(), known
         self._lock = earlier.lock if earlier else resume.Lock(folder)
@@ -71,12 +73,16 @@ class Point:
         self._blamed: Path | None = None
         self._baseline_repeats: list[float] = []
         self._size_file = model_size.file(planned, Path(config.output_dir), session.search)
-        if earlier is not None:
+        self._ask_size = model_size.known(planned, self._size_file) is None
+        if attached is not None:
+            self._measured, self._ask_size = attached.under_way.attempt.measured, attached.under_way.ask_size
+        elif earlier is not None:
             one = planning.baseline_of(planned, session.cluster(config).inventory())
             self._measured = earlier.measured(planned, one)
             with suppress(OSError):
                 (folder / results.FILE).unlink()
-        write_whole(folder / "plan.json", planned.to_json())
+        if attached is None:
+            write_whole(folder / "plan.json", planned.to_json())
         # The last step and epoch that are in the log.
         self._heard = Heard()
         for event in earlier.events if earlier else ():
@@ -84,28 +90,37 @@ class Point:
         self._log = EventLog(folder / "events.jsonl")
         self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
         self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
-        if earlier is not None and self._measured.point:
+        if attached is not None:
+            self._progress.recall(attached.told, time.monotonic())
+        elif earlier is not None and self._measured.point:
             timed: list[Event] = [event for event in earlier.events if isinstance(event, events.Measured)]
             if len(self._measured.point) >= planned.measurement.repeats:
                 # No baseline will join any more.
                 timed = [event for event in timed if event.group == "point"]
             self._progress.recall(timed, time.monotonic())
-        params, tags = parameters(planned, config), dict[str, object](tags_of(planned, request, session.options))
-        if earlier is not None and earlier.events:
-            self._first: Event = Resumed(params, tags, os.getpid(), os.uname().nodename, time=time.time())
-        else:
-            self._first = Run(
-                key=uuid.uuid4().hex,
-                name=name_of(planned),
-                folder=str(folder),
-                experiment=config.tracking.experiment,
-                params=params,
-                tags=tags,
-                pid=os.getpid(),
-                host=os.uname().nodename,
-                version=events.VERSION,
-                time=time.time(),
-            )
+        self._first = self._begins()
+
+    def _begins(self) -> Event:
+        """What is told first: that the run begins, or that this command goes on with it."""
+        pid, host, now = os.getpid(), os.uname().nodename, time.time()
+        if self._attached is not None:
+            return events.Attached(pid, host, time=now)
+        params = parameters(self._plan, self._config)
+        tags = dict[str, object](tags_of(self._plan, self._request, self._session.options))
+        if self._earlier is not None and self._earlier.events:
+            return Resumed(params, tags, pid, host, time=now)
+        return Run(
+            key=uuid.uuid4().hex,
+            name=name_of(self._plan),
+            folder=str(self._folder),
+            experiment=self._config.tracking.experiment,
+            params=params,
+            tags=tags,
+            pid=pid,
+            host=host,
+            version=events.VERSION,
+            time=now,
+        )
 
     def run(self, cluster: Cluster, baseline: Plan | None) -> Result:
         """Trains and measures; writes result.json, ends the event log, and waits a little for the tracker."""
@@ -121,22 +136,12 @@ class Point:
         status, error, interrupted = "FAILED", None, None
         session = self._session
         session.busy = session.saves = True
+        if self._config.launch.detach:
+            session.leaves = self._folder
+            session.screen.say(f"Ctrl-C, or a terminal that is closed, leaves it training: {attach.how(self._folder)}")
         try:
             with self._progress:
-                conduct(
-                    cluster,
-                    self._plan,
-                    self._reuse(baseline),
-                    self._folder,
-                    self._tell,
-                    self._measured,
-                    ask_size=model_size.known(self._plan, self._size_file) is None,
-                    resume=self._earlier is not None,
-                    preemption=session.preemption,
-                    fewer=partial(self._fewer, cluster),
-                    laid_again=partial(self._laid_out, cluster),
-                    one_device=baseline,
-                )
+                self._conduct(cluster, baseline)
             status = "FINISHED"
         except Preempted:
             status, error = "PREEMPTED", preempted(session.preemption, self._measured)
@@ -146,6 +151,9 @@ class Point:
             error = str(failure)
             self._blamed = failure.log
         except Interrupted as signalled:
+            if session.left is not None:
+                self._leave()
+                raise
             status, error, interrupted = "KILLED", f"The run was ended by {signalled}.", signalled
             session.at_once = session.preemption.by_person
         except Cancelled as cancelled:
@@ -154,12 +162,57 @@ class Point:
             error = str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
-        session.saves = False
+        session.saves, session.leaves = False, None
         try:
             return self._end(status, error, tracker, interrupted)
         finally:
             session.busy = False
             self._lock.release()
+
+    def _conduct(self, cluster: Cluster, baseline: Plan | None) -> None:
+        """Conducts it from its beginning, or from where the conductor before this one has left it."""
+        attached, kept = self._attached, outlives(self._config.cluster.name, self._config.launch.detach)
+        conduct(
+            cluster if attached is None else attached.replay.on(cluster),
+            self._plan,
+            self._reuse(baseline),
+            self._folder,
+            self._tell,
+            self._measured,
+            ask_size=self._ask_size,
+            resume=self._earlier is not None,
+            preemption=self._session.preemption,
+            fewer=partial(self._fewer, cluster),
+            laid_again=partial(self._laid_out, cluster),
+            one_device=baseline,
+            keep=partial(self._keep, baseline) if kept else lambda attempt: None,
+            clock=None if attached is None else attached.replay.clock,
+            under_way=None if attached is None else attached.under_way.attempt,
+        )
+
+    def _keep(self, baseline: Plan | None, attempt: Attempt) -> None:
+        """Notes an attempt, for another conductor to go on with it."""
+        attempts.forget(self._folder)
+        under_way = UnderWay(
+            attach.kept(self._config),
+            attempt,
+            (self._folder / "events.jsonl").stat().st_size,
+            os.getcwd(),
+            self._request.overrides,
+            None if baseline is None else baseline.to_json(),
+            self._known,
+            self._ask_size,
+        )
+        # What cannot be written cannot be taken over: the training goes on all the same.
+        with suppress(OSError):
+            under_way.write(self._folder)
+
+    def _leave(self) -> None:
+        """Leaves it to its processes, and to the next conductor."""
+        with suppress(OSError):
+            self._log.close()
+        self._session.busy = False
+        self._lock.release()
 
     def _fewer(self, cluster: Cluster, planned: Plan) -> Plan | None:
         """The plan over the most workers below its own that it can be laid over; None where there are too few."""
@@ -185,6 +238,7 @@ class Point:
         result = self._write(result)
         self._tell(events.Result(results.to_values(result), time=time.time()))
         self._tell(Ended(status, error, time=time.time()))
+        attempts.forget(self._folder)
         if status == "FINISHED":
             # What goes on with a run that did not finish reads it again.
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
@@ -209,6 +263,8 @@ class Point:
         return result
 
     def _tell(self, event: Event) -> None:
+        if self._attached is not None and self._attached.replay.is_known(event):
+            return
         if isinstance(event, Restored):
             for missed in self._heard.unheard(event.told):
                 self._tell(missed)
@@ -340,32 +396,3 @@ def _baseline_file(baseline: Plan, output: Path) -> Path:
 
 def _tracked(result: Result, **known: str | None) -> Result:
     return dataclasses.replace(result, tracked=dataclasses.replace(result.tracked, **known))
-
-
-@dataclass
-class Heard:
-    """The last step and epoch of a training that are known."""
-
-    step: int = 0
-    epoch: int = 0
-
-    def note(self, event: Told) -> None:
-        """Takes in what training tells."""
-        match event:
-            case Steps(step=step):
-                self.step = max(self.step, step)
-            case Epoch(epoch=epoch):
-                self.epoch = max(self.epoch, epoch)
-
-    def unheard(self, told: Sequence[Told]) -> list[Event]:
-        """Of what a training had told before its checkpoint, what no conductor has heard: one was killed meanwhile.
-
-        >>> [missed.step for missed in Heard(step=4).unheard([Steps(4, [1.0]), Steps(8, [1.0])])]
-        [8]
-        """
-        return [
-            dataclasses.replace(event, group="point", rank=0)
-            for event in told
-            if (isinstance(event, Steps) and event.step > self.step)
-            or (isinstance(event, Epoch) and event.epoch > self.epoch)
-        ]

@@ -281,6 +281,11 @@ def _output(composed: DictConfig) -> Path:
 def _check_sweep(config: Config, many: bool) -> None:
     """Refuses what only a sweep can have. Raises `SweepError`."""
     request = config.sweep
+    if many and config.launch.detach:
+        raise sweeps.SweepError(
+            "Expected one run with launch.detach=true, received a sweep, which needs its command. "
+            "Try launch.detach=false: killed, the same command with sweep.name=mine goes on."
+        )
     if many:
         return
     for key, given in (

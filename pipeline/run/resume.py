@@ -6,6 +6,7 @@ A run's folder says all that is needed: its plan, its events, and by a lock whet
 import fcntl
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pipeline.analyze import measure
 from pipeline.config.schema import Config
 from pipeline.plan import plan
 from pipeline.plan.plan import Plan
-from pipeline.record import events, log
+from pipeline.record import events, kept, log
 from pipeline.record.events import Checked, Checkpoint, Ended, Event, Profiled, Restarted, Steps
 from pipeline.record.tracking import run_id_of
 from pipeline.run.timing import Measured
@@ -105,7 +106,7 @@ def find(
     if config.resume == AUTO:
         there = [*output.glob("[rs]*/**/plan.json"), *(path for folder in also for path in folder.glob("plan.json"))]
         return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=log.written))
-    folder = _named(config.resume, output)
+    folder = _only_named(config.resume, output)
     values = log.read_whole(folder / "plan.json")
     changed = [
         key for key in plan.changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)
@@ -122,6 +123,7 @@ def find(
             f"Expected a run that has ended, received {folder}, whose conductor still works on it. "
             f"Try resume=never, or wait for it."
         ) from None
+    _expect_no_processes(earlier)
     if earlier.status == "finished" and not config.resume_changes:
         earlier.lock.release()
         raise ResumeError(
@@ -145,19 +147,37 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
             continue
         nothing = earlier.status == "failed" and earlier.saved_step is None
         if earlier.status != "finished" and earlier.events and not nothing:
+            _expect_no_processes(earlier)
             return earlier
         earlier.lock.release()
         return None
     return None
 
 
-def _named(name: str, output: Path) -> Path:
+def _expect_no_processes(earlier: Earlier) -> None:
+    """Refuses a run whose processes may train on without a conductor: two trainings would write the same files."""
+    if kept.trains_on(earlier.folder, time.time()):
+        earlier.lock.release()
+        folder = log.from_here(earlier.folder)
+        raise ResumeError(
+            f"Expected a run that has ended, received {folder}, whose processes train on without a conductor. "
+            f"Try python -m pipeline attach {folder}, or resume=never for another run."
+        )
+
+
+def named(name: str, output: Path) -> list[Path]:
+    """The folders of runs that a name may mean: a folder, its name, or an id in MLflow."""
     if (Path(name) / "plan.json").is_file():
-        return Path(name)
+        return [Path(name)]
     there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=log.written)]
-    found = [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
+    return [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
+
+
+def _only_named(name: str, output: Path) -> Path:
+    found = named(name, output)
     if len(found) == 1:
         return found[0]
+    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=log.written)]
     instead = f"Try resume={there[-1]}, resume=auto or resume=never." if there else "Try resume=auto or resume=never."
     raise ResumeError(
         f"Expected resume to be auto, never, or a run's folder, name or id in MLflow, received {name}, which is that "

@@ -31,6 +31,8 @@ from pipeline.run.views import PointResult
 HYDRA_S = "hydra"
 
 
+# Signals by which a person, or a terminal, leaves a run whose processes outlive the command.
+LEAVING = (signal.SIGINT, signal.SIGHUP)
 # What a point that cannot be laid out, or predicted, raises.
 REFUSALS = (
     PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError, HistoryError,
@@ -154,9 +156,12 @@ def _empty(folder: Path) -> None:
 
 def leaves_running(session: Session) -> Callable[[int], bool]:
     """Tells whether a signal comes while a point is under way, which then ends by itself: a scheduler's, or a first
-    Ctrl-C."""
+    Ctrl-C. One whose processes outlive this command is left to them by Ctrl-C, and by a terminal that is closed."""
 
     def spared(number: int) -> bool:
+        if number in LEAVING and session.leaves is not None:
+            session.leave(session.leaves)
+            return False
         if number == signal.SIGINT and session.saves and session.preemption.asked is None:
             session.preemption.ask(number, "the conductor", of_command=True)
             return True

@@ -49,6 +49,9 @@ class Session:
     # The point that a signal has ended, and whether a second Ctrl-C has.
     ended_early: PointResult | None = None
     at_once: bool = False
+    # The folder of the run under way whose processes a Ctrl-C leaves to train on, and of the one that it has left.
+    leaves: Path | None = None
+    left: Path | None = None
     # How far the sweep is that the point under way belongs to.
     ahead: Ahead | None = None
     _clusters: dict[str, Cluster] = field(default_factory=dict)
@@ -56,17 +59,18 @@ class Session:
 
     def cluster(self, config: Config) -> Cluster:
         """The cluster that `config` names, the same one each time."""
-        name = f"{config.cluster}"
+        name = cluster_key(config)
         if name not in self._clusters:
-            self._clusters[name] = cluster_of(config.cluster, self.environ)
+            self._clusters[name] = cluster_of(config.cluster, self.environ, config.launch.detach)
         return self._clusters[name]
 
     def here(self, config: Config) -> Cluster:
         """The cluster, or this machine in place of others, for what is built or timed though nothing is to be run."""
-        if config.cluster.name not in ELSEWHERE:
+        if config.cluster.name not in ELSEWHERE and not config.launch.detach:
             return self.cluster(config)
         local = dataclasses.replace(config.cluster, name="local", host=ClusterConfig.host, options={})
-        return self.cluster(dataclasses.replace(config, cluster=local))
+        ends = dataclasses.replace(config.launch, detach=False)
+        return self.cluster(dataclasses.replace(config, cluster=local, launch=ends))
 
     def tracker(self, log: Path) -> Tracking:
         """The process that writes to MLflow; `log` takes what it says."""
@@ -84,11 +88,17 @@ class Session:
 
     def let_go(self, unused: Config, others: Iterable[Config]) -> None:
         """Ends the job of a point that has ended, where no other point of the command goes on in it."""
-        name = f"{unused.cluster}"
-        if AT_ONCE.get(unused.cluster.name) != JOBS or any(f"{other.cluster}" == name for other in others):
+        name = cluster_key(unused)
+        if AT_ONCE.get(unused.cluster.name) != JOBS or any(cluster_key(other) == name for other in others):
             return
         if cluster := self._clusters.pop(name, None):
             cluster.close(0)
+
+    def leave(self, folder: Path) -> None:
+        """Leaves the run in a folder to processes that outlive this command."""
+        self.left = folder
+        for cluster in self._clusters.values():
+            cluster.leave()
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
@@ -96,6 +106,11 @@ class Session:
             self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS)
         for cluster in self._clusters.values():
             cluster.close(code)
+
+
+def cluster_key(config: Config) -> str:
+    """What tells a cluster from others."""
+    return f"{config.cluster} {config.launch.detach}"
 
 
 @dataclass(frozen=True)

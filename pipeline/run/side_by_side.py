@@ -23,7 +23,7 @@ from pipeline.run import run
 from pipeline.run.group import Preemption
 from pipeline.run.points import Points
 from pipeline.run.results import chosen, layout_of
-from pipeline.run.session import Key, PointRequest, Session
+from pipeline.run.session import Key, PointRequest, Session, cluster_key
 from pipeline.run.views import PointResult, Screen
 
 # What a point shows, in its folder.
@@ -154,7 +154,7 @@ class SideBySide:
             note = f"Up to {self._most} points ran at once on this machine: they share its memory's bandwidth."
             plan = dataclasses.replace(made.plan, notes=(*made.plan.notes, note))
             request = dataclasses.replace(request, laid_out=dataclasses.replace(made, plan=plan, cluster=share))
-        self._work(key, request, {f"{request.config.cluster}": share}, self._session.preemption)
+        self._work(key, request, {cluster_key(request.config): share}, self._session.preemption)
 
     def _work_as_job(self, key: Key, request: PointRequest, part: Part) -> None:
         # A scheduler's signal to one job is none to another.

@@ -18,7 +18,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize(
-    "verb", ["report", "compare", "prepare", "sync", "ui", "clean", "doctor", "predict", "explain"]
+    "verb", ["report", "compare", "prepare", "sync", "ui", "clean", "doctor", "attach", "predict", "explain"]
 )
 def test_a_verb_says_how_it_is_typed(asked, verb):
     told = asked(verb, "--help")
@@ -30,7 +30,7 @@ def test_every_verb_says_what_it_does():
     assert set(verbs.DOES) == set(verbs.VERBS)
 
 
-@pytest.mark.parametrize("verb", ["report", "compare", "sync", "ui", "clean", "explain"])
+@pytest.mark.parametrize("verb", ["report", "compare", "sync", "ui", "clean", "attach", "explain"])
 def test_keys_are_typed_alike_whatever_the_verb(asked, verb):
     told = asked(verb, "--help")
     assert f"python -m pipeline {verb} " in told.out

@@ -76,6 +76,13 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
     step = under.step()
     under.until(lambda: under.step() >= step + 100)
     assert not under.restarted()
+    # Its conductor killed outright, and another in its place.
+    under.kill()
+    (run,) = tmp_path.glob("outputs/runs/*")
+    step = under.step()
+    under.command = start(tmp_path, "attach", run.name)
+    under.until(lambda: under.step() >= step + 100)
+    assert not under.restarted()
     # Longer, and mended while the restart waits for the host.
     two.cut(2)
     under.until(under.restarted, 60)
@@ -88,7 +95,10 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
     result = json.loads((tmp_path / ran.run_folders[0] / "result.json").read_text())
     one = json.loads(next((tmp_path / "alone").rglob("result.json")).read_text())
     assert losses(result) == losses(one)
-    assert result["restarts"] == 1
+    assert (result["restarts"], result["resumed"]) == (1, 0)
+    told = [line["step"] for line in under.lines() if line["event"] == "steps"]
+    # What was made again is told again; what an agent has sent twice is not.
+    assert len(told) - len(set(told)) == result["steps_repeated"] / 10
     assert f"on 2 hosts ({a}, {b})" in ran.out
     assert all((ran.run_folders[0] / f"point-{rank}.log").exists() for rank in (0, 1))
     processes = json.loads((ran.run_folders[0] / "plan.json").read_text())["processes"]

@@ -5,7 +5,6 @@ import os
 import time
 
 import pytest
-from conftest import with_
 from kubernetes import client
 from stand_in.cluster import StandIn
 from test_kubernetes_manifest import planned
@@ -165,12 +164,6 @@ def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
     # One whose pod does not run yet is tried again.
     with pytest.raises(OSError, match="there is no way to its agent"):
         made.forward(pod.name, 2221)
-
-
-def test_a_conductor_that_is_to_leave_wants_an_address_that_pods_dial(tmp_path):
-    config = ClusterConfig("kubernetes", options={"image": IMAGE})
-    with pytest.raises(LaunchError, match=r"Try cluster\.options\.conductor=HOST:PORT"):
-        KubernetesCluster(config, os.environ).start(with_(PLAN, "launch", detach=True), "point", tmp_path)
 
 
 def test_no_kubeconfig_is_a_sentence(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from pipeline.plan.size import Size, Variable
 from pipeline.record import events, log
 from pipeline.record.check import Check, Difference
 from pipeline.record.events import (
+    Attached,
     Beat,
     Built,
     Calibrated,
@@ -70,6 +71,7 @@ TOLD: list[Event] = [
         "key", "mirrored-2", "outputs/runs/mine", "pipeline", {"workers": 2, "hidden": [16]}, {"host": "vm"}, 7, "vm", 1
     ),
     Resumed({"workers": 2}, {"host": "vm"}, 7, "vm"),
+    Attached(7, "vm"),
     Started(7, "chief", 1),
     Joined(["CPU:0"], {"keras": "3.1"}),
     Loaded({"train": False}, {"train": 8}, {"train": [Lost(None, 3, 1, "a.png", "is cut off", None)]}),

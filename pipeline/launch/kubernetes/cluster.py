@@ -112,11 +112,6 @@ class KubernetesCluster(DiallingCluster):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents of a plan's pods start its processes; the pods are made where they are not there."""
-        if plan.launch.detach and self._options.conductor is None:
-            raise LaunchError(
-                "Expected an address that pods dial, since launch.detach=true has another command take this one's "
-                "place, received none. Try cluster.options.conductor=HOST:PORT, or launch.detach=false."
-            )
         self._end_earlier(folder)
         if self._shape is None or not self._shape.holds(shape_of(plan)):
             self._make(plan)

@@ -107,6 +107,23 @@ class SlurmCluster(DiallingCluster):
             self._log = self._folder / f"slurm-{self._inside.job}.log"
             self._start_step()
 
+    def found(self, folder: Path) -> None:
+        """Follows the job that an earlier command has submitted."""
+        before = Earlier.read(folder)
+        if before is None:
+            return
+        self._folder = Path(self._options.folder).resolve() / before.name
+        self._log = self._folder / f"slurm-{before.job}.log"
+        if not before.step:
+            self._job = Followed(self._slurm, before.job, self.say)
+            self._job.look(now=True)
+
+    def attach(self, folder: Path) -> bool:
+        """Takes the place of the conductor of the run in a folder, laid over the nodes whose agents have come."""
+        there = super().attach(folder)
+        self._laid_over = {known.life for known in self._present()}
+        return there
+
     def check(self, absent: int) -> None:
         """Follows the job. Raises `LaunchError` where it is over, or runs and its agents do not come."""
         if self._job is None:
@@ -194,7 +211,7 @@ class SlurmCluster(DiallingCluster):
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents start a plan's processes, once none of an earlier command's writes to the same folder."""
         assert self._folder is not None
-        if group == POINT:
+        if group == POINT and not self._taken.get(POINT):
             job = self._job.job if self._job else self._inside.job if self._inside else ""
             mine = Earlier(job, self._folder.name, step=self._job is None)
             if (before := Earlier.read(folder)) is not None and before != mine:

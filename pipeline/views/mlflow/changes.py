@@ -13,6 +13,7 @@ from typing import assert_never
 from pipeline.analyze import comparable
 from pipeline.record import results
 from pipeline.record.events import (
+    Attached,
     Beat,
     Built,
     Calibrated,
@@ -84,7 +85,7 @@ class Replay:
     """
 
     run: Run | None = None
-    conductor: Run | Resumed | None = None
+    conductor: Run | Resumed | Attached | None = None
     commands: int = 0
     step: int = 0
     epoch: int = 0
@@ -122,6 +123,8 @@ def _changes(event: Event, seen: Replay) -> Iterable[Change] | None:
             return _run(event, seen)
         case Resumed():
             return _resumed(event, seen)
+        case Attached():
+            return _attached(event, seen)
         case Built():
             return _built(event, seen)
         case Measured():
@@ -193,6 +196,13 @@ def _resumed(event: Resumed, seen: Replay) -> Iterator[Change]:
     for name, value in event.params.items():
         if then.get(name) != value:
             yield Tag(safe_name(f"resumed/{name}"), text(value, TAG_CHARACTERS))
+    yield Begin()
+
+
+def _attached(event: Attached, seen: Replay) -> Iterator[Change]:
+    seen.conductor = event
+    # Nobody may have been left to say that it goes on.
+    yield Tag("status", "RUNNING")
     yield Begin()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.record import plain
+from pipeline.record import kept, plain
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.state import remember
@@ -61,7 +61,7 @@ def follow(commands: IO[bytes], tell: Callable[[dict[str, object]], None]) -> No
     limit.daemon = True
     limit.start()
     with niceness(-NICENESS):
-        follower.end(round(1000 * time.time()))
+        follower.end(round(1000 * time.time()), conductor)
 
 
 @contextlib.contextmanager
@@ -137,13 +137,20 @@ class Follower:
         errors = [run.error for run in asked if run.error]
         return not behind and not errors, errors[0] if errors else None
 
-    def end(self, time_ms: int) -> None:
-        """Sends what is left, then ends as KILLED in MLflow every run that nobody will end any more."""
+    def end(self, time_ms: int, conductor: int | None = None) -> None:
+        """Sends what is left, then ends as KILLED in MLflow every run that nobody will end any more.
+
+        Not what another command than the `conductor` of that number has taken over meanwhile, nor what trains on.
+        """
         for run in self._runs:
             run.given_up = run.given_up and run.copy.has_ended()
         if not all(run.given_up for run in self._runs):
             self.drain(LAST_SECONDS, lambda: False)
         for run in self._runs:
+            wrote = run.copy.seen.conductor
+            taken = conductor is not None and wrote is not None and wrote.pid not in (None, conductor)
+            if taken or kept.trains_on(run.copy.folder, time.time()):
+                continue
             if not run.copy.has_ended() and run.copy.lock():
                 try:
                     run.copy.kill(time_ms)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.record import log
-from pipeline.record.events import Resumed, Run
+from pipeline.record import kept, log
+from pipeline.record.events import Attached, Resumed, Run
 from pipeline.record.tracking import LOG, STATE, Store, recall
 from pipeline.views.mlflow.copies import Copy, Deleted, TrackError
 from pipeline.views.mlflow.stores import reason, sqlite_path, unreachable, without_password
@@ -47,7 +47,7 @@ def run_folders(root: Path) -> list[Path]:
     return [folder for folder in found if (folder / STATE).exists() or _home(folder) == folder.name]
 
 
-def conductor_lives(run: Run | Resumed) -> bool | None:
+def conductor_lives(run: Run | Resumed | Attached) -> bool | None:
     """Does the process that writes the log still run? None where that cannot be seen from here."""
     if run.host != os.uname().nodename or run.pid is None:
         return None
@@ -113,6 +113,8 @@ def _bring_up(copy: Copy, say: Callable[[str], None]) -> bool | None:
         about = " It still runs."
         if lives is None:
             about = f" It has no end, and only {run.host} knows whether it still runs: sync there."
+        elif not lives and kept.trains_on(copy.folder, time.time()):
+            about = f" It trains on without a conductor: python -m pipeline attach {copy.folder} takes its place."
         elif not lives:
             _patiently(copy.kill)
             about = " It has no end and its process is gone: set to KILLED."

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from pipeline.plan.plan import Plan
 from pipeline.record.events import (
+    Attached,
     Beat,
     Built,
     Calibrated,
@@ -180,8 +181,8 @@ class RunState:
             case Ended():
                 self._ended, self._explaining = True, False
             case (
-                Run() | Resumed() | Loaded() | Checked() | Sized() | Profiling() | Left() | Signalled() | System()
-                | Result() | Report() | Stopped() | Unreachable() | Exited() | Unknown()
+                Run() | Resumed() | Attached() | Loaded() | Checked() | Sized() | Profiling() | Left() | Signalled()
+                | System() | Result() | Report() | Stopped() | Unreachable() | Exited() | Unknown()
             ):  # fmt: skip
                 pass
             case _:

@@ -1,0 +1,67 @@
+"""What a run's folder keeps for another command that takes the place of its conductor: who is to be met, and where.
+
+It is there as long as processes are that outlive their conductor.
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pipeline.record import plain
+from pipeline.record.log import read_whole, written
+from pipeline.record.plain import MismatchError
+from pipeline.record.tracking import LOG
+
+FILE = "agents.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """HOST:PORT at which agents dial, the token, and by group the numbers of their jobs, in the order they began."""
+
+    address: str
+    token: str
+    jobs: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Kept | None":
+        """That of the run in a folder; None where nothing outlives its conductor."""
+        values = read_whole(folder / FILE)
+        with suppress(MismatchError):
+            return plain.made_of(cls, values) if values else None
+        return None
+
+    def with_job(self, group: str, number: int) -> "Kept":
+        """The same, once another job of a group has begun."""
+        return replace(self, jobs=self.jobs | {group: [*self.jobs.get(group, ()), number]})
+
+    def write(self, folder: Path) -> None:
+        """Notes it, where nobody else can read it. Raises `OSError`."""
+        write_secret(folder / FILE, json.dumps(plain.fields_of(self), indent=2).encode())
+
+
+def forget(folder: Path) -> None:
+    """Notes that nothing outlives the conductor of the run in a folder."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def trains_on(folder: Path, now: float) -> bool:
+    """May a run that was meant to outlive its conductor be training on without one? Processes wait for so long."""
+    if not (folder / FILE).exists():
+        return False
+    planned = read_whole(folder / "plan.json")
+    waits = planned.get("orphan_timeout")
+    meant = planned.get("detach") is True and isinstance(waits, int | float)
+    return meant and now < written(folder / LOG) + float(waits or 0)
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """Writes a file that nobody else can read, all of it or nothing. Raises `OSError`."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    partial.replace(path)

@@ -1,0 +1,142 @@
+"""Takes the place of a run's conductor that is gone: from what its folder says, to what a `Point` goes on with."""
+
+import os
+import shlex
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.config import config as configs
+from pipeline.config.schema import Config
+from pipeline.launch import Cluster
+from pipeline.plan.plan import Plan, from_json
+from pipeline.record import log
+from pipeline.record.events import Ended, Event, Restarted, Resumed
+from pipeline.run import attempts
+from pipeline.run.attempts import UnderWay
+from pipeline.run.replay import Replay
+from pipeline.run.resume import Earlier, Lock, named
+from pipeline.run.session import PointRequest, Session
+
+
+class AttachError(ValueError):
+    """A run that cannot be attached to: the message says what was expected, received, and what to type instead."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A run that another conductor had under way, locked, and the cluster whose processes of it are met."""
+
+    request: PointRequest
+    cluster: Cluster
+    planned: Plan
+    earlier: Earlier
+    under_way: UnderWay
+    # What its log tells of the attempt, and what tells it again.
+    told: list[Event]
+    replay: Replay
+
+    @property
+    def baseline(self) -> Plan | None:
+        """The plan of one device, where there is one."""
+        return None if self.under_way.baseline is None else from_json(self.under_way.baseline)
+
+
+def found(name: str, output: Path) -> Path:
+    """The folder of the run that `name` names. Raises `AttachError`."""
+    there = named(name, output)
+    if len(there) == 1:
+        return there[0].resolve()
+    last = max(output.glob("[rs]*/**/plan.json"), key=log.written, default=None)
+    instead = f"Try python -m pipeline attach {last.parent}." if last else "Try output_dir=..."
+    raise AttachError(
+        f"Expected a run's folder, its name or its id in MLflow, received {name}, which is that of "
+        f"{len(there) or 'no'} run{'s' * (len(there) != 1)}. {instead}"
+    )
+
+
+def attach(folder: Path, session: Session, end: bool = False) -> Attached:
+    """Meets the processes of the run in a folder. Raises `AttachError`, and `LaunchError`.
+
+    `end`: once what is known has been told again, they are to save a checkpoint and leave.
+    """
+    shown = log.from_here(folder)
+    try:
+        lock = Lock(folder)
+    except OSError:
+        raise AttachError(
+            f"Expected a run whose conductor is gone, received {shown}, on which one still works. "
+            f"Try again once that has ended."
+        ) from None
+    try:
+        return _attached(folder, lock, session, end)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def how(folder: Path) -> str:
+    """What takes the place of a conductor that has left, in words."""
+    return f"`python -m pipeline attach {log.from_here(folder)}` takes this command's place."
+
+
+def _attached(folder: Path, lock: Lock, session: Session, end: bool) -> Attached:
+    events = [event for event, _ in log.read(folder / attempts.LOG)]
+    under_way, shown = UnderWay.read(folder), log.from_here(folder)
+    if events and isinstance(events[-1], Ended):
+        again = "" if events[-1].status == "FINISHED" else " The same command goes on from its last checkpoint."
+        raise AttachError(
+            f"Expected a run that is under way, received {shown}, which has ended as {events[-1].status}.{again} "
+            f"Try python -m pipeline compare {shown} and another one."
+        )
+    if under_way is None:
+        raise AttachError(
+            f"Expected a run whose processes outlive their conductor (launch.detach=true, cluster=hosts, "
+            f"cluster=slurm), received {shown}, whose processes have ended with it. Try the same command again: "
+            f"it goes on from the last checkpoint."
+        )
+    config = _config(under_way)
+    if Path(under_way.directory).is_dir():
+        # What was typed there names folders and modules from there.
+        os.chdir(under_way.directory)
+    told = [event for event, _ in log.read(folder / attempts.LOG, under_way.offset)]
+    cluster = session.cluster(config)
+    if any(isinstance(event, Restarted | Resumed) for event in told) or not cluster.attach(folder):
+        attempts.forget(folder)
+        raise AttachError(
+            f"Expected processes that wait for a conductor, received none of {shown}: they have ended. "
+            f"Try {typed(under_way)}, which goes on from the last checkpoint."
+        )
+    earlier = Earlier(folder, lock, log.read_whole(folder / "plan.json"), events)
+    planned = from_json((folder / "plan.json").read_text())
+    request = PointRequest(config, folder, under_way.overrides, None)
+
+    def live() -> None:
+        if end:
+            session.preemption.ask(signal.SIGTERM, "the conductor", of_command=True)
+
+    replay = Replay(told, under_way.attempt.began, live)
+    return Attached(request, cluster, planned, earlier, under_way, told, replay)
+
+
+def typed(under_way: UnderWay) -> str:
+    """The command that a run was started by.
+
+    >>> from pipeline.run.attempts import Attempt, Measured
+    >>> typed(UnderWay("", Attempt("", 0.0, Measured()), 0, "/", ["cluster.hosts=[a,b]"]))
+    "python -m pipeline 'cluster.hosts=[a,b]'"
+    """
+    return shlex.join(["python", "-m", "pipeline", *under_way.overrides])
+
+
+def kept(config: Config) -> str:
+    """A config as it is kept."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def _config(under_way: UnderWay) -> Config:
+    composed = OmegaConf.create(under_way.config)
+    assert isinstance(composed, DictConfig)
+    return configs.typed(composed)

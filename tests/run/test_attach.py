@@ -1,0 +1,271 @@
+"""What a run's folder keeps for another conductor, what of it is told again, and which runs none can attach to."""
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from conftest import QUICK
+from test_plan import config, machine
+
+from pipeline.analyze.measure import Repeat
+from pipeline.launch import LaunchError, cluster_of, dialling, outlives
+from pipeline.launch.detached import DetachedCluster
+from pipeline.launch.handshake import new_token
+from pipeline.launch.remote import RemoteJob, Taken
+from pipeline.plan import planning
+from pipeline.record import kept
+from pipeline.record.baselines import Baseline
+from pipeline.record.commands import Begin, Load
+from pipeline.record.events import (
+    Built,
+    Calibrated,
+    Ended,
+    Exited,
+    Explained,
+    Lost,
+    Run,
+    Signalled,
+    Steps,
+    Unreachable,
+    to_line,
+)
+from pipeline.record.kept import Kept
+from pipeline.run import attach, attempts, resume
+from pipeline.run.attempts import Attempt, UnderWay
+from pipeline.run.replay import Replay
+from pipeline.run.resume import Lock, ResumeError
+from pipeline.run.timing import Measured
+
+PLAN = planning.make(config("multi_worker", workers=2), machine())
+
+
+def under_way(**more) -> UnderWay:
+    measured = Measured(
+        point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
+        built=Built(9610, notes=["Counted."]),
+        lost={"train": [Lost("a", 3, 1, "a.png", "is cut off")]},
+        steps_per_call=7,
+        notes=["It was lost."],
+    )
+    attempt = Attempt(PLAN.to_json(), 5.0, measured, "last", 2, "point-1.log")
+    typed = {"overrides": ["workers=2"], "known": Baseline((1.0, 2.0), "there"), "ask_size": True} | more
+    return UnderWay(attach.kept(config("multi_worker", workers=2)), attempt, 0, "/nowhere", **typed)
+
+
+def run(folder: Path, *more) -> Path:
+    """A run's folder as a conductor that was killed has left it."""
+    made = folder / "outputs" / "runs" / "mine"
+    made.mkdir(parents=True)
+    (made / "plan.json").write_text(PLAN.to_json())
+    told = [Run("key", time=1.0), Steps(7, [0.5], time=2.0, group="point"), *more]
+    (made / "events.jsonl").write_bytes(b"".join(map(to_line, told)))
+    return made
+
+
+def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp_path):
+    Kept("127.0.0.1:7", "secret").with_job("point", 1).with_job("baseline", 2).with_job("baseline", 3).write(tmp_path)
+    assert Kept.read(tmp_path) == Kept("127.0.0.1:7", "secret", {"point": [1], "baseline": [2, 3]})
+    assert (tmp_path / kept.FILE).stat().st_mode & 0o777 == 0o600
+    made = under_way()
+    made.write(tmp_path)
+    assert UnderWay.read(tmp_path) == made
+    assert made.attempt.planned() == PLAN
+    assert attach._config(made) == config("multi_worker", workers=2)
+    attempts.forget(tmp_path)
+    assert not [*tmp_path.iterdir()]
+    assert Kept.read(tmp_path) is None
+    assert UnderWay.read(tmp_path) is None
+
+
+def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(tmp_path):
+    folder = run(tmp_path)
+    now = time.time()
+    assert not kept.trains_on(folder, now)
+    Kept("127.0.0.1:7", "secret").write(folder)
+    # One that was not meant to.
+    assert not kept.trains_on(folder, now)
+    (folder / "plan.json").write_text(json.dumps({"detach": True, "orphan_timeout": 60.0}))
+    assert kept.trains_on(folder, now)
+    assert not kept.trains_on(folder, now + 120)
+
+
+class Cluster:
+    """One that starts a job which tells what it is given."""
+
+    def __init__(self, *told):
+        self.told, self.count = list(told), 3
+
+    def start(self, plan, group, folder):
+        return self
+
+    def events(self, timeout):
+        told, self.told = self.told, []
+        return told
+
+
+def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice():
+    first, second, late = (Steps(step, [0.5], time=10.0 + step, group="point") for step in (1, 2, 3))
+    paced = Calibrated(0.1, time=10.5, group="baseline")
+    asked = Signalled(2, time=12.5)
+    live: list[bool] = []
+    replay = Replay([first, paced, second, asked], 10.0, lambda: live.append(True))
+    under = Cluster(second, late, Exited(0, time=14.0, group="point"))
+    cluster = replay.on(under)
+    assert cluster.count == 3
+    point, baseline = (cluster.start(PLAN, group, Path()) for group in ("point", "baseline"))
+    assert replay.clock() == 10.0
+    assert point.events(0.0) == [first]
+    assert (replay.clock(), replay.is_known(first)) == (11.0, True)
+    assert baseline.events(0.0) == [paced]
+    assert point.events(0.0) == [second]
+    assert not live
+    # What an agent sends again is not told again; what ends a process is no line of the log.
+    assert point.events(0.0) == [late, Exited(0, time=14.0, group="point")]
+    assert live == [True]
+    assert replay.clock() > 1e9
+    assert not replay.is_known(late)
+    # The conductor tells the same at another time, as often as it did.
+    again = dataclasses.replace(asked, time=99.0)
+    assert [replay.is_known(again), replay.is_known(again)] == [True, False]
+    assert not replay.is_known(Explained(None, time=99.0))
+
+
+def test_what_another_attempt_tells_is_all_new():
+    told = Steps(1, [0.5], time=11.0, group="point")
+    replay = Replay([told, Steps(2, [0.5], time=12.0, group="point")], 10.0)
+    cluster = replay.on(Cluster())
+    assert cluster.start(PLAN, "point", Path()).events(0.0) == [told]
+    assert cluster.start(PLAN, "point", Path()).events(0.0) == []
+
+
+class Lines:
+    """Agents that hear what is said, and say nothing."""
+
+    def __init__(self, *names: str) -> None:
+        self.said: list[tuple[str, object]] = []
+        self.left, self.known = False, dict.fromkeys(names)
+
+    def say(self, name, message):
+        self.said.append((name, message))
+
+    def over(self, number):
+        self.known.clear()
+
+
+def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
+    held = dialling.Taken(4, {"a": _held(2, {"0": 3})})
+    lines = Lines()
+    job = RemoteJob(
+        lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, missing=lambda names: "", timeout=1, returns=1, taken=held
+    )
+    assert job.number == 4
+    for _ in range(2):
+        job.send(Load("here"))
+    assert not lines.said
+    job.send(Begin())
+    assert [(name, json.loads(message.command)["do"]) for name, message in lines.said] == [("a", "begin")]
+    job._look_at_lines()
+    told = {event.rank: dataclasses.replace(event, time=0.0) for event in job._waiting}
+    assert told == {
+        0: Exited(3, group="point", rank=0),
+        1: Unreachable("b", PLAN.launch.heartbeat_timeout, group="point", rank=1),
+    }
+    # Who leaves ends nothing.
+    lines.left = True
+    job.stop(0.0)
+    assert len(lines.said) == 1
+
+
+def _held(commands, exited):
+    from pipeline.launch.messages import Held
+
+    return Held(4, "point", [0], commands, exited)
+
+
+def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(dialling, "ATTACH_SECONDS", 0.5)
+    made = config()
+    cluster = DetachedCluster(made.cluster, os.environ)
+    assert not cluster.attach(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        Kept(f"127.0.0.1:{taken.getsockname()[1]}", new_token().decode()).write(tmp_path)
+        with pytest.raises(LaunchError, match="Expected to be able to listen at"):
+            cluster.attach(tmp_path)
+    assert not cluster.attach(tmp_path)
+    cluster.close(0)
+
+
+@pytest.mark.parametrize("name", ["env", "mpi", "kubernetes"])
+def test_clusters_whose_processes_end_with_their_command_refuse_to_detach(name):
+    cluster = dataclasses.replace(config().cluster, name=name)
+    with pytest.raises(LaunchError, match=rf"received cluster={name}\. Try launch\.detach=false"):
+        cluster_of(cluster, os.environ, detach=True)
+    assert not outlives(name, True)
+    assert outlives("hosts", False)
+    assert not outlives("local", False)
+    assert outlives("local", True)
+
+
+def test_a_sweep_is_not_detached(asked):
+    told = asked("-m", "workers=1,2", "launch.detach=true", *QUICK)
+    assert told.code == 2
+    assert "Expected one run with launch.detach=true, received a sweep" in told.err
+
+
+def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
+    assert "received nothing, which is that of no runs" in asked("attach", "nothing").err
+    assert "Expected one run, received 0" in asked("attach").err
+    assert "Try end=true" in asked("attach", "mine", "end=yes").err
+    folder = run(tmp_path)
+    told = asked("attach", "mine")
+    assert told.code == 2
+    assert "received outputs/runs/mine, whose processes have ended with it" in told.err
+    lock = Lock(folder)
+    assert "outputs/runs/mine, on which one still works" in asked("attach", "mine").err
+    lock.release()
+    # Processes that are gone, and with them what was to be met.
+    under_way(directory=str(tmp_path)).write(folder)
+    told = asked("attach", "outputs/runs/mine")
+    assert told.code == 2
+    assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
+    assert not (folder / attempts.FILE).exists()
+    with (folder / "events.jsonl").open("ab") as log:
+        log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
+    told = asked("attach", "mine")
+    assert "which has ended as FAILED. The same command goes on from its last checkpoint" in told.err
+
+
+def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
+    typed = ("workers=2", "strategy=multi_worker", "model=mlp", "data=digits", *QUICK, "launch.detach=true")
+    planned = asked("mode=plan", *typed)
+    assert planned.code == 0, planned.err
+    assert "pipeline.launch 127.0.0.1:PORT" in planned.out
+    assert "--detach" in planned.out
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["auto", "mine"])
+def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path, name):
+    folder = run(tmp_path)
+    Kept("127.0.0.1:7", "secret").write(folder)
+    values = json.loads(PLAN.to_json()) | {"detach": True, "orphan_timeout": 1e6}
+    (folder / "plan.json").write_text(json.dumps(values))
+    wanted = config("multi_worker", workers=2, resume=name)
+    with pytest.raises(ResumeError, match=r"whose processes train on .* Try python -m pipeline attach .*mine, or"):
+        resume.find(wanted, PLAN, tmp_path / "outputs")
+    # It is locked no more; and once its processes are gone, it is gone on with.
+    kept.forget(folder)
+    earlier = resume.find(wanted, PLAN, tmp_path / "outputs")
+    assert earlier is not None
+    earlier.lock.release()
+
+
+def test_the_token_is_no_part_of_what_is_typed():
+    cluster = DetachedCluster(config().cluster, os.environ)
+    assert "token" not in " ".join(cluster._command("127.0.0.1:1"))
+    assert Taken(1, {}).number == 1
+    cluster.close(0)

@@ -1,0 +1,154 @@
+"""A run whose conductor goes and another comes ends as if it had never gone, and MLflow has everything of it once."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import own
+import psutil
+import pytest
+from conftest import finish, left_behind, start
+
+# Twelve steps an epoch, two a call.
+COMMAND = (
+    f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=40", "train.global_batch=128",
+    "train.steps_per_call=2", "train.deterministic=true", "measure.steps=2", "measure.repeats=2",
+    "measure.baseline=fresh", "strategy=multi_worker", "workers=2", "checkpoint.every_steps=100",
+)  # fmt: skip
+# Time for what happens meanwhile; nothing is computed otherwise.
+SLOWLY = ("train.callbacks=[{_target_: own.Pausing, seconds: 0.15}]",)
+STEPS, EPOCHS = 480, 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the commands run; whatever has been left there is ended, and told."""
+    yield tmp_path
+    if left := left_behind(tmp_path, patience=40):
+        for process in psutil.process_iter():
+            if " ".join(process.cmdline()) in left:
+                process.kill()
+        pytest.fail(f"left behind: {left}")
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """The events of the only run, as far as they are written."""
+    (log,) = folder.glob("outputs/runs/*/events.jsonl")
+    return [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+
+
+def step(folder: Path) -> int:
+    logs = [*folder.glob("outputs/runs/*/events.jsonl")]
+    return max((event["step"] for event in told(folder) if event["event"] == "steps"), default=0) if logs else 0
+
+
+def until(process: Any, true: Callable[[], object], seconds: float = 180.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def trained(events: list[dict[str, Any]]) -> tuple[dict[int, float], list[dict], list[str]]:
+    """The loss of each step, each once; what epochs came to; the weights."""
+    steps = [
+        (event["step"] - len(event["losses"]) + place + 1, loss)
+        for event in events
+        if event["event"] == "steps" and event["group"] == "point"
+        for place, loss in enumerate(event["losses"])
+    ]
+    assert len(steps) == len(dict(steps))
+    epochs = [
+        {key: event[key] for key in ("epoch", "loss", "metrics", "val_loss", "val_metrics")}
+        for event in events
+        if event["event"] == "epoch"
+    ]
+    (weights,) = {weight for event in events if event["event"] == "finished" for weight in event["weights"]}
+    return dict(steps), epochs, [weights]
+
+
+@pytest.mark.slow
+def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(folder):
+    sane = folder / "sane"
+    sane.mkdir()
+    ran = finish(start(sane, *COMMAND, "tracking=none"), sane, time.monotonic(), 240)
+    assert ran.code == 0, ran.err
+    # Killed outright in mid-training.
+    first = start(folder, *COMMAND, *SLOWLY, "launch.detach=true")
+    until(first, lambda: step(folder) >= 40)
+    (run,) = folder.glob("outputs/runs/*")
+    assert (run / "agents.json").stat().st_mode & 0o777 == 0o600
+    token = json.loads((run / "agents.json").read_text())["token"]
+    assert not [process for process in psutil.process_iter() if token in " ".join(process.cmdline())]
+    first.kill()
+    first.communicate()
+    before = step(folder)
+    time.sleep(3)
+    assert step(folder) == before
+    refused = start(folder, *COMMAND, *SLOWLY, "launch.detach=true")
+    _, err = refused.communicate(timeout=60)
+    assert (refused.returncode, "whose processes train on without a conductor" in err) == (2, True), err
+    # Left by Ctrl-C.
+    second = start(folder, "attach", run.name)
+    until(second, lambda: step(folder) >= before + 40)
+    other = start(folder, "attach", run.name)
+    assert "on which one still works" in other.communicate(timeout=60)[1]
+    second.send_signal(signal.SIGINT)
+    out, err = second.communicate(timeout=60)
+    assert second.returncode == 130, (out, err)
+    assert f"outputs/runs/{run.name} trains on: `python -m pipeline attach outputs/runs/{run.name}`" in err
+    assert (run / "agents.json").exists()
+    third = finish(start(folder, "attach", run.name), folder, time.monotonic(), 240)
+    assert third.code == 0, (third.out, third.err)
+    assert trained(told(folder)) == trained(told(sane))
+    assert sorted(trained(told(folder))[0]) == list(range(1, STEPS + 1))
+    result, unharmed = (json.loads(next(at.glob("outputs/runs/*/result.json")).read_text()) for at in (folder, sane))
+    same = (
+        "status",
+        "error",
+        "workers",
+        "loss",
+        "val_loss",
+        "metrics",
+        "val_metrics",
+        "epochs",
+        "parameters",
+        "resumed",
+    )
+    same += (
+        "restarts",
+        "rollbacks",
+        "steps_repeated",
+        "repeats",
+        "steps_per_call",
+        "saved",
+        "notes",
+        "checkpoint_step",
+    )
+    assert {key: result[key] for key in same} == {key: unharmed[key] for key in same}
+    assert result["speedup"] > 0
+    # As long as it took, with nobody there.
+    assert result["seconds_training"] > 0.15 * STEPS / 2
+    assert (run / "model.keras").exists()
+    assert not [path.name for path in run.iterdir() if path.name in ("agents.json", "attempt.json")]
+    assert (run / "point-1.log").exists()
+    in_mlflow(folder, result)
+
+
+def in_mlflow(folder: Path, result: dict[str, Any]) -> None:
+    """One run, which has finished, and has each point once."""
+    # The first command's follower may be at it still.
+    assert not left_behind(folder, patience=40)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert (found.info.status, found.info.run_id) == ("FINISHED", result["mlflow_run_id"])
+    assert found.data.tags["status"] == "FINISHED"
+    points = client.get_metric_history(found.info.run_id, "train/loss")
+    assert sorted(point.step for point in points) == list(range(1, STEPS + 1))
+    assert len(client.get_metric_history(found.info.run_id, "val/loss")) == EPOCHS
