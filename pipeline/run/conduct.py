@@ -15,7 +15,7 @@ from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import commands
 from pipeline.record.commands import Resume
-from pipeline.record.events import Event, Profiled, Restarted, Signalled
+from pipeline.record.events import Event, Finished, Profiled, Restarted, Signalled
 from pipeline.run.attempts import Attempt
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group, Preempted, Preemption, RunFailed
@@ -54,8 +54,7 @@ def conduct(
     cannot. `laid_again` lays it over hosts that are others than before. Raises `RunFailed`, and `Preempted` once there
     is a checkpoint. No process is left, however it ends.
 
-    `keep` notes each attempt before it begins. One that another conductor had `under_way` is gone on with, on a cluster
-    that tells it from its beginning, by that one's `clock`.
+    `keep` notes each attempt before it begins. One that is `under_way` is gone on with, told anew, by its `clock`.
     """
     preemption = preemption or Preemption()
     measured.workers = plan.workers
@@ -203,16 +202,9 @@ def _attempt(
                 one.leave()
             finished = point.ask(commands.Train(per_call, str(folder)))
         except Preempted:
-            if preemption.by_person:
-                tell(Signalled(signal.SIGINT, time=time.time()))
-            over = point.save_and_leave()
-            if over is None:
-                raise
-            finished = over
+            finished = _saved(point, preemption, tell)
         clock.stop()
-        measured.finished = finished[0]
-        if len({digest for told in finished.values() for digest in told.weights}) > 1:
-            measured.notes.append(UNLIKE)
+        _note_finished(finished, measured)
         if plan.measurement.explain and one_device is not None:
             explain_loss(point, begin(one_device, "baseline"), per_call, measured, tell)
         point.leave()
@@ -223,6 +215,21 @@ def _attempt(
         clock.stop()
         for group in groups:
             group.stop()
+
+
+def _saved(point: Group, preemption: Preemption, tell: Callable[[Event], None]) -> dict[int, Finished]:
+    """What processes told that were to save a checkpoint and leave, where training was over. Raises `Preempted`."""
+    if preemption.by_person:
+        tell(Signalled(signal.SIGINT, time=time.time()))
+    if (over := point.save_and_leave()) is None:
+        raise Preempted
+    return over
+
+
+def _note_finished(finished: dict[int, Finished], measured: Measured) -> None:
+    measured.finished = finished[0]
+    if len({digest for told in finished.values() for digest in told.weights}) > 1:
+        measured.notes.append(UNLIKE)
 
 
 def _come_up(groups: Sequence[Group], resume: Resume | None, measured: Measured) -> None:
