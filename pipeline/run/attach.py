@@ -103,6 +103,7 @@ def _attached(folder: Path, lock: Lock, session: Session, end: bool) -> Attached
         os.chdir(under_way.directory)
     told = [event for event, _ in log.read(folder / attempts.LOG, under_way.offset)]
     cluster = session.cluster(config)
+    session.serve(config)
     if any(isinstance(event, Restarted | Resumed) for event in told) or not cluster.attach(folder):
         attempts.forget(folder)
         raise AttachError(

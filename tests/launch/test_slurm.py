@@ -174,6 +174,13 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
     typed.type(*LONG, SLOW, "hardware.hosts=2", *limits)
     typed.more()
+    # Its conductor killed outright, and another in its place.
+    os.kill(typed.process.pid, signal.SIGKILL)
+    typed.process.communicate()
+    (run,) = typed.folder.glob("outputs/runs/*")
+    typed.process = start(typed.folder, "attach", run.name, **typed.slurm.environ)
+    typed.more()
+    assert not typed.told("restarted")
     # Slurm looks at limits twice a minute, and sends USR2 half a minute before this one.
     ends = datetime.now() + timedelta(seconds=32)
     typed.slurm.ask("scontrol", "update", f"JobId={typed.job()}", f"EndTime={ends:%Y-%m-%dT%H:%M:%S}")

@@ -15,6 +15,7 @@ from pipeline.analyze.measure import Repeat
 from pipeline.launch import LaunchError, cluster_of, dialling, outlives
 from pipeline.launch.detached import DetachedCluster
 from pipeline.launch.handshake import new_token
+from pipeline.launch.messages import Held
 from pipeline.launch.remote import RemoteJob, Taken
 from pipeline.plan import planning
 from pipeline.record import kept
@@ -157,7 +158,7 @@ class Lines:
 
 
 def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_part_of_it(tmp_path):
-    held = dialling.Taken(4, {"a": _held(2, {"0": 3})})
+    held = Taken(4, {"a": _held(2, {"0": 3})})
     lines = Lines()
     job = RemoteJob(
         lines, PLAN, "point", tmp_path, {0: "a", 1: "b"}, missing=lambda names: "", timeout=1, returns=1, taken=held
@@ -181,8 +182,6 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
 
 
 def _held(commands, exited):
-    from pipeline.launch.messages import Held
-
     return Held(4, "point", [0], commands, exited)
 
 
@@ -267,5 +266,4 @@ def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path,
 def test_the_token_is_no_part_of_what_is_typed():
     cluster = DetachedCluster(config().cluster, os.environ)
     assert "token" not in " ".join(cluster._command("127.0.0.1:1"))
-    assert Taken(1, {}).number == 1
     cluster.close(0)
