@@ -44,7 +44,7 @@ from pipeline.run.timing import Measured
 PLAN = planning.make(config("multi_worker", workers=2), machine())
 
 
-def under_way(**more) -> UnderWay:
+def under_way(directory: str = "/nowhere") -> UnderWay:
     measured = Measured(
         point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
         built=Built(9610, notes=["Counted."]),
@@ -53,8 +53,8 @@ def under_way(**more) -> UnderWay:
         notes=["It was lost."],
     )
     attempt = Attempt(PLAN.to_json(), 5.0, measured, "last", 2, "point-1.log")
-    typed = {"overrides": ["workers=2"], "known": Baseline((1.0, 2.0), "there"), "ask_size": True} | more
-    return UnderWay(attach.kept(config("multi_worker", workers=2)), attempt, 0, "/nowhere", **typed)
+    kept_config, known = attach.kept(config("multi_worker", workers=2)), Baseline((1.0, 2.0), "there")
+    return UnderWay(kept_config, attempt, 0, directory, ["workers=2"], known=known, ask_size=True)
 
 
 def run(folder: Path, *more) -> Path:
