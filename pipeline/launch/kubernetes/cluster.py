@@ -182,7 +182,7 @@ class KubernetesCluster(DiallingCluster):
             self._wait_until_gone(self._kind, self._name)
         self._shape, self._launch = shape_of(plan), plan.launch
         if self.contact is None:
-            self.contact = Contact(self._listen(), self.agents.hub.token)
+            self.contact = Contact(self._listen(self.listens_at()), self.agents.hub.token)
         self._begun = True
         self.begin(self.contact)
 
