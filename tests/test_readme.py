@@ -18,13 +18,15 @@ from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config, PrepareConfig
 
-COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "README.md").read_text())
+COMMANDS = re.findall(r"`python -m pipeline ([^`]*=[^`]*)`", (ROOT / "docs/commands.md").read_text())
 # Verbs that have keys of their own, and none of a config.
-FOR_A_RUN = {name: import_module(verbs.COMMANDS[name]).VERB for name in ("report", "compare", "sync", "ui", "clean")}
+FOR_A_RUN = {
+    name: import_module(verbs.COMMANDS[name]).VERB for name in ("report", "compare", "sync", "ui", "clean", "attach")
+}
 
 
 @pytest.mark.parametrize("command", [typed for typed in COMMANDS if "data.path=" not in typed])
-def test_every_command_of_the_readme_is_one_that_can_be_planned(asked, command):
+def test_every_command_of_the_table_is_one_that_can_be_planned(asked, command):
     ran: Ran = asked(*re.sub(r"^predict |mode=\w+", "", command).split(), "mode=plan")
     assert ran.code == 0, ran.err
 

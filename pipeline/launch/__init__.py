@@ -145,6 +145,7 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool =
             f"launch.detach=true, received cluster={config.name}. Try launch.detach=false."
         )
     if config.name in CLUSTERS:
+        _check_hosts(config)
         cluster: Cluster = made(config, environ)
         return cluster
     built = _Offered(config.name, lambda *given: made(*given))(config, environ)
@@ -155,6 +156,17 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool =
             )
     offered: Any = _Offered(config.name, built)
     return offered  # type: ignore[no-any-return]
+
+
+def _check_hosts(config: ClusterConfig) -> None:
+    """Refuses, for clusters of ours, hosts that nobody would ask."""
+    if config.name == "hosts" or not (config.hosts or config.copy):
+        return
+    said = f"cluster.hosts=[{','.join(config.hosts)}]" if config.hosts else "cluster.copy=true"
+    raise LaunchError(
+        f"Expected {said.partition('=')[0]} under cluster=hosts alone, received {said} under cluster={config.name}. "
+        f"Try cluster=hosts {said}."
+    )
 
 
 class _Offered:
