@@ -31,7 +31,9 @@ with warnings.catch_warnings():
 import pipeline
 from pipeline.analyze import history
 from pipeline.commands.sync import main
+from pipeline.record import kept
 from pipeline.record.events import Ended, Resumed, Run, Warned, from_plain, to_line
+from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog
 from pipeline.record.tracking import Store, recall
 from pipeline.views.mlflow import Tracker, page, removing
@@ -39,6 +41,7 @@ from pipeline.views.mlflow import sync as syncing
 from pipeline.views.mlflow.change import Begin, End, Point, Tag
 from pipeline.views.mlflow.changes import Replay, changes
 from pipeline.views.mlflow.copies import Copy
+from pipeline.views.mlflow.follow import Follower
 from pipeline.views.mlflow.state import remember
 from pipeline.views.mlflow.stores import open_client
 
@@ -483,6 +486,39 @@ def test_the_run_of_a_sweep_has_no_metrics_that_its_points_have(home: Path) -> N
     assert run.data.tags.items() >= {"best": "mirrored", "mlflow.note.content": "A tie."}.items()
 
 
+def test_who_followed_a_conductor_that_is_gone_leaves_killed_neither_what_another_has_taken_over_nor_what_trains_on(
+    home: Path,
+) -> None:
+    uri = local(home).uri
+
+    def ended(writer: Writer, conductor: int) -> str:
+        follower = Follower(lambda news: None)
+        follower.add(writer.folder, local(home))
+        follower.end(round(1000 * (BEGAN + 99)), conductor)
+        for followed in follower._runs:
+            followed.copy.release()
+        return str(only_run(uri, writer.key).info.status)
+
+    writer = Writer(home / "taken over", pid=1)
+    writer.steps(1, 4)
+    assert ended(writer, 1) == "KILLED"
+    # Who comes in its place says so, and who followed the one before may be the one that sends it.
+    writer.write({"time": BEGAN + 5, "event": "attached", "pid": 2, "host": "vm"})
+    losses = writer.steps(6, 8)
+    assert ended(writer, 1) == "RUNNING"
+    assert ended(writer, 2) == "KILLED"
+    assert all(values(uri, only_run(uri, writer.key))[loss] == 1 for loss in losses)
+    detached = Writer(home / "detached", pid=1)
+    detached.steps(1, 2)
+    (detached.folder / "plan.json").write_text(json.dumps({"detach": True, "orphan_timeout": 1e6}))
+    Kept("127.0.0.1:7", "secret").write(detached.folder)
+    assert ended(detached, 1) == "RUNNING"
+    detached.write({"time": BEGAN + 3, "event": "attached", "pid": NEVER, "host": os.uname().nodename})
+    assert "It trains on without a conductor: python -m pipeline attach" in sync(detached.folder)[1][0]
+    kept.forget(detached.folder)
+    assert ended(detached, NEVER) == "KILLED"
+
+
 def test_throughput_is_what_mlflow_is_sent_first(home: Path) -> None:
     """Its page that compares runs opens on the first metric that it was sent."""
     writer, uri = Writer(home / "first", params={"workers": 2}), local(home).uri
@@ -577,6 +613,7 @@ def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) 
 import json, os, sys, time
 from pathlib import Path
 from pipeline.record.events import from_plain
+from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow import Tracker

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.record import kept, plain
+from pipeline.record.events import Attached, Resumed
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.copies import Copy, Deleted
 from pipeline.views.mlflow.state import remember
@@ -148,7 +149,7 @@ class Follower:
             self.drain(LAST_SECONDS, lambda: False)
         for run in self._runs:
             wrote = run.copy.seen.conductor
-            taken = conductor is not None and wrote is not None and wrote.pid not in (None, conductor)
+            taken = conductor is not None and isinstance(wrote, Attached | Resumed) and wrote.pid != conductor
             if taken or kept.trains_on(run.copy.folder, time.time()):
                 continue
             if not run.copy.has_ended() and run.copy.lock():
