@@ -16,12 +16,12 @@ from pathlib import Path
 
 from pipeline.analyze.measure import CALL_SECONDS
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.agent import Agent, Place
+from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.messages import CONDUCTOR
 from pipeline.launch.child import BEAT_SECONDS
-from pipeline.launch.dialling import Contact, DiallingCluster
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link
-from pipeline.launch.messages import CONDUCTOR
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command, Train

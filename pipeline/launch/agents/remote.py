@@ -5,10 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.launch.agents import POLL_SECONDS, Agents, Said
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.messages import (
+from pipeline.launch.agents.conductor import POLL_SECONDS, Agents, Said
+from pipeline.launch.agents.messages import (
     DumpStacks,
     Give,
     Logged,
@@ -22,6 +20,8 @@ from pipeline.launch.messages import (
     Stopped,
     Told,
 )
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Event, Exited, Started, Unreachable, Warned, from_plain, stamped
