@@ -14,6 +14,8 @@ Drawn: TypeAlias = tuple[str, Shape]
 # More layers are seldom drawn, and take long to trace.
 MOST_LAYERS = 7
 MOST_NUMBERS = 150
+# Of a single number these leave its sign alone, so that all before them learns from last digits.
+OF_ONE = ("LayerNormalization", "RMSNormalization", "UnitNormalization")
 
 
 @st.composite
@@ -118,6 +120,8 @@ def _normalization(draw: st.DrawFn, shape: Shape) -> Drawn:
         f"BatchNormalization({momentum})", "LayerNormalization()", "RMSNormalization()", "GroupNormalization(groups=1)",
         "UnitNormalization()", "GroupNormalization(groups=-1)",
     ]))  # fmt: skip
+    if shape[-1] == 1 and words.startswith(OF_ONE):
+        words = f"BatchNormalization({momentum})"
     return words, shape
 
 

@@ -117,6 +117,7 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
     """The cluster that a config names. Raises `OfferError` where there is none, `LaunchError` where it is broken."""
     made = find("clusters", config.name, "cluster", CLUSTERS, "cluster=local")
     if config.name in CLUSTERS:
+        _check_hosts(config)
         cluster: Cluster = made(config, environ)
         return cluster
     built = _Offered(config.name, lambda *given: made(*given))(config, environ)
@@ -127,6 +128,17 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str]) -> Cluster:
             )
     offered: Any = _Offered(config.name, built)
     return offered  # type: ignore[no-any-return]
+
+
+def _check_hosts(config: ClusterConfig) -> None:
+    """Refuses, for clusters of ours, hosts that nobody would ask."""
+    if config.name == "hosts" or not (config.hosts or config.copy):
+        return
+    said = f"cluster.hosts=[{','.join(config.hosts)}]" if config.hosts else "cluster.copy=true"
+    raise LaunchError(
+        f"Expected {said.partition('=')[0]} under cluster=hosts alone, received {said} under cluster={config.name}. "
+        f"Try cluster=hosts {said}."
+    )
 
 
 class _Offered:

@@ -76,7 +76,7 @@ class Started:
 
 
 @pytest.fixture
-def started(tmp_path):
+def begun(tmp_path):
     made: list[Started] = []
 
     def begin(**kinds: int) -> Started:
@@ -95,9 +95,9 @@ def losses(result: dict) -> tuple:
 
 
 @pytest.mark.slow
-def test_a_hand_made_tf_config_in_two_terminals_trains_to_the_losses_of_one(pipeline, started):
+def test_a_hand_made_tf_config_in_two_terminals_trains_to_the_losses_of_one(pipeline, begun):
     alone = pipeline(*TWO, "workers=2")
-    tasks = started(chief=1, worker=1)
+    tasks = begun(chief=1, worker=1)
     tasks.type_all(*TWO)
     ran, other = tasks.ended("chief", 0), tasks.ended("worker", 0)
     assert (ran.code, other.code) == (0, 0), ran.err + other.err
@@ -111,8 +111,8 @@ def test_a_hand_made_tf_config_in_two_terminals_trains_to_the_losses_of_one(pipe
 
 
 @pytest.mark.slow
-def test_workers_and_a_parameter_server_are_tasks_and_the_chief_coordinates(started):
-    tasks = started(chief=1, worker=2, ps=1)
+def test_workers_and_a_parameter_server_are_tasks_and_the_chief_coordinates(begun):
+    tasks = begun(chief=1, worker=2, ps=1)
     tasks.type_all("strategy=parameter_server", "train.steps=40", "tracking=none", "model=mlp", "data=digits")
     ran = tasks.ended("chief", 0)
     assert ran.code == 0, ran.err
@@ -122,8 +122,8 @@ def test_workers_and_a_parameter_server_are_tasks_and_the_chief_coordinates(star
 
 
 @pytest.mark.slow
-def test_a_sweep_is_conducted_by_one_and_leaves_tasks_out_where_it_needs_fewer(started):
-    tasks = started(worker=2)
+def test_a_sweep_is_conducted_by_one_and_leaves_tasks_out_where_it_needs_fewer(begun):
+    tasks = begun(worker=2)
     sweep = ("-m", "strategy=one_device,multi_worker", "workers=2", "train.steps=10", *SMALL)
     tasks.type_all(*sweep)
     ran = tasks.ended("worker", 0)
@@ -135,11 +135,9 @@ def test_a_sweep_is_conducted_by_one_and_leaves_tasks_out_where_it_needs_fewer(s
 
 
 @pytest.mark.slow
-def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_from_the_last_checkpoint(
-    pipeline, started
-):
+def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_from_the_last_checkpoint(pipeline, begun):
     alone = pipeline(*LONG, "workers=2")
-    tasks = started(chief=1, worker=1)
+    tasks = begun(chief=1, worker=1)
     tasks.type_all(*LONG)
     for role, others, reached in (("worker", "chief", 100), ("chief", "worker", 500)):
         tasks.wait(lambda reached=reached: tasks.steps() >= reached)
@@ -156,8 +154,8 @@ def test_a_task_and_then_the_conductor_that_are_killed_and_typed_again_go_on_fro
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_takes_the_machine_of_one_task_preempts_the_run(started):
-    tasks = started(chief=1, worker=1)
+def test_a_scheduler_that_takes_the_machine_of_one_task_preempts_the_run(begun):
+    tasks = begun(chief=1, worker=1)
     tasks.type_all(*LONG)
     tasks.wait(lambda: tasks.steps() >= 100)
     tasks.commands["worker", 0].send_signal(signal.SIGTERM)
@@ -168,8 +166,8 @@ def test_a_scheduler_that_takes_the_machine_of_one_task_preempts_the_run(started
 
 
 @pytest.mark.slow
-def test_tasks_that_never_come_are_named_and_a_refused_command_ends_them_all(started):
-    tasks = started(chief=1, worker=1)
+def test_tasks_that_never_come_are_named_and_a_refused_command_ends_them_all(begun):
+    tasks = begun(chief=1, worker=1)
     tasks.type("chief", 0, *TWO, "cluster.options.timeout=4")
     ran = tasks.ended("chief", 0)
     assert ran.code == 1
