@@ -198,6 +198,31 @@ def explain(rows: Sequence[Rows], part: str) -> list[str]:
     return lines
 
 
+def scale(rows: Rows, part: str) -> list[str]:
+    """What a conductor takes by the number of processes, how that grows, and what a plan for many takes."""
+    runs = rows["runs"]
+    limit = runs[0]["silent_limit"]
+    lines = [
+        "| processes | hosts | events a second | cores of the conductor | its memory | a process "
+        f"| a killed one is noticed after | a silent one, `launch.heartbeat_timeout={limit:g}` |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        lines.append(
+            f"| {run['processes']:,} | {run['hosts']} | {run['events_per_second']:,.0f} | {run['cores']:.2f} "
+            f"| {run['memory_mib']:.0f} MiB | {run['memory_mib'] * 1024 / run['processes']:.0f} KiB "
+            f"| {run['killed_seconds']:.1f} s | {run['silent_seconds']:.1f} s |"
+        )
+    first, last = runs[0], runs[-1]
+    grown = [
+        f"{last[name] / first[name]:.1f} times" if first[name] else ""
+        for name in ("processes", "hosts", "events_per_second", "cores", "memory_mib")
+    ]
+    lines.append(f"| {' | '.join(grown)} | | | |")
+    plan = rows["plan"]
+    return [*lines, "", f"A plan for {plan['workers']:,} workers, each a process, takes {plan['seconds']:.1f} s."]
+
+
 def transcripts(rows: Rows, part: str) -> list[str]:
     """What a terminal said, as a block of code, and how long that took."""
     said = rows[part]
@@ -220,5 +245,6 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "estimates": estimates,
     "deep": deep,
     "explain": explain,
+    "scale": scale,
     "transcripts": transcripts,
 }

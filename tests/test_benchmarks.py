@@ -161,6 +161,22 @@ ONE_OF_EACH = {
         ],
         ["| many | 40% | communication 30%, contention 10% | communication, none | 2 |"],
     ),
+    "scale": (
+        {
+            "runs": [
+                {"processes": 1000, "hosts": 8, "events_per_second": 2000.4, "cores": 0.1, "memory_mib": 20.0,
+                 "killed_seconds": 0.21, "silent_seconds": 30.2, "silent_limit": 30.0},
+                {"processes": 4096, "hosts": 32, "events_per_second": 8000.0, "cores": 0.4, "memory_mib": 50.0,
+                 "killed_seconds": 0.3, "silent_seconds": 30.4, "silent_limit": 30.0},
+            ],
+            "plan": {"workers": 65_536, "seconds": 1.04},
+        },
+        [
+            "| 1,000 | 8 | 2,000 | 0.10 | 20 MiB | 20 KiB | 0.2 s | 30.2 s |",
+            "| 4.1 times | 4.0 times | 4.0 times | 4.0 times | 2.5 times | | | |",
+            "A plan for 65,536 workers, each a process, takes 1.0 s.",
+        ],
+    ),
     "transcripts:start": (
         {"start": {"lines": ["plan   a", "", "FINISHED"], "seconds": 20.4}},
         ["    plan   a", "", "    FINISHED", "", "It took 20 seconds in all."],

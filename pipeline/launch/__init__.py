@@ -103,7 +103,7 @@ AT_ONCE = {"local": DEVICES, "kubernetes": JOBS, "slurm": JOBS}
 # Ours; a package offers others as entry points of the group `pipeline.clusters`, called with the same arguments.
 CLUSTERS = {
     "local": "pipeline.launch.local:LocalCluster",
-    "env": "pipeline.launch.env:EnvCluster",
+    "env": "pipeline.launch.env.cluster:EnvCluster",
     "hosts": "pipeline.launch.hosts:HostsCluster",
     "kubernetes": "pipeline.launch.kubernetes.cluster:KubernetesCluster",
     "mpi": "pipeline.launch.mpi:MpiCluster",

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch.agent import Agent, Place
-from pipeline.launch.dialling import reached_from
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link
+from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.dialling import reached_from
+from pipeline.launch.agents.messages import CONDUCTOR
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.messages import CONDUCTOR
 from pipeline.launch.signals import PREEMPTING
 
 # For how long a conductor is dialled that has never answered.

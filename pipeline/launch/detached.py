@@ -13,10 +13,10 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
-from pipeline.launch.alike import PACKAGE
-from pipeline.launch.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.alike import PACKAGE
+from pipeline.launch.agents.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.remote import RemoteJob
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 

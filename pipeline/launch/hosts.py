@@ -20,9 +20,9 @@ from pathlib import Path
 from pipeline.config.json import Object
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
-from pipeline.launch.alike import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.agents.alike import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.asking import MODULE, Helpers, Line, LineError, ProcessLine
-from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.options import options_of
 from pipeline.plan.checks import HOST, stays_here

@@ -18,16 +18,16 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
-from pipeline.launch.agent import Agent
-from pipeline.launch.agent import Place as Seat
-from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.agent import Agent
+from pipeline.launch.agents.agent import Place as Seat
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.messages import CONDUCTOR
+from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.messages import CONDUCTOR
 from pipeline.launch.options import options_of
-from pipeline.launch.remote import RemoteJob
 from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan

@@ -1,8 +1,8 @@
 """A cluster that tells an attempt from its beginning: first what its event log has, then what its processes tell.
 
 A conductor that takes the place of another does what that one did: asks for the same, in the same order, and gets the
-answers that are known. What was asked for already is not asked again (`pipeline.launch.remote`), and what was written
-down already is not written down again.
+answers that are known. What was asked for already is not asked again (`pipeline.launch.agents.remote`), and what was
+written down already is not written down again.
 """
 
 import time

@@ -13,9 +13,9 @@ import pytest
 from conftest import Ran, finish, left_behind, start
 from test_plan import config
 
-from pipeline.launch.agent import on_cores
+from pipeline.launch.agents.agent import on_cores
+from pipeline.launch.env.tasks import tasks_of
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.tasks import tasks_of
 from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make

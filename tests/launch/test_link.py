@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline.launch.handshake import RefusedError, dial, new_token
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link
+from pipeline.launch.line.handshake import RefusedError, dial, new_token
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
 
 TOKEN = new_token()
 
@@ -142,7 +142,7 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
 
 
 def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_once(hubs, monkeypatch):
-    monkeypatch.setattr("pipeline.launch.hub.SILENT_SECONDS", 3.0)
+    monkeypatch.setattr("pipeline.launch.line.hub.SILENT_SECONDS", 3.0)
     conductor, agent = hubs("conductor"), hubs("a")
     address = conductor.listen("127.0.0.1:0")
     there = agent.dial("conductor", address)

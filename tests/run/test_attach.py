@@ -12,11 +12,12 @@ from conftest import QUICK
 from test_plan import config, machine
 
 from pipeline.analyze.measure import Repeat
-from pipeline.launch import LaunchError, cluster_of, dialling, outlives
+from pipeline.launch import LaunchError, cluster_of, outlives
+from pipeline.launch.agents import dialling
+from pipeline.launch.agents.messages import Held
+from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.detached import DetachedCluster
-from pipeline.launch.handshake import new_token
-from pipeline.launch.messages import Held
-from pipeline.launch.remote import RemoteJob, Taken
+from pipeline.launch.line.handshake import new_token
 from pipeline.plan import planning
 from pipeline.record import kept
 from pipeline.record.baselines import Baseline

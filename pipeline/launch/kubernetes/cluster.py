@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
-from pipeline.launch.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.dialling import Contact, DiallingCluster
+from pipeline.launch.agents.messages import Close
+from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import GONE, Client
 from pipeline.launch.kubernetes.door import LOOPBACK, Ways
@@ -35,8 +37,6 @@ from pipeline.launch.kubernetes.manifest import (
     to_yaml,
 )
 from pipeline.launch.kubernetes.options import JOB, options_of
-from pipeline.launch.messages import Close
-from pipeline.launch.remote import RemoteJob
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
 

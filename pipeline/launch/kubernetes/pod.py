@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.config.schema import ClusterConfig, StartMethod
-from pipeline.launch.agent import Agent, Place
-from pipeline.launch.hub import Hub
+from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.messages import CONDUCTOR
 from pipeline.launch.kubernetes.door import Door
 from pipeline.launch.kubernetes.manifest import ABANDONED, UNREACHED
-from pipeline.launch.link import Link
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster
-from pipeline.launch.messages import CONDUCTOR
 
 # For how long a conductor is waited for that has never answered: it may look for pods only now and then.
 CONTACT_SECONDS = 120.0

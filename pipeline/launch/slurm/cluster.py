@@ -17,12 +17,12 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
-from pipeline.launch.agents import POLL_SECONDS, Known
-from pipeline.launch.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.conductor import POLL_SECONDS, Known
+from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
+from pipeline.launch.agents.messages import Close
+from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.errors import Cancelled, LaunchError
-from pipeline.launch.messages import Close
 from pipeline.launch.options import options_of
-from pipeline.launch.remote import RemoteJob
 from pipeline.launch.slurm.allocation import Allocation, allocation_of
 from pipeline.launch.slurm.earlier import Earlier
 from pipeline.launch.slurm.options import Options, check

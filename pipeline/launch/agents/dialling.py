@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
-from pipeline.launch.agents import POLL_SECONDS, AgentLine, Agents, Known
+from pipeline.launch.agents.conductor import POLL_SECONDS, AgentLine, Agents, Known
+from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.handshake import new_token
-from pipeline.launch.remote import RemoteJob, Taken
+from pipeline.launch.line.handshake import new_token
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan

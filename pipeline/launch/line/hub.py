@@ -1,6 +1,6 @@
 """All lines of a process, and the thread that reads and writes them: who dials is dialled again, who listens lets in.
 
-Whoever dialled a line dials again whenever its connection is lost; `pipeline.launch.link` sees to it that nothing is.
+Whoever dialled a line dials again whenever its connection is lost; `link.py` sees to it that nothing is.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from pipeline.launch.connection import MESSAGE, MOST_BYTES, STATUS, WORD, Connection, LinkError
-from pipeline.launch.handshake import HANDSHAKE_SECONDS, Identity, dial, greet_dialler
-from pipeline.launch.link import WINDOW_BYTES, Greeting, Link
+from pipeline.launch.line.connection import MESSAGE, MOST_BYTES, STATUS, WORD, Connection, LinkError
+from pipeline.launch.line.handshake import HANDSHAKE_SECONDS, Identity, dial, greet_dialler
+from pipeline.launch.line.link import WINDOW_BYTES, Greeting, Link
 from pipeline.plan.checks import stays_here
 
 # Between two attempts to dial, and two looks at all connections.

@@ -9,13 +9,8 @@ from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from pipeline.launch.alike import alike, unlike
-from pipeline.launch.asking import ANSWER_SECONDS as ASKED_SECONDS
-from pipeline.launch.asking import LineError, answer_of
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link, Received
-from pipeline.launch.messages import (
+from pipeline.launch.agents.alike import alike, unlike
+from pipeline.launch.agents.messages import (
     CONDUCTOR,
     Answered,
     Ask,
@@ -28,6 +23,11 @@ from pipeline.launch.messages import (
     Pulses,
     from_bytes,
 )
+from pipeline.launch.asking import ANSWER_SECONDS as ASKED_SECONDS
+from pipeline.launch.asking import LineError, answer_of
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link, Received
 from pipeline.plan.machine import Host, Machine
 
 POLL_SECONDS, CLOSE_SECONDS, ANSWER_SECONDS = 0.2, 3.0, 10.0

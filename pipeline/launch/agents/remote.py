@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.launch.agents import POLL_SECONDS, Agents, Said
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.messages import (
+from pipeline.launch.agents.conductor import POLL_SECONDS, Agents, Said
+from pipeline.launch.agents.messages import (
     DumpStacks,
     Give,
     Held,
@@ -24,6 +22,8 @@ from pipeline.launch.messages import (
     Stopped,
     Told,
 )
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Event, Exited, Started, Unreachable, Warned, from_plain, stamped

@@ -17,17 +17,17 @@ from pathlib import Path
 
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import asking
-from pipeline.launch.agent import Agent, Place
-from pipeline.launch.agents import AgentLine, Agents
+from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.conductor import AgentLine, Agents
+from pipeline.launch.agents.messages import CONDUCTOR, Redial
+from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.asking import Helpers
+from pipeline.launch.env.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.launch.errors import LaunchError
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
 from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.messages import CONDUCTOR, Redial
-from pipeline.launch.remote import RemoteJob
 from pipeline.launch.steady import Steady
-from pipeline.launch.tasks import CHIEF, EVALUATOR, SERVER, WORKER, Task, Tasks, tasks_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from platform import python_version
 
 PACKAGES = ("tensorflow", "keras", "numpy")
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 LOCK = PACKAGE.parent / "requirements.lock"
 # What is compared only where both have it: a wheel has no lock file beside it.
 IF_THERE = ("requirements.lock",)

@@ -1,4 +1,4 @@
-"""Starts, watches and stops the processes of its host for a conductor elsewhere, over a line (`pipeline.launch.link`).
+"""Starts, watches and stops the processes of its host for a conductor elsewhere, over a line (`pipeline.launch.line`).
 
 What processes tell, and write into their logs, is sent on as it comes, and kept until the conductor is done with it.
 Their signs of life are folded: of each process the last one counts, and those of all go in one status a second.
@@ -14,13 +14,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.launch import machine
-from pipeline.launch.alike import alike
-from pipeline.launch.asking import Answers
-from pipeline.launch.errors import LaunchError
-from pipeline.launch.hub import Hub
-from pipeline.launch.link import Link
-from pipeline.launch.local import LocalCluster, LocalJob
-from pipeline.launch.messages import (
+from pipeline.launch.agents.alike import alike
+from pipeline.launch.agents.messages import (
     Answered,
     Ask,
     Close,
@@ -44,6 +39,11 @@ from pipeline.launch.messages import (
     Told,
     from_bytes,
 )
+from pipeline.launch.asking import Answers
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.line.hub import Hub
+from pipeline.launch.line.link import Link
+from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
 from pipeline.record.commands import Command, Leave

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.launch.connection import MESSAGE, STATUS, Connection
+from pipeline.launch.line.connection import MESSAGE, STATUS, Connection
 
 # What an end keeps for the other is said to be too much from here on, and what it has not taken is no longer read.
 WINDOW_BYTES = 32 << 20
