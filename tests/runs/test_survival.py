@@ -69,9 +69,9 @@ def only(ran: Ran) -> Path:
 def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_same_weights(pipeline):
     (layout,) = sampled((ONE, TWO), 1)
     sane = unharmed(pipeline, *layout)
-    command = (*SMALL, *layout, preempting(7, 24, 30, number="SIGUSR2"))
+    command = (*SMALL, *layout, preempting(7, 30, number="SIGUSR2"))
     codes, saved = [], []
-    for _ in range(4):
+    for _ in range(3):
         ran = pipeline(*command)
         codes.append(ran.code)
         result = json.loads((only(ran) / "result.json").read_text())
@@ -81,11 +81,11 @@ def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_sa
             assert "The run was preempted by SIGUSR2 to chief 0. The last checkpoint is of step" in ran.err
             assert "Traceback" not in ran.err
     # A call is two steps; what was asked after the seventh has come by the end of the eighth or of the next.
-    assert codes == [75, 75, 75, 0]
-    assert [8 <= saved[0] <= 10, 24 <= saved[1] <= 26, 30 <= saved[2] <= 32] == [True] * 3
+    assert codes == [75, 75, 0]
+    assert [8 <= saved[0] <= 10, 30 <= saved[1] <= 32] == [True] * 2
     assert "resuming" in ran.out
     assert result["status"] == "FINISHED"
-    assert result["resumed"] == 3
+    assert result["resumed"] == 2
     assert result["steps_repeated"] == 0
     assert 0 < result["goodput"] < 1
     assert weights(only(ran)) == weights(sane)
@@ -255,10 +255,10 @@ def test_a_finished_run_is_not_resumed_and_a_changed_one_is_refused_or_named(pip
 @pytest.mark.slow
 def test_another_number_of_workers_and_another_strategy_go_on_with_the_same_losses(pipeline):
     sane = unharmed(pipeline, *ONE)
-    every = preempting(7, 17, 27, 31)
+    every = preempting(7, 17, 27)
     ran = pipeline(*SMALL, *MIRRORED, every)
     folder = only(ran)
-    for layout in (("strategy=multi_worker", "workers=4"), ONE, ("strategy=mirrored", "workers=4")):
+    for layout in (("strategy=multi_worker", "workers=4"), ONE):
         assert ran.code == 75, ran.err
         ran = pipeline(*SMALL, *layout, every, f"resume={folder.name}")
     assert ran.code == 75

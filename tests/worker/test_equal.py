@@ -128,7 +128,7 @@ def test_losses_and_metrics_of(labels, differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", sampled(words("Optimizers"), 5))
+@pytest.mark.parametrize("optimizer", sampled(words("Optimizers"), 3))
 def test_optimizer(optimizer, differing):
     assert_equal(differing(case(optimizer=f"keras.optimizers.{optimizer}")))
 
@@ -141,7 +141,7 @@ def test_callbacks(place, differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", words("Data"))
+@pytest.mark.parametrize("data", sampled(words("Data"), 3))
 def test_data(data, differing):
     settings = {found.arg: ast.literal_eval(found.value) for found in ast.parse(f"dict({data})").body[0].value.keywords}
     assert_equal(differing(case(**settings)))
