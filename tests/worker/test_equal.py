@@ -90,7 +90,8 @@ def test_layers_of(of, differing):
     from differing.case import Input, Layer
 
     named = [one for found, second in rows("Layers") if second == of for one in found]
-    assert named
+    # Others in each run of CI.
+    named = sampled(named, (len(named) + 1) // 2)
     layers, ends = [], []
     for one in named:
         values = (0, 0) if one.startswith("MultiHeadAttention") else (0,)

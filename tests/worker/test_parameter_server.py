@@ -104,12 +104,12 @@ def test_data_sets_give_each_step_the_examples_it_was_handed_out_for(pipeline):
 @pytest.mark.slow
 def test_digits_are_learnt_by_racing_workers(pipeline):
     ran = pipeline(
-        "strategy=parameter_server", "workers=2", "train.epochs=3", "tracking=none", "measure.repeats=2",
+        "strategy=parameter_server", "workers=2", "train.epochs=2", "tracking=none", "measure.repeats=2",
         "measure.baseline=none",
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    assert ran.result["val_metrics"]["accuracy"] > 0.9
-    assert sum(event["examples"] for event in ran.events("steps")) == 3 * 4_000
+    assert ran.result["val_metrics"]["accuracy"] > 0.85
+    assert sum(event["examples"] for event in ran.events("steps")) == 2 * 4_000
     assert ran.result["examples_per_second"] > 0
 
 
@@ -181,9 +181,9 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_no_step_is_lost(tmp_path):
-    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.steps=3000", "train.steps_per_call=10")
+    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.steps=1500", "train.steps_per_call=10")
     assert ran.code == 0, ran.err
-    assert_went_on(ran, 3_000, "worker 1 was killed by SIGKILL. It was started again")
+    assert_went_on(ran, 1_500, "worker 1 was killed by SIGKILL. It was started again")
     assert [event["rank"] for event in events(tmp_path) if event["event"] == "started"].count(1) == 2
     assert not left_behind(tmp_path)
 
@@ -214,7 +214,8 @@ def assert_went_on(ran: Ran, steps: int, words: str) -> None:
 @pytest.mark.slow
 def test_whoever_is_gone_is_named_within_a_minute(tmp_path):
     ((rank, number, words),) = sampled(GONE, 1)
-    ran = harmed(tmp_path, rank, number, "train.epochs=500", "launch.max_restarts=0")
+    patience = ("launch.max_restarts=0", "launch.heartbeat_timeout=10")
+    ran = harmed(tmp_path, rank, number, "train.epochs=500", *patience)
     assert ran.code == 1
     assert words in ran.err
     assert ran.result["status"] == "FAILED"
