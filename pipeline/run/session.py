@@ -68,7 +68,9 @@ class Session:
         """The cluster, or this machine in place of others, for what is built or timed though nothing is to be run."""
         if config.cluster.name not in ELSEWHERE and not config.launch.detach:
             return self.cluster(config)
-        local = dataclasses.replace(config.cluster, name="local", host=ClusterConfig.host, options={})
+        local = dataclasses.replace(
+            config.cluster, name="local", host=ClusterConfig.host, hosts=[], copy=False, options={}
+        )
         ends = dataclasses.replace(config.launch, detach=False)
         return self.cluster(dataclasses.replace(config, cluster=local, launch=ends))
 

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -286,5 +287,8 @@ def test_nothing_that_is_trained_changes(pipeline: Callable[..., Ran]):
     without, with_one = [[json.loads(line) for line in text.splitlines()] for text in told]
     for kind, field in (("steps", "losses"), ("finished", "weights"), ("epoch", "val_loss")):
         made = [[each[field] for each in events if each["event"] == kind] for events in (without, with_one)]
+        if kind == "steps":
+            # How many steps one line tells of is a matter of time.
+            made = [list(chain.from_iterable(lists)) for lists in made]
         assert made[0] == made[1] != [], kind
     assert [result["explained"] is None for result in ran.results] == [True, False]
