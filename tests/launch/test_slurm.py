@@ -128,42 +128,41 @@ def weights(told: list[dict[str, Any]]) -> str:
 
 @pytest.mark.slow
 def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice(typed, tmp_path):
-    sweep = (
-        "-m", "strategy=mirrored,multi_worker,parameter_server", "workers=2,4", "sweep.name=six", "train.steps=30",
-        "checkpoint.every_steps=10", *SMALL,
-    )  # fmt: skip
-    typed.type(*sweep, "sweep.parallel=2")
+    sweep = ("-m", "workers=2", "sweep.name=three", "train.steps=30", "checkpoint.every_steps=10", *SMALL)
+    every = (*sweep, "strategy=mirrored,multi_worker,parameter_server", "sweep.parallel=2")
+    typed.type(*every)
     # The jobs of two points fit on one node: their ports are not the same.
     typed.until(lambda: typed.told("finished"))
     os.kill(typed.process.pid, signal.SIGKILL)
     typed.process.communicate()
     kept = {result["strategy"] + str(result["workers"]) for result in _finished(typed)}
-    typed.type(*sweep, "sweep.parallel=2")
+    typed.type(*every)
     ran = typed.ended()
     assert ran.code == 0, ran.out + ran.err
-    assert f"{len(kept)} of 6 points have finished and are kept." in ran.out or not kept
-    points = json.loads((typed.folder / "outputs/sweeps/six/sweep.json").read_text())["points"]
-    assert [point["status"] for point in points] == ["FINISHED"] * 6
+    assert f"{len(kept)} of 3 points have finished and are kept." in ran.out or not kept
+    points = json.loads((typed.folder / "outputs/sweeps/three/sweep.json").read_text())["points"]
+    assert [point["status"] for point in points] == ["FINISHED"] * 3
     # One that ended as the command was killed has no time.
     assert sum(point["seconds"] or 0 for point in points) > ran.seconds
-    assert len(typed.told("run")) == 6
+    assert len(typed.told("run")) == 3
     # A point that was under way when the command was killed had its job ended, and none is left now.
     assert not typed.slurm.jobs()
     here = tmp_path / "here"
     here.mkdir()
-    alone = finish(start(here, *sweep, "cluster=local"), here, time.monotonic(), 240)
+    alone = finish(start(here, *sweep, "strategy=mirrored,multi_worker"), here, time.monotonic(), 240)
     assert alone.code == 0, alone.err
-    for one, other in zip(ran.results, alone.results, strict=True):
+    # Workers that race come to other losses each time.
+    in_step = [result for result in ran.results if result["strategy"] != "parameter_server"]
+    for one, other in zip(in_step, alone.results, strict=True):
         assert (one["strategy"], one["workers"]) == (other["strategy"], other["workers"])
-        if one["strategy"] != "parameter_server":
-            assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
-            assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
     told = [line for line in ran.out.splitlines() if line.startswith("-- ")]
-    assert sum("FINISHED" in line for line in told) == 6 - len(kept)
+    assert sum("FINISHED" in line for line in told) == 3 - len(kept)
 
 
 def _finished(typed: Typed) -> list[dict[str, Any]]:
-    results = [json.loads(path.read_text()) for path in typed.folder.glob("outputs/sweeps/six/*/result.json")]
+    results = [json.loads(path.read_text()) for path in typed.folder.glob("outputs/sweeps/three/*/result.json")]
     return [result for result in results if result["status"] == "FINISHED"]
 
 
@@ -171,8 +170,8 @@ def _finished(typed: Typed) -> list[dict[str, Any]]:
 def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_unharmed_run(typed, tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    unharmed = finish(start(here, *LONG), here, time.monotonic(), 240)
-    assert unharmed.code == 0, unharmed.err
+    # Meanwhile, since the other mostly waits.
+    began, alone = time.monotonic(), start(here, *LONG)
     limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
     typed.type(*LONG, SLOW, "hardware.hosts=2", *limits)
     typed.more()
@@ -201,6 +200,8 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     finally:
         typed.slurm.node_up("n2")
     assert ran.code == 0, ran.out + ran.err
+    unharmed = finish(alone, here, began, 240)
+    assert unharmed.code == 0, unharmed.err
     assert weights(typed.told("finished")) == weights(unharmed.events("finished"))
     texts = [event["text"] for event in typed.told("restarted")]
     assert "The run was asked to leave by SIGUSR2" in texts[0]
@@ -217,8 +218,7 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     here = tmp_path / "here"
     here.mkdir()
     short = (*TWO, "train.steps=120", "train.steps_per_call=1", "checkpoint.every_steps=20")
-    alone = finish(start(here, *short), here, time.monotonic(), 240)
-    assert alone.code == 0, alone.err
+    began, command = time.monotonic(), start(here, *short)
     inside = Typed(slurm, tmp_path / "inside")
     inside.submit(*short, SLOW)
     job = inside.job()
@@ -233,6 +233,8 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     assert "(n1, n2)" in said
     assert result["resumed"] == 1
     assert result["steps_repeated"] == 0
+    alone = finish(command, here, began, 240)
+    assert alone.code == 0, alone.err
     assert losses(result) == losses(alone.result)
     typed.type(*LONG, SLOW)
     typed.more()

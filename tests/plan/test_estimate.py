@@ -9,7 +9,7 @@ import numpy as np
 import own
 import pytest
 import tensorflow as tf
-from conftest import QUICK, ROOT, Ran, with_
+from conftest import QUICK, ROOT, Ran, sampled, with_
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
@@ -229,9 +229,8 @@ def test_shipped_sizes_are_those_of_the_built_models():
 @pytest.mark.slow
 def test_other_shipped_sizes_are_those_of_the_built_models_too():
     # Half as wide, a model differs alike whatever the data.
-    assert_shipped(
-        [each for each in SHIPPED if each not in QUICKLY_BUILT and (each[2] == "float32" or each[1] in HALF)]
-    )
+    others = [each for each in SHIPPED if each not in QUICKLY_BUILT and (each[2] == "float32" or each[1] in HALF)]
+    assert_shipped(sampled(others, len(others) // 3))
 
 
 def assert_shipped(choices: list[tuple[str, str, str]]) -> None:

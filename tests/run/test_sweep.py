@@ -103,16 +103,15 @@ def test_a_sweep_that_is_killed_goes_on_and_runs_nothing_twice(tmp_path):
     folder = tmp_path / "outputs/sweeps/scaling_mlp_digits"
     seed = int(os.environ["TEST_SEED"])
     rng = random.Random(seed)
-    for _ in range(2):
-        process = start(tmp_path, *command)
-        time.sleep(rng.uniform(0.5, 11.0))
-        refused = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120) if folder.exists() else None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert not left_behind(tmp_path, 30)
-        if refused is not None and process.returncode == -signal.SIGKILL:
-            assert refused.code == 2, (seed, refused.err)
-            assert "Expected the sweep scaling_mlp_digits to be at rest" in refused.err
+    process = start(tmp_path, *command)
+    time.sleep(rng.uniform(0.5, 11.0))
+    refused = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120) if folder.exists() else None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not left_behind(tmp_path, 30)
+    if refused is not None and process.returncode == -signal.SIGKILL:
+        assert refused.code == 2, (seed, refused.err)
+        assert "Expected the sweep scaling_mlp_digits to be at rest" in refused.err
     done = (
         [folder / each["folder"] for each in entries(folder) if each["status"] == "FINISHED"] if folder.exists() else []
     )

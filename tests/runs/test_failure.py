@@ -10,7 +10,7 @@ from typing import Any
 import own
 import psutil
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, start
+from conftest import QUICK, Ran, finish, left_behind, sampled, start
 
 LONG = ("train.epochs=500", f"--config-dir={own.CONF}", "model=tiny", "data=digits")
 TWO = ("strategy=multi_worker", "workers=2")
@@ -139,9 +139,8 @@ def test_ctrl_c_while_processes_start_ends_everything_too(tmp_path):
     assert not left_behind(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "moment", [pytest.param("run", marks=pytest.mark.slow), pytest.param("started", marks=pytest.mark.slow), "steps"]
-)
+@pytest.mark.parametrize("moment", [*(pytest.param(moment, marks=pytest.mark.slow)
+                                      for moment in sampled(("run", "started"), 1)), "steps"])  # fmt: skip
 def test_a_conductor_killed_outright_leaves_no_process(tmp_path, moment):
     process = start(tmp_path, *QUICK, *TWO, *LONG, cold=True)
     wait_for(tmp_path, moment)
@@ -205,8 +204,8 @@ def test_a_worker_of_a_sweep_dies_and_the_next_point_runs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server"])
-def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline, strategy):
+def test_what_an_operation_fails_with_is_said_in_its_own_words(pipeline):
+    (strategy,) = sampled(("mirrored", "parameter_server"), 1)
     ran = pipeline(
         *QUICK, f"strategy={strategy}", "workers=2", f"--config-dir={own.CONF}", "model=tiny", "data=numbered",
         "model.build._target_=own.infinite",

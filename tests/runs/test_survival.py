@@ -18,7 +18,7 @@ from kills import Unharmed, chosen, run
 # What is left to chance follows from it; a failure names it, and TEST_SEED=... has it again.
 SEED = int(os.environ["TEST_SEED"])
 # Other ones in each run of CI.
-CELLS = 6
+CELLS = 3
 # Twelve steps an epoch.
 SMALL = (
     *QUICK, f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=3", "train.global_batch=128",
@@ -69,9 +69,9 @@ def only(ran: Ran) -> Path:
 def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_same_weights(pipeline):
     (layout,) = sampled((ONE, TWO), 1)
     sane = unharmed(pipeline, *layout)
-    command = (*SMALL, *layout, preempting(7, 24, 30, number="SIGUSR2"))
+    command = (*SMALL, *layout, preempting(7, 30, number="SIGUSR2"))
     codes, saved = [], []
-    for _ in range(4):
+    for _ in range(3):
         ran = pipeline(*command)
         codes.append(ran.code)
         result = json.loads((only(ran) / "result.json").read_text())
@@ -81,11 +81,11 @@ def test_a_preempted_run_leaves_with_75_and_the_same_command_ends_it_with_the_sa
             assert "The run was preempted by SIGUSR2 to chief 0. The last checkpoint is of step" in ran.err
             assert "Traceback" not in ran.err
     # A call is two steps; what was asked after the seventh has come by the end of the eighth or of the next.
-    assert codes == [75, 75, 75, 0]
-    assert [8 <= saved[0] <= 10, 24 <= saved[1] <= 26, 30 <= saved[2] <= 32] == [True] * 3
+    assert codes == [75, 75, 0]
+    assert [8 <= saved[0] <= 10, 30 <= saved[1] <= 32] == [True] * 2
     assert "resuming" in ran.out
     assert result["status"] == "FINISHED"
-    assert result["resumed"] == 3
+    assert result["resumed"] == 2
     assert result["steps_repeated"] == 0
     assert 0 < result["goodput"] < 1
     assert weights(only(ran)) == weights(sane)
@@ -255,10 +255,10 @@ def test_a_finished_run_is_not_resumed_and_a_changed_one_is_refused_or_named(pip
 @pytest.mark.slow
 def test_another_number_of_workers_and_another_strategy_go_on_with_the_same_losses(pipeline):
     sane = unharmed(pipeline, *ONE)
-    every = preempting(7, 17, 27, 31)
+    every = preempting(7, 17, 27)
     ran = pipeline(*SMALL, *MIRRORED, every)
     folder = only(ran)
-    for layout in (("strategy=multi_worker", "workers=4"), ONE, ("strategy=mirrored", "workers=4")):
+    for layout in (("strategy=multi_worker", "workers=4"), ONE):
         assert ran.code == 75, ran.err
         ran = pipeline(*SMALL, *layout, every, f"resume={folder.name}")
     assert ran.code == 75
@@ -291,8 +291,10 @@ def test_of_three_workers_one_never_comes_back_and_two_go_on(pipeline):
     assert "worker 2 was killed by SIGKILL" in few.err
 
 
-@pytest.mark.parametrize("layout", [ONE, pytest.param(TWO, marks=pytest.mark.slow)], ids=["one", "two"])
-def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline, layout):
+@pytest.mark.parametrize(
+    ("layout", "restarts"), [(ONE, 2), pytest.param(TWO, 1, marks=pytest.mark.slow)], ids=["one", "two"]
+)
+def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline, layout, restarts):
     command = (
         *QUICK, *layout, "model.build._target_=own.ballast", "data.build._target_=own.exploding_data",
         "data.shuffle=false", "train.global_batch=8", "train.steps_per_call=1", "checkpoint.every_steps=1",
@@ -303,10 +305,10 @@ def test_a_training_that_diverges_stops_or_goes_back_with_half_the_rate(pipeline
     assert "at step 3. Try a smaller train.learning_rate, train.on_divergence=rollback" in stopped.err
     # Its writing was still under way when training failed.
     assert list(only(stopped).glob("checkpoints/step-0000000002-*.json"))
-    back = pipeline(*command, "train.on_divergence=rollback", "launch.max_restarts=2", "resume=never")
+    back = pipeline(*command, "train.on_divergence=rollback", f"launch.max_restarts={restarts}", "resume=never")
     assert back.code == 1
-    assert back.out.count("Training goes back to the last good checkpoint, with 0.5 of the learning rate.") == 2
-    assert back.out.count("going on from step 2") == 2
+    assert back.out.count("Training goes back to the last good checkpoint, with 0.5 of the learning rate.") == restarts
+    assert back.out.count("going on from step 2") == restarts
 
 
 def test_a_training_that_went_back_converges_with_half_the_rate(pipeline):

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from conftest import OWN, ROOT
+from conftest import OWN, ROOT, sampled
 
 GROUPS = ("strategy", "model", "data")
 FUNCTIONS = {"strategy": "hierarchical", "model": "line", "data": "corners"}
@@ -75,7 +75,7 @@ def test_a_choice_of_another_package_that_cannot_be_made_is_refused_before_anyth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", sampled(GROUPS, 1))
 def test_a_choice_of_another_package_that_fails_is_named_with_its_own_lines(pipeline, environ, group):
     others = [f"{other}=theirs" for other in GROUPS if other != group]
     ran = pipeline("-m", f"{group}=ruin,fails", *others, *SMALL, "measure.baseline=none", **environ)

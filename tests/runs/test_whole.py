@@ -12,7 +12,7 @@ from pathlib import Path
 import own
 import psutil
 import pytest
-from conftest import QUICK, Ran, finish, left_behind, start
+from conftest import QUICK, Ran, finish, left_behind, sampled, start
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -103,15 +103,15 @@ def test_a_sweep_runs_every_point_that_makes_sense_and_compares_them(pipeline):
 
 
 @pytest.mark.slow
-def test_a_sweep_over_every_strategy_finishes_and_compares_them_with_one_device(pipeline):
-    strategies = ("default", "one_device", "mirrored", "central_storage", "multi_worker", "parameter_server")
+def test_a_sweep_over_other_strategies_finishes_and_compares_them_with_one_device(pipeline):
+    strategies = ("default", "central_storage", "parameter_server")
     ran: Ran = pipeline(
         "-m", f"strategy={','.join(strategies)}", "workers=2", "data=digits", "model=mlp", "measure.repeats=2",
         "train.steps=40", timeout=400,
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    assert [result["status"] for result in ran.results] == ["FINISHED"] * 6
-    assert [result["workers"] for result in ran.results] == [1, 1, 2, 2, 2, 2]
+    assert [result["status"] for result in ran.results] == ["FINISHED"] * 3
+    assert [result["workers"] for result in ran.results] == [1, 2, 2]
     _, runs = tracked(ran.folder)
     assert {run.data.params["strategy"] for run in runs} == set(strategies)
     assert {run.info.status for run in runs} == {"FINISHED"}
@@ -139,7 +139,8 @@ def test_a_baseline_is_reused_by_another_command_only_where_that_is_asked_for(pi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("harm", "status", "code"), [("worker", "FAILED", 1), ("ctrl-c", "KILLED", 130), ("conductor", "KILLED", -9)]
+    ("harm", "status", "code"),
+    sampled((("worker", "FAILED", 1), ("ctrl-c", "KILLED", 130), ("conductor", "KILLED", -9)), 2),
 )
 def test_however_a_run_ends_mlflow_knows(tmp_path, harm, status, code):
     process = start(

@@ -68,6 +68,18 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "So one device does as well, as far as this tells.",
         ],
     ),
+    "a tie with one of two on one device": (
+        [_point("mirrored", 2, 130), _point("mirrored", 1, 128), _point("one_device", 1, 60)],
+        [
+            "A tie: mirrored on 2 workers (point 0) and mirrored on 1 worker (point 1) cannot be told apart, at 130 "
+            "and 128 examples/s, 1.28 to 1.30 times one device, since the ranges of their repeats overlap; type "
+            "sweep.repeats=3 to tell them apart.",
+            "Next is one_device on 1 worker (point 2): the first of these is 2.17 times as fast, fairly sure, since "
+            "chance alone would do that about once in 550,000 times.",
+            ONCE,
+            "So mirrored on 1 worker (point 1) does as well, as far as this tells.",
+        ],
+    ),
     "two strategies close": (
         [_point("mirrored", 4, 300), _point("multi_worker", 4, 290), _point("mirrored", 2, 185)],
         [

@@ -90,7 +90,8 @@ def test_layers_of(of, differing):
     from differing.case import Input, Layer
 
     named = [one for found, second in rows("Layers") if second == of for one in found]
-    assert named
+    # Others in each run of CI.
+    named = sampled(named, (len(named) + 1) // 2)
     layers, ends = [], []
     for one in named:
         values = (0, 0) if one.startswith("MultiHeadAttention") else (0,)
@@ -128,7 +129,7 @@ def test_losses_and_metrics_of(labels, differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", sampled(words("Optimizers"), 5))
+@pytest.mark.parametrize("optimizer", sampled(words("Optimizers"), 3))
 def test_optimizer(optimizer, differing):
     assert_equal(differing(case(optimizer=f"keras.optimizers.{optimizer}")))
 
@@ -141,7 +142,7 @@ def test_callbacks(place, differing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", words("Data"))
+@pytest.mark.parametrize("data", sampled(words("Data"), 3))
 def test_data(data, differing):
     settings = {found.arg: ast.literal_eval(found.value) for found in ast.parse(f"dict({data})").body[0].value.keywords}
     assert_equal(differing(case(**settings)))

@@ -63,20 +63,20 @@ def finished(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_momentum_or_adam_with_batchnorm_on_1_2_and_4_workers(pipeline):
+def test_momentum_or_adam_with_batchnorm_on_1_and_4_workers(pipeline):
     (optimizer,) = sampled(("sgd", "adam"), 1)
     groups = sweep(
         pipeline,
-        7,
+        5,
         "strategy=one_device,mirrored,multi_worker",
-        "workers=1,2,4",
+        "workers=1,4",
         "model=normalised",
         "data=numbered",
         f"model.build.optimizer={optimizer}",
     )
     assert len(groups) == 1
     for folders in groups.values():
-        assert len(folders) == 7
+        assert len(folders) == 5
         assert_equal(folders)
 
 
@@ -100,14 +100,15 @@ def test_a_last_batch_that_leaves_replicas_without_examples(pipeline):
 
 @pytest.mark.slow
 def test_central_storage_and_no_strategy_at_all_train_the_same(pipeline):
+    (optimizer,) = sampled(("sgd", "adam"), 1)
     groups = sweep(
         pipeline,
-        8,
+        4,
         "strategy=one_device,default,central_storage",
         "workers=1,2",
         "model=normalised",
         "data=numbered",
-        "model.build.optimizer=sgd,adam",
+        f"model.build.optimizer={optimizer}",
     )
     for folders in groups.values():
         assert_equal(folders)
@@ -115,14 +116,15 @@ def test_central_storage_and_no_strategy_at_all_train_the_same(pipeline):
 
 @pytest.mark.slow
 def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_device(pipeline):
+    (optimizer,) = sampled(("clipped", "overwritten", "scheduled"), 1)
     groups = sweep(
         pipeline,
-        12,
+        4,
         "strategy=one_device,mirrored,central_storage,multi_worker",
         "workers=null",
         "model=normalised",
         "data=numbered",
-        "model.build.optimizer=clipped,overwritten,scheduled",
+        f"model.build.optimizer={optimizer}",
     )
     for folders in groups.values():
         assert_equal(folders)
@@ -131,14 +133,15 @@ def test_clipping_moving_averages_and_schedules_mean_what_they_mean_on_one_devic
 @pytest.mark.slow
 def test_many_inputs_and_outputs_weighted_losses_added_losses_and_every_reduction(pipeline):
     (weighted,) = sampled(("false", "true"), 1)
+    (reduction,) = sampled(("sum_over_batch_size", "sum", "mean_with_sample_weight"), 1)
     groups = sweep(
         pipeline,
-        12,
+        4,
         "strategy=one_device,mirrored,central_storage,multi_worker",
         "workers=null",
         "model=two_headed",
         "data=two_headed",
-        "model.build.reduction=sum_over_batch_size,sum,mean_with_sample_weight",
+        f"model.build.reduction={reduction}",
         f"data.build.weighted={weighted}",
     )
     for folders in groups.values():

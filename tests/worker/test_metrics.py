@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import QUICK
+from conftest import QUICK, sampled
 from keras import ops
 from test_exact import assert_equal, last
 from whole import Fading, Largest, deviation
@@ -107,8 +107,8 @@ def test_commands_count_and_gather_over_processes_and_in_static_batches(pipeline
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
-def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, strategy, tmp_path):
+def test_a_training_that_goes_on_in_mid_epoch_counts_on(pipeline, tmp_path):
+    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     asked = (*QUICK, f"strategy={strategy}", "workers=2", *WHOLE, "train.gather=true", "train.steps_per_call=1",
              "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
     whole = pipeline(*asked, "train.epochs=2", "resume=never")

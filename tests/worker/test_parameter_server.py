@@ -26,6 +26,7 @@ from pipeline.worker.tensorflow.source import Source, source
 RACING = ("strategy=parameter_server", "workers=2")
 # (Rank, what it gets, what is said of it).
 GONE = (
+    (1, signal.SIGKILL, "worker 1 was killed by SIGKILL"),
     (3, signal.SIGKILL, "parameter server 3 was killed by SIGKILL"),
     (0, signal.SIGKILL, "coordinator 0 was killed by SIGKILL"),
     (3, signal.SIGSTOP, "parameter server 3 gave no sign of life"),
@@ -33,33 +34,20 @@ GONE = (
 )
 ONE = ("strategy=one_device,parameter_server", "workers=1")
 OWN = (f"--config-dir={own.CONF}", "data=numbered", "model=tiny")
-
-
-@pytest.mark.slow
-def test_one_worker_trains_what_one_device_trains(pipeline):
-    groups = sweep(pipeline, 4, *ONE, "model=normalised", "data=numbered", "model.build.optimizer=sgd,adam")
-    for folders in groups.values():
-        assert_equal(folders)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("points", "arguments"),
-    [
-        (6, ("model=normalised", "data=numbered", "model.build.optimizer=clipped,overwritten,scheduled")),
-        (
-            8,
-            (
-                "model=two_headed", "data=two_headed", "data.build.weighted=false,true",
-                "model.build.reduction=sum,mean_with_sample_weight",
-            ),
-        ),
-        (2, ("model=masked", "data=padded")),
-    ],
+MODELS = (
+    *(("model=normalised", "data=numbered", f"model.build.optimizer={optimizer}")
+      for optimizer in ("sgd", "adam", "clipped", "overwritten", "scheduled")),
+    *(("model=two_headed", "data=two_headed", f"data.build.weighted={weighted}", f"model.build.reduction={reduction}")
+      for weighted in ("false", "true") for reduction in ("sum", "mean_with_sample_weight")),
+    ("model=masked", "data=padded"),
 )  # fmt: skip
-def test_one_worker_trains_what_one_device_trains_whatever_the_model(pipeline, points, arguments):
-    for folders in sweep(pipeline, points, *ONE, *arguments).values():
-        assert_equal(folders)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(2))
+def test_one_worker_trains_what_one_device_trains_whatever_the_model(pipeline, place):
+    (folders,) = sweep(pipeline, 2, *ONE, *sampled(MODELS, 2)[place]).values()
+    assert_equal(folders)
 
 
 @pytest.mark.slow
@@ -102,8 +90,8 @@ def test_racing_workers_see_each_example_once_an_epoch_and_every_step_is_applied
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["serial_set", "serial_shard_set", "serial_shard"])
-def test_data_sets_give_each_step_the_examples_it_was_handed_out_for(pipeline, target):
+def test_data_sets_give_each_step_the_examples_it_was_handed_out_for(pipeline):
+    (target,) = sampled(("serial_set", "serial_shard_set", "serial_shard"), 1)
     ran = pipeline(
         *QUICK, *RACING, *OWN, "train.epochs=2", "train.replica_batch=8", "train.steps_per_call=2",
         "model.build._target_=own.counting", f"data.build._target_=own.{target}", "data.build.examples=203",
@@ -116,19 +104,19 @@ def test_data_sets_give_each_step_the_examples_it_was_handed_out_for(pipeline, t
 @pytest.mark.slow
 def test_digits_are_learnt_by_racing_workers(pipeline):
     ran = pipeline(
-        "strategy=parameter_server", "workers=2", "train.epochs=3", "tracking=none", "measure.repeats=2",
+        "strategy=parameter_server", "workers=2", "train.epochs=2", "tracking=none", "measure.repeats=2",
         "measure.baseline=none",
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    assert ran.result["val_metrics"]["accuracy"] > 0.9
-    assert sum(event["examples"] for event in ran.events("steps")) == 3 * 4_000
+    assert ran.result["val_metrics"]["accuracy"] > 0.85
+    assert sum(event["examples"] for event in ran.events("steps")) == 2 * 4_000
     assert ran.result["examples_per_second"] > 0
 
 
 @pytest.mark.slow
 def test_clicks_are_learnt_by_racing_workers_with_two_servers(pipeline):
     ran = pipeline(
-        *QUICK, "strategy=parameter_server", "workers=4", "strategy.parameter_servers=2", "model=recommender",
+        *QUICK, "strategy=parameter_server", "workers=2", "strategy.parameter_servers=2", "model=recommender",
         "data=clicks", "train.epochs=1", "train.replica_batch=128",
     )  # fmt: skip
     assert ran.code == 0, ran.err
@@ -193,9 +181,9 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str) -> Ran:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_no_step_is_lost(tmp_path):
-    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.steps=3000", "train.steps_per_call=10")
+    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.steps=1500", "train.steps_per_call=10")
     assert ran.code == 0, ran.err
-    assert_went_on(ran, 3_000, "worker 1 was killed by SIGKILL. It was started again")
+    assert_went_on(ran, 1_500, "worker 1 was killed by SIGKILL. It was started again")
     assert [event["rank"] for event in events(tmp_path) if event["event"] == "started"].count(1) == 2
     assert not left_behind(tmp_path)
 
@@ -224,18 +212,10 @@ def assert_went_on(ran: Ran, steps: int, words: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_keeps_dying_ends_the_run_by_name(tmp_path):
-    ran = harmed(tmp_path, 1, signal.SIGKILL, "train.epochs=500", "launch.max_restarts=0")
-    assert ran.code == 1
-    assert "worker 1 was killed by SIGKILL" in ran.err
-    assert not left_behind(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", range(2))
-def test_a_server_or_coordinator_that_is_gone_is_named_within_a_minute(tmp_path, place):
-    rank, number, words = sampled(GONE, 2)[place]
-    ran = harmed(tmp_path, rank, number, "train.epochs=500", "launch.max_restarts=0")
+def test_whoever_is_gone_is_named_within_a_minute(tmp_path):
+    ((rank, number, words),) = sampled(GONE, 1)
+    patience = ("launch.max_restarts=0", "launch.heartbeat_timeout=10")
+    ran = harmed(tmp_path, rank, number, "train.epochs=500", *patience)
     assert ran.code == 1
     assert words in ran.err
     assert ran.result["status"] == "FAILED"

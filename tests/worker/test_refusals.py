@@ -9,7 +9,7 @@ import numpy as np
 import odd
 import pytest
 import tensorflow as tf
-from conftest import QUICK, Ran
+from conftest import QUICK, Ran, sampled
 
 import pipeline as package
 from pipeline import strategies
@@ -214,11 +214,8 @@ def test_what_differs_between_processes_is_refused_on_all_and_classes_are_those_
     assert "Expected as many examples in all processes, received 6" in other.err
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["mirrored", pytest.param("multi_worker", marks=pytest.mark.slow),
-     pytest.param("parameter_server", marks=pytest.mark.slow)],
-)  # fmt: skip
+@pytest.mark.parametrize("layout", ["mirrored", *(pytest.param(layout, marks=pytest.mark.slow)
+                                    for layout in sampled(("multi_worker", "parameter_server"), 1))])  # fmt: skip
 def test_callbacks_are_answered_by_a_copy_on_the_first_process(pipeline, tmp_path, layout):
     asked = ("evaluate", "predict", "count")
     asking = [f"{{_target_: odd.Asking, path: {tmp_path / what}, what: {what}}}" for what in asked]
