@@ -142,6 +142,7 @@ def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_make
     (tmp_path / "kubernetes").write_text("JobSet earlier\n")
     config = ClusterConfig("kubernetes", options={"image": IMAGE, "name": "mine"})
     mine = KubernetesCluster(config, os.environ)
+    mine.end_earlier(tmp_path)
     job = mine.start(PLAN, "point", tmp_path)
     names = {made["metadata"]["name"] for made in cluster.objects.all("jobsets")}
     assert names == {"anothers", "mine"}

@@ -112,7 +112,7 @@ class KubernetesCluster(DiallingCluster):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents of a plan's pods start its processes; the pods are made where they are not there."""
-        self._end_earlier(folder)
+        (folder / MADE).write_text(f"{self._own}\n")
         if self._shape is None or not self._shape.holds(shape_of(plan)):
             self._make(plan)
         self._since, self._said = time.monotonic(), ""
@@ -126,6 +126,16 @@ class KubernetesCluster(DiallingCluster):
             timeout=self._options.timeout,
             returns=RETURN_SECONDS if plan.launch.elastic else self._options.timeout,
         )
+
+    def end_earlier(self, folder: Path) -> None:
+        """Deletes what a command that was killed has made for the run in a folder: its pods train on."""
+        noted = folder / MADE
+        earlier = noted.read_text().split() if noted.exists() else []
+        is_own = self._is_made and " ".join(earlier) == self._own
+        if len(earlier) == 2 and not is_own and self._ask_by().failed(*earlier) != GONE:
+            self._ask_by().delete(*earlier)
+            self._wait_until_gone(*earlier)
+            self.agents.warn(f"The pods of {earlier[1]}, which an earlier command had left, were deleted.")
 
     def begin(self, contact: Contact) -> None:
         """Makes what the pods are made of, and follows them."""
@@ -173,6 +183,11 @@ class KubernetesCluster(DiallingCluster):
     def _kind(self) -> str:
         return "Job" if self._options.kind == JOB else "JobSet"
 
+    @property
+    def _own(self) -> str:
+        """What owns all that is made, by its kind and its name."""
+        return f"{self._kind} {self._name}"
+
     def _make(self, plan: Plan) -> None:
         """Makes pods for a plan; those that there are, and are too few, are ended first."""
         if self._shape is not None:
@@ -185,21 +200,6 @@ class KubernetesCluster(DiallingCluster):
             self.contact = Contact(self._listen(self.listens_at()), self.agents.hub.token)
         self._begun = True
         self.begin(self.contact)
-
-    def _end_earlier(self, folder: Path) -> None:
-        """Deletes what an earlier command, which was killed, has made for the run in a folder: its pods train on.
-
-        Notes in the folder what this one makes.
-        """
-        noted = folder / MADE
-        own = f"{self._kind} {self._name}"
-        earlier = noted.read_text().split() if noted.exists() else []
-        is_own = self._is_made and " ".join(earlier) == own
-        if len(earlier) == 2 and not is_own and self._ask_by().failed(*earlier) != GONE:
-            self._ask_by().delete(*earlier)
-            self._wait_until_gone(*earlier)
-            self.agents.warn(f"The pods of {earlier[1]}, which an earlier command had left, were deleted.")
-        noted.write_text(f"{own}\n")
 
     def _wait_until_gone(self, kind: str, name: str) -> None:
         client, until = self._ask_by(), time.monotonic() + GONE_SECONDS
