@@ -118,7 +118,7 @@ CLUSTERS = {
 # Those that start nothing on this machine.
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 # Where processes outlive their conductor, for another to take its place; under `local` with launch.detach=true alone.
-OUTLIVING = ("local", "hosts", "slurm")
+OUTLIVING = ("local", "hosts", "slurm", "kubernetes")
 DETACHED = "pipeline.launch.detached:DetachedCluster"
 # What a package's cluster may be without, and what stands for it.
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {

@@ -99,6 +99,13 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     shutil.move(alone.run_folders[0], kept)
     command = start(tmp_path, *TWO, *HERE, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
     cluster.wait(lambda: steps(tmp_path) >= 200 or command.poll() is not None, 180.0)
+    # Its conductor killed outright, and another in its place.
+    command.kill()
+    command.communicate()
+    (run,) = tmp_path.glob("outputs/runs/*")
+    step = steps(tmp_path)
+    command = start(tmp_path, "attach", run.name, KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: steps(tmp_path) >= step + 200 or command.poll() is not None, 180.0)
     (chief,), (worker,) = cluster.running("chief"), cluster.running("worker")
     cluster.kubelet.kill(worker)
     cluster.kubelet.evict(chief)

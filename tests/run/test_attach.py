@@ -293,7 +293,7 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
         cluster.close(0)
 
 
-@pytest.mark.parametrize("name", ["env", "mpi", "kubernetes"])
+@pytest.mark.parametrize("name", ["env", "mpi"])
 def test_clusters_whose_processes_end_with_their_command_refuse_to_detach(name):
     cluster = dataclasses.replace(config().cluster, name=name)
     with pytest.raises(LaunchError, match=rf"received cluster={name}\. Try launch\.detach=false"):

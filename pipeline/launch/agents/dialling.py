@@ -105,6 +105,10 @@ class DiallingCluster(Steady, ABC):
     def found(self, folder: Path) -> None:
         """Learns what an earlier command had begun, whose agents are met for the run in a folder."""
 
+    def met_at(self, kept: Kept) -> str:
+        """HOST:PORT at which an earlier command's agents reach this one."""
+        return kept.address
+
     def assumed(self) -> Machine:
         """What the hosts are taken to have while nobody asks them: what this machine has."""
         here = machine.detect(self.environ)
@@ -142,12 +146,11 @@ class DiallingCluster(Steady, ABC):
             return False
         self.agents.hub.close()
         self.agents = Agents(kept.token.encode())
-        self.contact = Contact(kept.address, self.agents.hub.token)
         self._taken = {group: list(numbers) for group, numbers in kept.jobs.items()}
         for number in (number for numbers in kept.jobs.values() for number in numbers):
             self.agents.take_over(number)
         self._begun = True
-        self._listen(kept.address)
+        self.contact = Contact(self._listen(self.met_at(kept)), self.agents.hub.token)
         self.found(folder)
         until = time.monotonic() + ATTACH_SECONDS
         while len(self.agents.ordered()) < self.count and time.monotonic() < until:
@@ -212,6 +215,10 @@ class DiallingCluster(Steady, ABC):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents start a plan's processes, or goes on with those that they have of an earlier conductor's."""
+        return self._start(plan, group, folder, self.dial_seconds or DIAL_SECONDS, RETURN_SECONDS)
+
+    def _start(self, plan: Plan, group: str, folder: Path, timeout: float, returns: float) -> RemoteJob:
+        """The same, of agents that have so long to dial, and to come back."""
         taken = self._take_over(group)
         if taken is None:
             # Whatever an earlier conductor had besides is over.
@@ -223,8 +230,8 @@ class DiallingCluster(Steady, ABC):
             folder,
             self._where(plan),
             missing=self._missing,
-            timeout=self.dial_seconds or DIAL_SECONDS,
-            returns=RETURN_SECONDS,
+            timeout=timeout,
+            returns=returns,
             taken=taken,
         )
         if taken is None and self.contact is not None:
