@@ -51,7 +51,10 @@ def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked,
         "jobset": ["NetworkPolicy", "JobSet"],
         "job": ["NetworkPolicy", "Service", "Job"],
     }[kind]
-    assert "4 (1 chief, 3 workers) on 4 hosts" in " ".join(ran.out.split())
+    shown = " ".join(ran.out.split())
+    assert "4 (1 chief, 3 workers) on 4 hosts" in shown
+    # What a pod's address is, no key of the config says.
+    assert "Keep others out of this network." in shown
 
 
 def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
