@@ -30,6 +30,7 @@ TINY = (
     "model=mlp", "model.build.hidden=[1500,1500]", "train.epochs=3", "train.global_batch=64", "train.steps_per_call=1",
     "train.learning_rate=0.0001", "checkpoint.every_steps=4", "measure.steps=0", "measure.baseline=none",
     "launch.heartbeat_timeout=6", "launch.startup_timeout=40", "tracking.system_metrics_seconds=0", "tracking=none",
+    "train.check=off",
 )  # fmt: skip
 STRATEGIES = {
     "one_device": ("strategy=one_device", "workers=1", "train.deterministic=true"),

@@ -30,7 +30,7 @@ VERB = Verb(
     "attach",
     "RUN",
     "Takes the place of a run's command that is gone, whose processes train on: after launch.detach=true, or under\n"
-    "cluster=hosts and cluster=slurm. RUN is a folder, its name, or the first letters of an MLflow id.",
+    "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
     (OUTPUT_DIR, Key("end", "false", "true: has the run save a checkpoint and end, as a preemption would")),
 )
 

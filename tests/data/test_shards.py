@@ -26,7 +26,8 @@ LAYOUTS = (
     ((83,), 2), ((83,), 3), ((40, 43), 1), ((40, 43), 4), ((28, 28, 27), 3), ((28, 28, 27), 4), ((3, 80), 2),
     ((3, 80), 3), ((10, 11, 12, 13, 14, 15, 8), 2), ((10, 11, 12, 13, 14, 15, 8), 4),
 )  # fmt: skip
-COUNT = ("model.build._target_=own.counting", "train.epochs=2", "train.steps_per_call=1", "train.save=false")
+COUNT = ("model.build._target_=own.counting", "train.epochs=2", "train.steps_per_call=1", "train.save=false",
+         "train.check=off")  # fmt: skip
 LABELS = 83
 
 

@@ -20,7 +20,8 @@ from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
 
-SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true")
+SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true",
+         "train.check=off")  # fmt: skip
 TWO = ("strategy=multi_worker", "train.steps=30", "checkpoint.every_steps=5", *SMALL)
 # Long enough to be ended in the middle.
 LONG = ("strategy=multi_worker", "train.steps=1500", "checkpoint.every_steps=50", "train.steps_per_call=10", *SMALL)

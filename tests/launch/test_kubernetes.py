@@ -50,7 +50,10 @@ def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked,
         "jobset": ["NetworkPolicy", "JobSet"],
         "job": ["NetworkPolicy", "Service", "Job"],
     }[kind]
-    assert "4 (1 chief, 3 workers) on 4 hosts" in " ".join(ran.out.split())
+    shown = " ".join(ran.out.split())
+    assert "4 (1 chief, 3 workers) on 4 hosts" in shown
+    # What a pod's address is, no key of the config says.
+    assert "Keep others out of this network." in shown
 
 
 def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
@@ -97,7 +100,14 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     # Meanwhile, since pods mostly wait.
     on_this_machine = start(here, *TWO)
     command = start(tmp_path, *TWO, *HERE, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= 100 or command.poll() is not None, 180.0)
+    cluster.wait(lambda: steps(tmp_path) >= 200 or command.poll() is not None, 180.0)
+    # Its conductor killed outright, and another in its place.
+    command.kill()
+    command.communicate()
+    (run,) = tmp_path.glob("outputs/runs/*")
+    step = steps(tmp_path)
+    command = start(tmp_path, "attach", run.name, KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: steps(tmp_path) >= step + 200 or command.poll() is not None, 180.0)
     (chief,), (worker,) = cluster.running("chief"), cluster.running("worker")
     cluster.kubelet.kill(worker)
     cluster.kubelet.evict(chief)

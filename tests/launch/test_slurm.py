@@ -28,7 +28,8 @@ from pipeline.launch.slurm.options import Options, check
 from pipeline.launch.slurm.script import batch_script, clean
 from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 
-SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01")
+SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.learning_rate=0.01",
+         "train.check=off")  # fmt: skip
 TWO = ("strategy=multi_worker", "workers=2", "train.deterministic=true", *SMALL)
 # Slow enough to be harmed on the way: each step waits a while.
 SLOW = "train.callbacks=[{_target_: own.Pausing, seconds: 0.1}]"

@@ -17,7 +17,7 @@ from pipeline.record.results import Ending, Result
 from pipeline.run import sweep
 from pipeline.run.views import PointResult
 
-SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto")
+SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
 NAMED = ("-m", "sweep.name=mine", *QUICK, *SMALL)
 SWEEP = Path("outputs/sweeps/mine")
 

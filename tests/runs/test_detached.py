@@ -17,6 +17,7 @@ COMMAND = (
     f"--config-dir={own.CONF}", "data=digits", "model=tiny", "train.epochs=40", "train.global_batch=128",
     "train.steps_per_call=2", "train.deterministic=true", "measure.steps=2", "measure.repeats=2",
     "measure.baseline=fresh", "strategy=multi_worker", "workers=2", "checkpoint.every_steps=100",
+    "train.check=off",
 )  # fmt: skip
 # Time for what happens meanwhile; nothing is computed otherwise.
 SLOWLY = ("train.callbacks=[{_target_: own.Pausing, seconds: 0.15}]",)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, sampled, start
 
-LONG = ("train.epochs=500", f"--config-dir={own.CONF}", "model=tiny", "data=digits")
+LONG = ("train.epochs=500", f"--config-dir={own.CONF}", "model=tiny", "data=digits", "train.check=off")
 TWO = ("strategy=multi_worker", "workers=2")
 
 

@@ -11,7 +11,8 @@ from pipeline.analyze import measure
 from pipeline.analyze.measure import Repeat
 from pipeline.record.events import Measured, TimedCall
 
-TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=8", "train.steps_per_call=4")
+TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=8", "train.steps_per_call=4",
+         "train.check=off")  # fmt: skip
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "parameter_server")
 SLEEPY = ("data.build._target_=own.sleepy", "data.num_classes=4", "data.shuffle=false", "model.build._target_=own.tiny")
 

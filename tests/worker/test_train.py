@@ -31,6 +31,7 @@ def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
         "data.build._target_=own.serial_arrays,own.serial_set,own.serial_shard,own.serial_shard_set",
         "train.global_batch=12",
         "train.epochs=2",
+        "train.check=off",
         "train.steps_per_call=2",
     )
     assert ran.code == 0, ran.err
@@ -96,6 +97,7 @@ def test_measuring_changes_nothing_that_training_learns(pipeline, tmp_path):
         "train.replica_batch=16",
         "train.steps_per_call=3",
         "+model.build.optimizer=averaged",
+        "train.check=off",
         f"train.callbacks=[{{_target_: own.Recording, path: {notes}}}]",
     )
     assert ran.code == 0, ran.err

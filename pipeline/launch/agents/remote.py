@@ -93,6 +93,11 @@ class RemoteJob:
         """By which its agents know it."""
         return self._number
 
+    @property
+    def hosts(self) -> set[str]:
+        """The names of its agents."""
+        return set(self._where.values())
+
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something. Raises `LaunchError`."""
         for said in self._given:
