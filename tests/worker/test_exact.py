@@ -180,8 +180,8 @@ def test_tables_of_which_a_step_reads_few_rows_and_an_area_under_a_curve(pipelin
 @pytest.mark.slow
 def test_the_recommender_finds_the_signal_on_several_processes(pipeline):
     ran = pipeline(
-        "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
-        "train.replica_batch=128", "measure.repeats=2",
+        *QUICK, "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
+        "train.replica_batch=128",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.result["val_metrics"]["auc"] > 0.78
