@@ -260,7 +260,7 @@ class Point:
         except OSError as problem:
             result = unwritten(result, problem)
         if interrupted:
-            self._session.ended_early = PointResult(result, str(self._folder))
+            self._session.ended_early.append(PointResult(result, str(self._folder)))
             raise interrupted
         return result
 

@@ -123,6 +123,10 @@ class KubernetesCluster(DiallingCluster):
         returns = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
         return self._start(self._in_pods(plan, folder), group, folder, self._options.timeout, returns)
 
+    def returns(self, ends: bool) -> str | None:
+        """Once a pod is taken away, whose processes have saved a checkpoint, in another that is made in its place."""
+        return None if ends else "Once Kubernetes has made another pod, training goes on there"
+
     def end_earlier(self, folder: Path) -> None:
         """Deletes what a command that was killed has made for the run in a folder: its pods train on."""
         earlier = Earlier.read(folder)
