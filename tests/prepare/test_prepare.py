@@ -399,7 +399,9 @@ def test_a_killed_gathering_goes_on_with_the_pieces_that_are_there(tmp_path):
 
 
 def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
-    process = start(tmp_path, *SLOW, "out=d")
+    process = start(
+        tmp_path, f"{OWN_SOURCE}slow_arrays", "+data.build.examples=8000", "shards=60", "processes=2", "out=d"
+    )
     shards_there(tmp_path / "d", 2, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
