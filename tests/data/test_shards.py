@@ -66,7 +66,6 @@ def expect_seen_once(folder: Path, lost=(), epochs: int = 2) -> None:
     ("files", "said"),
     [
         ((40, 43), "2 files; each of 2 processes reads all of them, since they cannot be divided evenly"),
-        ((20, 20, 20, 23), "each of 2 processes reads all of them"),
         ((21, 21, 21, 20), "4 files; each of 2 processes reads its own"),
     ],
 )

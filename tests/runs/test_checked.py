@@ -19,7 +19,8 @@ def trained(folder: Path) -> list[Any]:
     return [*losses, *sorted(event["weights"] for event in events if event["event"] == "finished")]
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("multi_worker", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker"])
 def test_training_is_the_same_to_the_last_bit_with_the_check_and_without(pipeline, strategy):
     layer = "+model.build.layer=running mean"
     ran = pipeline("-m", *QUICK, *SMALL, f"strategy={strategy}", "train.deterministic=true", layer,
