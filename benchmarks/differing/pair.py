@@ -13,7 +13,7 @@ from differing.asked import Answer, Asked, Place
 from differing.case import Case
 
 # What a case takes at most, on a machine that others use too; and what the others take once one has failed.
-CASE_SECONDS, PEER_SECONDS = 180.0, 10.0
+CASE_SECONDS, PEER_SECONDS = 900.0, 10.0
 # TensorFlow keeps something of each graph for the process's life.
 CASES_OF_A_PROCESS = 40
 

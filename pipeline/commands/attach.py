@@ -17,7 +17,7 @@ from pipeline.commands.train import PREEMPTED, code_of, say_left, tell
 from pipeline.config import config as configs
 from pipeline.launch import LaunchError, signals
 from pipeline.record.log import from_here
-from pipeline.run import run
+from pipeline.run import run, sweep
 from pipeline.run.attach import Attached, AttachError, attach, found
 from pipeline.run.point import Point
 from pipeline.run.points import devices
@@ -30,7 +30,7 @@ VERB = Verb(
     "attach",
     "RUN",
     "Takes the place of a run's command that is gone, whose processes train on: after launch.detach=true, or under\n"
-    "cluster=hosts and cluster=slurm. RUN is a folder, its name, or the first letters of an MLflow id.",
+    "cluster=hosts, slurm and kubernetes. RUN is a folder, its name, or the first letters of an MLflow id.",
     (OUTPUT_DIR, Key("end", "false", "true: has the run save a checkpoint and end, as a preemption would")),
 )
 
@@ -72,6 +72,7 @@ def _gone_on_with(attached: Attached, session: Session) -> int:
     session.screen.planned(attached.planned, False, None)
     point = Point(request, attached.planned, session, attached.earlier, attached.under_way.known, attached)
     ended: PointResult = request.ended(point.run(attached.cluster, attached.baseline))
+    sweep.note_alone(request.folder, ended)
     tell(ended, False, show.console_on(sys.stdout))
     if ended.result.ending.status == "PREEMPTED":
         return 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED

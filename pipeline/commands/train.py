@@ -156,16 +156,20 @@ def say_left(folder: Path) -> None:
 
 
 def _how_to_go_on(points: Points, session: Session) -> str:
-    """What is there of the point that a signal has ended, and what goes on with it."""
-    ended, configs_of = session.ended_early, [request.config for request in points.to_run.values()]
+    """What is there of the points that a signal has ended, and what goes on with them."""
+    configs_of = [request.config for request in points.to_run.values()]
     named = any(config.sweep.name is not None for config in configs_of)
-    if ended is None:
+    steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
+    if not steps:
         return "The same command goes on with the sweep." if named else "Nothing was under way."
-    step, folder = ended.result.survival.checkpoint_step, from_here(Path(ended.folder))
-    there = f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
-    how = "from there" if step else "from its beginning"
+    said = [
+        f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
+        for folder, step in sorted(steps.items())
+    ]
+    there = " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
+    how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
     if any(config.resume == resume.NEVER for config in configs_of):
-        return f"{there}: resume={folder} goes on {how}."
+        return f"{there}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
     kept = (
         ", and keeps the points that have finished"
         if named

@@ -90,6 +90,12 @@ class Cluster(Protocol):
         What is started then, in the same order, goes on where that one left it.
         """
 
+    def end_earlier(self, folder: Path) -> None:
+        """Ends what is left of the run in a folder by a command that was killed: no two train one run.
+
+        Returns once it has ended. Raises `LaunchError`.
+        """
+
     def leave(self) -> None:
         """Leaves processes to another conductor, where they outlive this one: nothing ends them any more."""
 
@@ -112,7 +118,7 @@ CLUSTERS = {
 # Those that start nothing on this machine.
 ELSEWHERE = {*CLUSTERS} - {"local", "env"}
 # Where processes outlive their conductor, for another to take its place; under `local` with launch.detach=true alone.
-OUTLIVING = ("local", "hosts", "slurm")
+OUTLIVING = ("local", "hosts", "slurm", "kubernetes")
 DETACHED = "pipeline.launch.detached:DetachedCluster"
 # What a package's cluster may be without, and what stands for it.
 OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
@@ -123,6 +129,7 @@ OPTIONAL: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "returns": lambda made: Steady().returns,
     "helpers": lambda made: lambda: Helpers({}),
     "attach": lambda made: Steady().attach,
+    "end_earlier": lambda made: Steady().end_earlier,
     "leave": lambda made: Steady().leave,
 }
 

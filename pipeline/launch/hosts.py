@@ -86,7 +86,7 @@ class HostsCluster(DiallingCluster):
         """Has ssh start an agent on each host, several at a time."""
         pool = self._prepare()
         for name in self._targets:
-            pool.submit(self._start, name, contact)
+            pool.submit(self._start_agent, name, contact)
 
     def found(self, folder: Path) -> None:
         """Starts none but those that are to be started anew."""
@@ -97,7 +97,7 @@ class HostsCluster(DiallingCluster):
         for name in names:
             if self._pool and self.contact and time.monotonic() > self._tried.get(name, 0.0) + AGAIN_SECONDS:
                 self._tried[name] = time.monotonic() + self._options.timeout
-                self._pool.submit(self._start, name, self.contact)
+                self._pool.submit(self._start_agent, name, self.contact)
 
     def check(self, absent: int) -> None:
         """Raises `LaunchError` where ssh could not start an agent."""
@@ -198,7 +198,7 @@ class HostsCluster(DiallingCluster):
         home = f'"$HOME/{self._home()}"'
         return self._typed(name, f"mkdir -p {home} && tar -xzf - -C {home}", self._copy)
 
-    def _start(self, name: str, contact: Contact) -> None:
+    def _start_agent(self, name: str, contact: Contact) -> None:
         """Starts the agent of a host. In a thread of its own."""
         self._failed.pop(name, None)
         why = self._give_copy(name) or self._typed(name, self._command(name, contact.address), contact.token + b"\n")

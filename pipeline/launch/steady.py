@@ -25,5 +25,8 @@ class Steady:
         """Takes the place of the conductor of the run in a folder: is anything of it there? Processes ended with it."""
         return False
 
+    def end_earlier(self, folder: Path) -> None:
+        """Ends what a command that was killed has left of the run in a folder. Nothing: it has ended with it."""
+
     def leave(self) -> None:
         """Leaves processes to another conductor, where they outlive this one."""

@@ -195,8 +195,10 @@ def listening(plan: Plan, given: Sequence[str]) -> Plan:
         for process, address in zip(plan.processes, given, strict=True)
     )
     addresses = [process.address for process in processes if process.address]
-    several = len(plan.hardware.host_names) > 1
-    return replace(plan, processes=processes, notes=(*plan.notes, *_notes_on_network(addresses, several)))
+    # Where others were given than was asked for, a cluster knows where its hosts are reached.
+    asked = {_host(process.address) for process in plan.processes if process.address}
+    notes = _notes_on_network(addresses, asked >= set(map(_host, addresses)))
+    return replace(plan, processes=processes, notes=(*plan.notes, *notes))
 
 
 def on_one_device(config: Config) -> Config:
@@ -308,13 +310,13 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _notes_on_network(addresses: Collection[str], several: bool) -> list[str]:
+def _notes_on_network(addresses: Collection[str], asked: bool) -> list[str]:
     """What is open to others where processes listen beyond this machine."""
     if all(stays_here(address) for address in addresses):
         return []
     ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
     host = _host(next(iter(addresses)))
-    instead = "" if several else ", or try cluster.host=127.0.0.1"
+    instead = ", or try cluster.host=127.0.0.1" if asked else ""
     which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
     return [
         f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "

@@ -5,6 +5,7 @@ It is there as long as processes are that outlive their conductor.
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +20,15 @@ FILE = "agents.json"
 
 @dataclass(frozen=True)
 class Kept:
-    """HOST:PORT at which agents dial, the token, and by group the numbers of their jobs, in the order they began."""
+    """HOST:PORT at which agents dial, the token, and by group the numbers of their jobs, in the order they began.
+
+    `agents` are the names of those that have a part of any.
+    """
 
     address: str
     token: str
     jobs: dict[str, list[int]] = field(default_factory=dict)
+    agents: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> "Kept | None":
@@ -33,9 +38,10 @@ class Kept:
             return plain.made_of(cls, values) if values else None
         return None
 
-    def with_job(self, group: str, number: int) -> "Kept":
+    def with_job(self, group: str, number: int, agents: Iterable[str] = ()) -> "Kept":
         """The same, once another job of a group has begun."""
-        return replace(self, jobs=self.jobs | {group: [*self.jobs.get(group, ()), number]})
+        jobs = self.jobs | {group: [*self.jobs.get(group, ()), number]}
+        return replace(self, jobs=jobs, agents=sorted({*self.agents, *agents}))
 
     def write(self, folder: Path) -> None:
         """Notes it, where nobody else can read it. Raises `OSError`."""

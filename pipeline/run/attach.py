@@ -93,8 +93,8 @@ def _attached(folder: Path, lock: Lock, session: Session, end: bool) -> Attached
         )
     if under_way is None:
         raise AttachError(
-            f"Expected a run whose processes outlive their conductor (launch.detach=true, cluster=hosts, "
-            f"cluster=slurm), received {shown}, whose processes have ended with it. Try the same command again: "
+            f"Expected a run whose processes outlive their conductor (launch.detach=true, cluster=hosts, slurm "
+            f"or kubernetes), received {shown}, whose processes have ended with it. Try the same command again: "
             f"it goes on from the last checkpoint."
         )
     config = _config(under_way)

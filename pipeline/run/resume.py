@@ -105,6 +105,8 @@ def find(
         return None
     if config.resume == AUTO:
         there = [*output.glob("[rs]*/**/plan.json"), *(path for folder in also for path in folder.glob("plan.json"))]
+        if only is not None:
+            _expect_at_rest(only)
         return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=log.written))
     folder = _only_named(config.resume, output)
     values = log.read_whole(folder / "plan.json")
@@ -152,6 +154,18 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
         earlier.lock.release()
         return None
     return None
+
+
+def _expect_at_rest(folder: Path) -> None:
+    """Refuses a point on which another command works, as one that has attached to it: it is not to be run twice."""
+    try:
+        if (folder / LOCK).exists():
+            Lock(folder).release()
+    except BlockingIOError:
+        raise ResumeError(
+            f"Expected a point that no command works on, received {log.from_here(folder)}, on which another one does. "
+            f"Try again once that has ended."
+        ) from None
 
 
 def _expect_no_processes(earlier: Earlier) -> None:

@@ -46,8 +46,8 @@ class Session:
     # Is a point under way, which a scheduler's signal lets end by itself? And a Ctrl-C, too?
     busy: bool = False
     saves: bool = False
-    # The point that a signal has ended, and whether a second Ctrl-C has.
-    ended_early: PointResult | None = None
+    # The points that a signal has ended, of several at once too, and whether a second Ctrl-C has.
+    ended_early: list[PointResult] = field(default_factory=list)
     at_once: bool = False
     # The folder of the run under way whose processes a Ctrl-C leaves to train on, and of the one that it has left.
     leaves: Path | None = None

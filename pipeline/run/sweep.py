@@ -157,6 +157,21 @@ class Sweep:
         return numbers.get(about, max(numbers.values()) + 1 if place in numbers.values() else place)
 
 
+def note_alone(folder: Path, point: PointResult) -> None:
+    """Notes in its sweep, if it is of one, what became of a point that another command than the sweep's has ended."""
+    if not (folder.parent / sweeps.FILE).exists():
+        return
+    # A command that works on the sweep meanwhile keeps what it knows; the next one looks into the point's folder.
+    with suppress(SweepError, OSError):
+        made = Sweep(folder.parent)
+        try:
+            for entry in made.entries:
+                if folder.resolve() in [path.resolve() for path in attempts(made.folder / entry.folder)]:
+                    made.note(entry, point)
+        finally:
+            made.release()
+
+
 def attempts(folder: Path) -> Iterator[Path]:
     """The folders of a point's attempts that are there, from this one on."""
     while folder.is_dir():

@@ -116,6 +116,14 @@ def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_lat
 ):
     under = Under(tmp_path, *TWO, *LONG, *two.options())
     under.until(lambda: under.step() >= 100)
+    # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another.
+    under.kill()
+    before = len(two.left())
+    under = Under(tmp_path, *TWO, *LONG, *two.options())
+    under.until(lambda: [line for line in under.lines() if line["event"] == "resumed"])
+    step = under.step()
+    under.until(lambda: under.step() >= step + 100)
+    assert len(two.left()) == before
     began = time.monotonic()
     two.cut(2)
     ran = under.ended(120)
@@ -129,6 +137,6 @@ def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_lat
     ran = again.ended()
     assert ran.code == 0, ran.err
     result = json.loads((ran.run_folders[0] / "result.json").read_text())
-    assert (result["resumed"], result["workers_at_end"]) == (1, 1)
+    assert (result["resumed"], result["workers_at_end"]) == (2, 1)
     assert "training goes on with 1 worker" in " ".join(again.restarted())
     two.mend(2)

@@ -50,7 +50,10 @@ def test_a_plan_prints_what_would_be_made_without_a_cluster_or_its_client(asked,
         "jobset": ["NetworkPolicy", "JobSet"],
         "job": ["NetworkPolicy", "Service", "Job"],
     }[kind]
-    assert "4 (1 chief, 3 workers) on 4 hosts" in " ".join(ran.out.split())
+    shown = " ".join(ran.out.split())
+    assert "4 (1 chief, 3 workers) on 4 hosts" in shown
+    # What a pod's address is, no key of the config says.
+    assert "Keep others out of this network." in shown
 
 
 def test_a_run_without_an_image_or_the_client_says_what_to_do(asked, tmp_path):
@@ -81,10 +84,17 @@ def weights(folder: Path) -> list[np.ndarray]:
         return found
 
 
+def told(folder: Path, kind: str) -> list[dict]:
+    """The events of a kind of the run in a folder, as far as they are written."""
+    lines = [line for log in folder.glob("outputs/runs/*/events.jsonl") for line in log.read_text().splitlines()]
+    return [
+        event for event in map(json.loads, (line for line in lines if line.endswith("}"))) if event["event"] == kind
+    ]
+
+
 def steps(folder: Path) -> int:
     """The step of the last checkpoint of the run in a folder."""
-    lines = [line for log in folder.glob("outputs/runs/*/events.jsonl") for line in log.read_text().splitlines()]
-    return max((json.loads(line).get("step") or 0 for line in lines if '"checkpoint"' in line), default=0)
+    return max((event.get("step") or 0 for event in told(folder, "checkpoint")), default=0)
 
 
 @needs_namespaces
@@ -97,10 +107,26 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     # Meanwhile, since pods mostly wait.
     on_this_machine = start(here, *TWO)
     command = start(tmp_path, *TWO, *HERE, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= 100 or command.poll() is not None, 180.0)
-    (chief,), (worker,) = cluster.running("chief"), cluster.running("worker")
-    cluster.kubelet.kill(worker)
+    cluster.wait(lambda: steps(tmp_path) >= 200 or command.poll() is not None, 180.0)
+    # Its conductor killed outright, and another in its place.
+    command.kill()
+    command.communicate()
+    (run,) = tmp_path.glob("outputs/runs/*")
+    step = steps(tmp_path)
+    command = start(tmp_path, "attach", run.name, KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: steps(tmp_path) >= step + 200 or command.poll() is not None, 180.0)
+    # Of what is taken away all save a checkpoint first; of what dies none can.
+    (chief,) = cluster.running("chief")
     cluster.kubelet.evict(chief)
+    cluster.wait(lambda: told(tmp_path, "restarted") or command.poll() is not None, 60.0)
+    step = steps(tmp_path)
+    cluster.wait(lambda: steps(tmp_path) >= step + 100 or command.poll() is not None, 180.0)
+    assert "was asked to leave by SIGTERM to chief 0" in told(tmp_path, "restarted")[0]["text"]
+    # Nothing that was made before is made again.
+    made = [event["step"] for event in told(tmp_path, "steps")]
+    assert len(made) == len(set(made))
+    (worker,) = cluster.running("worker")
+    cluster.kubelet.kill(worker)
     ran = finish(command, tmp_path, time.monotonic(), 240.0)
     assert ran.code == 0, ran.out + ran.err + cluster.describe()
     alone = finish(on_this_machine, here, began, 240.0)
@@ -109,7 +135,9 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     then, now = (json.loads((each / "result.json").read_text()) for each in (kept, folder))
     assert (now["loss"], now["val_loss"], now["metrics"]) == (then["loss"], then["val_loss"], then["metrics"])
     assert all(np.array_equal(*pair) for pair in zip(weights(kept), weights(folder), strict=True))
-    assert now["restarts"] == 1
+    assert now["restarts"] == 2
+    # What was made again after the worker's death alone.
+    assert now["steps_repeated"] <= 100
     assert "was evicted (The node was low on resource: memory)" in " ".join(ran.out.split())
     # Logs of both are here, and nothing is left there, but what the claim keeps.
     assert {log.name for log in folder.glob("point-*.log")} == {"point-0.log", "point-1.log"}

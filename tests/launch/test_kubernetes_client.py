@@ -10,14 +10,17 @@ from stand_in.cluster import StandIn
 from test_kubernetes_manifest import planned
 
 from pipeline.config.schema import ClusterConfig
+from pipeline.launch.agents import dialling
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import Client
 from pipeline.launch.kubernetes.cluster import KubernetesCluster
+from pipeline.launch.kubernetes.earlier import Earlier
 from pipeline.launch.kubernetes.following import Follower
 from pipeline.launch.kubernetes.manifest import Made, hosts_of, manifests, shape_of
 from pipeline.launch.kubernetes.options import Options
 from pipeline.launch.kubernetes.pods import state_of
 from pipeline.record.events import Warned
+from pipeline.record.kept import Kept
 
 IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"
 PLAN = planned()
@@ -136,17 +139,27 @@ def test_a_name_that_is_taken_is_refused_and_no_server_is_told_of(cluster):
     assert time.monotonic() - began < 20.0
 
 
-def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_makes_its_own(cluster, tmp_path):
+def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_makes_its_own(
+    cluster, tmp_path, monkeypatch
+):
     make("earlier")
     make("anothers")
-    (tmp_path / "kubernetes").write_text("JobSet earlier\n")
+    Earlier("JobSet", "earlier", shape_of(PLAN)).write(tmp_path)
     config = ClusterConfig("kubernetes", options={"image": IMAGE, "name": "mine"})
     mine = KubernetesCluster(config, os.environ)
+    mine.end_earlier(tmp_path)
     job = mine.start(PLAN, "point", tmp_path)
     names = {made["metadata"]["name"] for made in cluster.objects.all("jobsets")}
     assert names == {"anothers", "mine"}
     said = cluster.wait(lambda: [event.text for event in job.events(0.1) if isinstance(event, Warned)], 10.0)
     assert "The pods of earlier, which an earlier command had left, were deleted." in said
+    # Who attaches to it follows what it has made, and finds no agent of it here.
+    monkeypatch.setattr(dialling, "ATTACH_SECONDS", 2.0)
+    other = KubernetesCluster(config, os.environ)
+    assert not other.attach(tmp_path)
+    assert Kept.read(tmp_path).token.encode() == other.agents.hub.token == mine.agents.hub.token
+    other.leave()
+    other.close(0)
     job.stop(0.0)
     mine.close(1)
     cluster.wait(lambda: [made["metadata"]["name"] for made in cluster.objects.all("jobs")] == [

@@ -17,6 +17,7 @@ from pipeline.run.group import PERSON_SECONDS, Preemption
 from pipeline.run.points import Points
 from pipeline.run.results import preempted
 from pipeline.run.session import PointRequest, Session
+from pipeline.run.side_by_side import _own
 from pipeline.run.timing import Measured
 from pipeline.run.views import PointResult
 from pipeline.views.mlflow import Tracker
@@ -62,6 +63,19 @@ def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
 )
 def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
-    session.ended_early = PointResult(Result(survival=Survival(checkpoint_step=step)), "a")
+    session.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=step)), "a"))
     points = Points(many, {(0, 0): PointRequest(Config(**config), Path("a"), [], None)})
     assert train._how_to_go_on(points, session).endswith(words)
+
+
+def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
+    session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
+    points = Points(True, {(0, 0): PointRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)})
+    with _own(session, session.screen, {}, Preemption(session.preemption)) as own:
+        own.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=8)), "c"))
+    for name in ("a", "b"):
+        session.ended_early.append(PointResult(Result(), name))
+    assert train._how_to_go_on(points, session) == (
+        "a has no checkpoint yet, b has no checkpoint yet and c has a checkpoint of step 8: the same command goes on "
+        "from there, and keeps the points that have finished."
+    )

@@ -14,7 +14,8 @@ from conftest import QUICK, Ran, finish, left_behind, start
 from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
-from pipeline.run import sweep
+from pipeline.run import resume, sweep
+from pipeline.run.resume import Lock, ResumeError
 from pipeline.run.views import PointResult
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
@@ -72,6 +73,25 @@ def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     found = again.point(0, "mirrored", "abc", [], 0, None)
     assert (again.folder / found.folder).resolve() == tmp_path / folder
     again.release()
+
+
+def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_run_beside_that(tmp_path):
+    made = sweep.Sweep(tmp_path / "sweeps/mine")
+    entry = made.point(0, "mirrored", "abc", [], 0, None)
+    made.write()
+    made.release()
+    folder, done = made.folder / entry.folder, Result(Ending("FINISHED"))
+    # A later attempt, and a run that is of no sweep.
+    later = sweep.make_another(folder)
+    (tmp_path / "alone").mkdir()
+    sweep.note_alone(tmp_path / "alone", PointResult(done, str(tmp_path / "alone")))
+    sweep.note_alone(later, PointResult(done, str(later)))
+    (noted,) = entries(made.folder)
+    assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.2")
+    lock = Lock(later)
+    with pytest.raises(ResumeError, match=r"received .*0_mirrored\.2, on which another one does\. Try again"):
+        resume.find(Config(), None, tmp_path, only=later)
+    lock.release()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +212,7 @@ def test_a_plan_of_a_sweep_leaves_the_sweep_as_it_is(asked, tmp_path):
 
 
 @pytest.mark.parametrize(("experiment", "points"), [("strategies", 6), ("batch", 5), ("precision", 3)])
-def test_every_ready_sweep_can_be_planned(asked, experiment, points):
-    ran: Ran = asked(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
+def test_every_ready_sweep_can_be_planned(started, experiment, points):
+    ran: Ran = started(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
     assert ran.code == 0, ran.err
     assert ran.out.count(" -- point ") == points

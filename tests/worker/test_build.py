@@ -3,10 +3,12 @@
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
+import pipeline
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.model_error import ModelError
 
@@ -58,3 +60,18 @@ def test_an_input_of_another_shape_is_refused_when_it_is_built():
     model.compile("adam", "mse")
     with pytest.raises((ValueError, ModelError), match="4"):
         build.ready(model, tf.distribute.get_strategy(), (tf.zeros((2, 5)), tf.zeros((2, 3))), build.ALONE)
+
+
+def of_one_size() -> keras.Model:
+    model = keras.Sequential([keras.Input(batch_shape=(8, 5, 3)), layers.LSTM(4, stateful=True), layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_model_that_takes_batches_of_one_size_alone_is_refused_with_what_to_try():
+    words = r"any size, .* received one that takes 8 alone .* Try keras\.Input\(shape\) .* stateful=False"
+    x, y = np.zeros((16, 5, 3), "float32"), np.zeros((16, 1), "float32")
+    with pytest.raises(ModelError, match=words):
+        build.model(of_one_size, tf.distribute.get_strategy(), (tf.constant(x[:2]), tf.constant(y[:2])))
+    with pytest.raises(ModelError, match=words):
+        pipeline.fit(of_one_size(), x, y, batch_size=8, verbose=0)

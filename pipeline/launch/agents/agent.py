@@ -25,6 +25,7 @@ from pipeline.launch.agents.messages import (
     Give,
     Held,
     Hello,
+    Leaving,
     Logged,
     Lost,
     Message,
@@ -89,13 +90,20 @@ class Agent:
     """One host's, for the conductor at the other end of a line.
 
     `gone` says of the line, and of how long processes may be without a conductor, whether that is to be given up; they
-    save a checkpoint then, and end.
+    save a checkpoint then, and end. `leaves`: a scheduler's signal takes this host away, while the others stay.
     """
 
     def __init__(
-        self, hub: Hub, link: Link, cluster: LocalCluster, place: Place, gone: Callable[[Link, float], bool]
+        self,
+        hub: Hub,
+        link: Link,
+        cluster: LocalCluster,
+        place: Place,
+        gone: Callable[[Link, float], bool],
+        leaves: bool = False,
     ) -> None:
         self._hub, self._link, self._cluster, self._place, self._gone = hub, link, cluster, place, gone
+        self._leaves = leaves
         self._jobs: dict[int, _Job] = {}
         # The conductor's life, which another conductor has not.
         self._life = ""
@@ -105,9 +113,10 @@ class Agent:
     def serve(self, signalled: Callable[[], int | None]) -> int | None:
         """Does what the conductor says, to the end; returns what its command ended with.
 
-        None where the conductor was given up. `signalled` tells of a scheduler's signal, which is passed on.
+        None where the conductor was given up, and 128 + the signal where this host `leaves`. `signalled` tells of a
+        scheduler's signal, which is passed on.
         """
-        told = False
+        told: int | None = None
         with tempfile.TemporaryDirectory(prefix="pipeline-agent-") as folder:
             try:
                 while True:
@@ -121,9 +130,10 @@ class Agent:
                             return message.code
                         self._do(message, Path(folder))
                     self._pass_all_on()
-                    if not told and (number := signalled()) is not None:
-                        told = True
-                        self._tell_of(number)
+                    if told is None and (told := signalled()) is not None:
+                        self._tell_of(told)
+                    if told is not None and self._leaves and self._is_done():
+                        return 128 + told
                     if self._gone(self._link, self._orphan_timeout()):
                         if not self._link.refused:
                             self._save()
@@ -267,8 +277,27 @@ class Agent:
             return True
         return False
 
+    def _is_done(self) -> bool:
+        """Has a host that is taken away no process any more that is to save a checkpoint?
+
+        Where one is, the conductor has those of all hosts leave, and this one is told to stop. Where there is none,
+        its own do.
+        """
+        if self._jobs and self._link.connection is None:
+            self._save()
+        elif any(map(_is_kept, self._jobs.values())):
+            return False
+        for job in self._jobs.values():
+            job.running.stop(0.0)
+            self._pass_on(job)
+        return True
+
     def _tell_of(self, signal: int) -> None:
+        if self._leaves:
+            self._say(Leaving())
         for number, job in self._jobs.items():
+            if self._leaves and not _is_kept(job):
+                continue
             event = Signalled(signal, time=time.time(), group=job.start.group, rank=job.start.ranks[0])
             self._say(Told(number, [to_plain(event)]))
 
@@ -295,6 +324,12 @@ def folded(before: Pulse | None, job: int, beat: Beat) -> Pulse:
     told = {name: getattr(beat, name) for name in ("progress", "cpu_seconds", "step", "validated")}
     known = {name: value for name, value in told.items() if value is not None}
     return (before or Pulse(job, beat.rank, beat.time))._replace(time=beat.time, **known)
+
+
+def _is_kept(job: _Job) -> bool:
+    """Does what a job computes depend on each of its processes here? One worker of many that take turns is replaced."""
+    roles = {job.plan.processes[rank].role for rank in job.start.ranks}
+    return not job.plan.strategy.asynchronous or roles != {"worker"}
 
 
 def _has_left(job: _Job) -> bool:

@@ -18,6 +18,7 @@ from pipeline.launch.agents.messages import (
     Find,
     Found,
     Hello,
+    Leaving,
     Message,
     Pulse,
     Pulses,
@@ -73,6 +74,8 @@ class Agents:
         self._count = 0
         self.hub = Hub(CONDUCTOR, token, self._refuse)
         self.known: dict[str, Known] = {}
+        # Lives of those whose hosts are taken away.
+        self._leaving = set[str]()
         self._said: dict[int, list[Said]] = defaultdict(list)
         self._pulses: dict[int, dict[int, Pulse]] = defaultdict(dict)
         self._found: dict[tuple[str, int], Found] = {}
@@ -113,6 +116,10 @@ class Agents:
         """Has an agent said hello, and is there a line to it, or none for no longer than so many seconds?"""
         known = self.known.get(name)
         return known is not None and known.is_there and known.link.away <= away
+
+    def takes(self, name: str) -> bool:
+        """Is there a line to an agent, and does its host stay, so that it may be given processes?"""
+        return self.is_there(name) and self.known[name].life not in self._leaving
 
     def say(self, name: str, message: Message) -> None:
         """Has an agent hear something, now or once there is a line to it again."""
@@ -209,6 +216,8 @@ class Agents:
                     f"Expected {link.name} to have what this machine has: {different}. "
                     f"Try the same environment and code on all hosts."
                 )
+        elif isinstance(message, Leaving):
+            self._leaving.add(received.life)
         elif isinstance(message, Found):
             self._found[link.name, message.asked] = message
         elif isinstance(message, Answered):

@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
 from pipeline.launch.agents.conductor import POLL_SECONDS, AgentLine, Agents, Known
+from pipeline.launch.agents.messages import Close
 from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
@@ -18,11 +19,11 @@ from pipeline.launch.line.handshake import new_token
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
-from pipeline.record.kept import Kept, write_secret
+from pipeline.record.kept import Kept, forget, write_secret
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
 DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
-# For how long agents of an earlier conductor, which dial every second, may take to find this one.
+# For how long agents of an earlier conductor, which dial every second, may take to find this one, and to end.
 ATTACH_SECONDS = 15.0
 SAY_SECONDS = 3.0
 
@@ -65,6 +66,8 @@ class DiallingCluster(Steady, ABC):
         self._begun = False
         # By group, the jobs of an earlier conductor that are gone on with once they are started again.
         self._taken: dict[str, list[int]] = {}
+        # An earlier conductor's agents that did not answer, which are told to end once they do.
+        self._unheard: Agents | None = None
         self._last: Sequence[Known] = ()
 
     # What a kind says.
@@ -101,6 +104,10 @@ class DiallingCluster(Steady, ABC):
 
     def found(self, folder: Path) -> None:
         """Learns what an earlier command had begun, whose agents are met for the run in a folder."""
+
+    def met_at(self, kept: Kept) -> str:
+        """HOST:PORT at which an earlier command's agents reach this one."""
+        return kept.address
 
     def assumed(self) -> Machine:
         """What the hosts are taken to have while nobody asks them: what this machine has."""
@@ -139,17 +146,55 @@ class DiallingCluster(Steady, ABC):
             return False
         self.agents.hub.close()
         self.agents = Agents(kept.token.encode())
-        self.contact = Contact(kept.address, self.agents.hub.token)
         self._taken = {group: list(numbers) for group, numbers in kept.jobs.items()}
         for number in (number for numbers in kept.jobs.values() for number in numbers):
             self.agents.take_over(number)
         self._begun = True
-        self._listen(kept.address)
+        self.contact = Contact(self._listen(self.met_at(kept)), self.agents.hub.token)
         self.found(folder)
         until = time.monotonic() + ATTACH_SECONDS
         while len(self.agents.ordered()) < self.count and time.monotonic() < until:
             self.agents.listen_to((), POLL_SECONDS)
         return bool(self._there())
+
+    def end_earlier(self, folder: Path) -> None:
+        """Ends the agents that a command which was killed has left, and with them its processes.
+
+        They dial where that listened, and hear here that they are to end. Raises `LaunchError`.
+        """
+        kept = Kept.read(folder)
+        if kept is None or kept.token.encode() == self.agents.hub.token:
+            return
+        self.say("What an earlier command of this run, which was killed, has left is ended.")
+        mine = self.contact is not None and self.contact.address == kept.address
+        if mine:
+            # One that others are told of in advance, at which this command's own agents dial as well.
+            self.agents.hub.stop_listening()
+        earlier = Agents(kept.token.encode())
+        earlier.tolerates = True
+        absent = self._end_all(earlier, kept)
+        forget(folder)
+        if mine or not absent:
+            earlier.hub.close()
+        else:
+            self._unheard = earlier
+        if mine:
+            self._listen(kept.address)
+        if absent:
+            self.say(f"{' and '.join(absent)} did not answer: what is left there ends once it does, or by itself.")
+
+    def _end_all(self, earlier: Agents, kept: Kept) -> list[str]:
+        """Tells an earlier conductor's agents to end, waits until they have, and gives the names of who did not."""
+        self._listen(kept.address, earlier)
+        for name in kept.agents:
+            earlier.say(name, Close(0))
+        until, absent = time.monotonic() + ATTACH_SECONDS, kept.agents
+        while absent and time.monotonic() < until:
+            earlier.listen_to((), POLL_SECONDS)
+            links = [earlier.hub.link(name) for name in absent]
+            # Who has heard it hangs up once its processes have ended.
+            absent = [link.name for link in links if link.kept or link.connection is not None]
+        return absent
 
     def leave(self) -> None:
         """Leaves the agents and their processes to another conductor."""
@@ -170,6 +215,10 @@ class DiallingCluster(Steady, ABC):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents start a plan's processes, or goes on with those that they have of an earlier conductor's."""
+        return self._start(plan, group, folder, self.dial_seconds or DIAL_SECONDS, RETURN_SECONDS)
+
+    def _start(self, plan: Plan, group: str, folder: Path, timeout: float, returns: float) -> RemoteJob:
+        """The same, of agents that have so long to dial, and to come back."""
         taken = self._take_over(group)
         if taken is None:
             # Whatever an earlier conductor had besides is over.
@@ -181,15 +230,15 @@ class DiallingCluster(Steady, ABC):
             folder,
             self._where(plan),
             missing=self._missing,
-            timeout=self.dial_seconds or DIAL_SECONDS,
-            returns=RETURN_SECONDS,
+            timeout=timeout,
+            returns=returns,
             taken=taken,
         )
         if taken is None and self.contact is not None:
             kept = Kept.read(folder) or Kept(self.contact.address, self.contact.token.decode())
             # Where nothing can be written, nobody takes this conductor's place.
             with suppress(OSError):
-                kept.with_job(group, job.number).write(folder)
+                kept.with_job(group, job.number, job.hosts).write(folder)
         return job
 
     def helpers(self) -> Helpers:
@@ -210,6 +259,8 @@ class DiallingCluster(Steady, ABC):
     def close(self, code: int) -> None:
         """Tells the agents to end, and ends what was begun."""
         self.agents.close(code)
+        if self._unheard is not None:
+            self._unheard.hub.close()
         if self._begun and not self.agents.left:
             self.end()
 
@@ -221,9 +272,9 @@ class DiallingCluster(Steady, ABC):
         jobs = [(known, held) for known in self.agents.ordered() for held in known.hello.jobs if held.job == number]
         return Taken(number, {known.link.name: held for known, held in jobs})
 
-    def _listen(self, address: str) -> str:
+    def _listen(self, address: str, agents: Agents | None = None) -> str:
         try:
-            return self.agents.hub.listen(address)
+            return (agents or self.agents).hub.listen(address)
         except OSError as error:
             raise LaunchError(
                 f"Expected to be able to listen at {address}, received: {error.strerror or error}. "

@@ -129,6 +129,11 @@ class Hello(Message):
 
 
 @dataclass(frozen=True)
+class Leaving(Message):
+    """The agent's host is taken away: it takes no more processes, and ends once those that it has are told to."""
+
+
+@dataclass(frozen=True)
 class Told(Message):
     """What processes of a job have told, as `pipeline.record.events.to_plain` has it."""
 

@@ -93,6 +93,11 @@ class RemoteJob:
         """By which its agents know it."""
         return self._number
 
+    @property
+    def hosts(self) -> set[str]:
+        """The names of its agents."""
+        return set(self._where.values())
+
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something. Raises `LaunchError`."""
         for said in self._given:
@@ -127,7 +132,7 @@ class RemoteJob:
         if name is None:
             assert self._here is not None, "it was started"
             self._here.restart(rank)
-        elif name in self._begun and self._is_there(name):
+        elif name in self._begun and self._agents.takes(name):
             self._agents.say(name, Restart(self._number, rank))
         else:
             self._pending.add(rank)
@@ -187,7 +192,7 @@ class RemoteJob:
         if not self._pending and (self._here is not None or self._local is None):
             return
         names = sorted({self._where[rank] for rank in self._pending})
-        absent = [name for name in names if not self._agents.is_there(name)]
+        absent = [name for name in names if not self._agents.takes(name)]
         waited = time.monotonic() - self._since
         if absent:
             text = self._missing(absent)

@@ -20,6 +20,7 @@ from pipeline.launch.agents.remote import RemoteJob
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import GONE, Client
 from pipeline.launch.kubernetes.door import LOOPBACK, Ways
+from pipeline.launch.kubernetes.earlier import Earlier
 from pipeline.launch.kubernetes.following import Follower
 from pipeline.launch.kubernetes.manifest import (
     DOOR_PORT,
@@ -39,12 +40,11 @@ from pipeline.launch.kubernetes.manifest import (
 from pipeline.launch.kubernetes.options import JOB, options_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
+from pipeline.record.kept import Kept, forget
 
 # For how long pods that were told to end are waited for, and what was deleted, before others of their names are made.
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.3
-# In a run's folder: what was made for it, a kind and a name.
-MADE = "kubernetes"
 # Before it is said what pods wait for.
 SAY_SECONDS = 5.0
 # Where training may go on with fewer, a pod has so long to come back.
@@ -112,20 +112,48 @@ class KubernetesCluster(DiallingCluster):
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
         """Has the agents of a plan's pods start its processes; the pods are made where they are not there."""
-        self._end_earlier(folder)
-        if self._shape is None or not self._shape.holds(shape_of(plan)):
-            self._make(plan)
         self._since, self._said = time.monotonic(), ""
-        return RemoteJob(
-            self.agents,
-            self._in_pods(plan, folder),
-            group,
-            folder,
-            self._where(plan),
-            missing=self._missing,
-            timeout=self._options.timeout,
-            returns=RETURN_SECONDS if plan.launch.elastic else self._options.timeout,
-        )
+        if not self._taken.get(group):
+            shape = shape_of(plan)
+            enough = self._shape is not None and self._shape.holds(shape)
+            # Before they are made: who is killed meanwhile leaves them.
+            Earlier(self._kind, self._name, self._shape if enough and self._shape else shape).write(folder)
+            if not enough:
+                self._make(plan)
+        returns = RETURN_SECONDS if plan.launch.elastic else self._options.timeout
+        return self._start(self._in_pods(plan, folder), group, folder, self._options.timeout, returns)
+
+    def returns(self, ends: bool) -> str | None:
+        """Once a pod is taken away, whose processes have saved a checkpoint, in another that is made in its place."""
+        return None if ends else "Once Kubernetes has made another pod, training goes on there"
+
+    def end_earlier(self, folder: Path) -> None:
+        """Deletes what a command that was killed has made for the run in a folder: its pods train on."""
+        earlier = Earlier.read(folder)
+        if earlier is None or (self._is_made and (earlier.kind, earlier.name) == (self._kind, self._name)):
+            return
+        if self._ask_by().failed(earlier.kind, earlier.name) != GONE:
+            self._ask_by().delete(earlier.kind, earlier.name)
+            self._wait_until_gone(earlier.kind, earlier.name)
+            self.agents.warn(f"The pods of {earlier.name}, which an earlier command had left, were deleted.")
+        forget(folder)
+
+    def attach(self, folder: Path) -> bool:
+        """Takes the place of the conductor of the run in a folder, whose pods train on. Raises `LaunchError`."""
+        earlier = Earlier.read(folder)
+        if earlier is None or self._ask_by().failed(earlier.kind, earlier.name) == GONE:
+            return False
+        self._name, self._shape = earlier.name, earlier.shape
+        return super().attach(folder)
+
+    def met_at(self, kept: Kept) -> str:
+        """Where pods dial; where this command comes to them, any port of its own is as good."""
+        return kept.address if self._options.conductor else self.listens_at()
+
+    def found(self, folder: Path) -> None:
+        """Follows the pods that an earlier command has made."""
+        assert self.contact is not None
+        self._follow(self.contact)
 
     def begin(self, contact: Contact) -> None:
         """Makes what the pods are made of, and follows them."""
@@ -135,9 +163,14 @@ class KubernetesCluster(DiallingCluster):
         dialled = None if options.conductor is None else contact.address
         made = Made(self._name, options, self._launch, self.config.start_method.value, dialled)
         client.create(manifests(self._shape, made), contact.token)
-        self._is_made = True
+        self._follow(contact)
+
+    def _follow(self, contact: Contact) -> None:
+        """Follows the pods that there are, and keeps a way into each that does not dial."""
+        assert self._shape is not None
+        self._is_made, client = True, self._ask_by()
         follower = self._follower = Follower(client, self._kind, self._name, self.agents.warn)
-        if dialled is None:
+        if self._options.conductor is None:
 
             def forward(host: str) -> socket.socket:
                 state = follower.pod(host)
@@ -146,7 +179,7 @@ class KubernetesCluster(DiallingCluster):
                 return client.forward(state.name, DOOR_PORT)
 
             self._ways = Ways(contact.address, forward)
-            for host in hosts_of(self._shape, self._name, options.kind):
+            for host in hosts_of(self._shape, self._name, self._options.kind):
                 self._ways.keep(host)
 
     def end(self) -> None:
@@ -185,21 +218,6 @@ class KubernetesCluster(DiallingCluster):
             self.contact = Contact(self._listen(self.listens_at()), self.agents.hub.token)
         self._begun = True
         self.begin(self.contact)
-
-    def _end_earlier(self, folder: Path) -> None:
-        """Deletes what an earlier command, which was killed, has made for the run in a folder: its pods train on.
-
-        Notes in the folder what this one makes.
-        """
-        noted = folder / MADE
-        own = f"{self._kind} {self._name}"
-        earlier = noted.read_text().split() if noted.exists() else []
-        is_own = self._is_made and " ".join(earlier) == own
-        if len(earlier) == 2 and not is_own and self._ask_by().failed(*earlier) != GONE:
-            self._ask_by().delete(*earlier)
-            self._wait_until_gone(*earlier)
-            self.agents.warn(f"The pods of {earlier[1]}, which an earlier command had left, were deleted.")
-        noted.write_text(f"{own}\n")
 
     def _wait_until_gone(self, kind: str, name: str) -> None:
         client, until = self._ask_by(), time.monotonic() + GONE_SECONDS

@@ -1,7 +1,8 @@
 """The first process of a pod: an agent that dials the conductor, or has a door for it, and ends as a Job expects.
 
 0 once the conductor's command has ended, however that was; 69 and 75, which no Job makes another pod for, where the
-conductor has never come, or was given up after its processes saved a checkpoint; 143 where the pod is taken away.
+conductor has never come, or was given up after its processes saved a checkpoint; 143 where the pod is taken away, once
+all processes of the run have saved one.
 """
 
 import argparse
@@ -10,7 +11,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch.agents.agent import Agent, Place
@@ -29,7 +29,8 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     """Serves a conductor to its end."""
     given = _arguments()
     # The first process of a container hears no signal that it does not take.
-    signal.signal(signal.SIGTERM, _taken_away)
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     token = given.token_file.read_bytes().strip()
     order = given.first + int(environ["JOB_COMPLETION_INDEX"])
     config = ClusterConfig(name="local", start_method=StartMethod[given.start_method])
@@ -41,8 +42,12 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return line.away > (orphan_timeout if line.life else CONTACT_SECONDS)
 
     cluster.warm_up()
-    code = Agent(hub, link, cluster, Place(order, given.address), gone).serve(lambda: None)
-    if code is None:
+    agent = Agent(hub, link, cluster, Place(order, given.address), gone, leaves=True)
+    code = agent.serve(lambda: signals[0] if signals else None)
+    if signals:
+        # Else a Job takes its work to be done.
+        code = 128 + signals[0]
+    elif code is None:
         code = ABANDONED if link.life else UNREACHED
         print(f"The conductor {'was lost' if link.life else 'has never come'}: {link.problem}.", file=sys.stderr)
     else:
@@ -50,11 +55,6 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     hub.close(1.0)
     cluster.close(code)
     return code
-
-
-def _taken_away(number: int, frame: object) -> NoReturn:
-    """The pod ends: its processes do with it, and are started again where Kubernetes makes another."""
-    sys.exit(128 + number)
 
 
 def _arguments() -> argparse.Namespace:

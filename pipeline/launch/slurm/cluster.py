@@ -32,6 +32,7 @@ from pipeline.launch.variables import SLURM, place_of
 from pipeline.plan.checks import stays_here
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
+from pipeline.record import kept
 
 NAME, POINT = "pipeline", "point"
 TOKEN, SCRIPT = "token", "job.sh"
@@ -209,15 +210,17 @@ class SlurmCluster(DiallingCluster):
                 self._step.wait()
 
     def start(self, plan: Plan, group: str, folder: Path) -> RemoteJob:
-        """Has the agents start a plan's processes, once none of an earlier command's writes to the same folder."""
-        assert self._folder is not None
+        """Has the agents start a plan's processes."""
         if group == POINT and not self._taken.get(POINT):
-            job = self._job.job if self._job else self._inside.job if self._inside else ""
-            mine = Earlier(job, self._folder.name, step=self._job is None)
-            if (before := Earlier.read(folder)) is not None and before != mine:
-                before.end(self._slurm, self.say)
-            mine.write(folder)
+            self._mine().write(folder)
         return super().start(plan, group, folder)
+
+    def end_earlier(self, folder: Path) -> None:
+        """Ends the job of a command that was killed, and with it the agents and processes that it had there."""
+        before = Earlier.read(folder)
+        if before is not None and before != self._mine():
+            before.end(self._slurm, self.say)
+            kept.forget(folder)
 
     def describe(self, plan: Plan) -> str:
         """The script that is submitted, or, inside of an allocation, the `srun` that is typed."""
@@ -233,6 +236,12 @@ class SlurmCluster(DiallingCluster):
         gpus = ("GPU",) * (options.tasks_per_node * options.gpus_per_task)
         names = self._inside.nodes if self._inside else [f"node{number}" for number in range(self.count)]
         return inventory([Host(name, cores, here.memory_gib, "any processor", gpus) for name in names])
+
+    def _mine(self) -> Earlier:
+        """What another command is to end of this one's."""
+        assert self._folder is not None
+        job = self._job.job if self._job else self._inside.job if self._inside else ""
+        return Earlier(job, self._folder.name, step=self._job is None)
 
     def _wait(self) -> None:
         """Waits until all agents are there."""

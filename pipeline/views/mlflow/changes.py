@@ -5,7 +5,6 @@ A pure mapping: it imports no MLflow, and leaves the sending to `pipeline.views.
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -234,7 +233,7 @@ def _measured(event: Measured, seen: Replay) -> Iterator[Change]:
 
 
 def _steps(event: Steps, seen: Replay) -> Iterator[Change]:
-    losses, last, seconds = event.losses, event.step, _number(event.seconds) or 0.0
+    losses, last, seconds = event.losses, event.step, names.number(event.seconds) or 0.0
     before, seen.step = seen.step, max(seen.step, last)
     if last <= before:
         return
@@ -389,18 +388,11 @@ def _ended(event: Ended, seen: Replay) -> Iterator[Change]:
 
 
 def _point(name: str, value: object, event: Told, step: int, seconds_before: float = 0.0) -> Iterator[Point]:
-    number, called = _number(value), safe_name(name)
+    number, called = names.number(value), safe_name(name)
     if number is not None:
         yield Point(called, names.significant(called, number), ms(event) - round(1000 * seconds_before), step)
 
 
 def _rate(event: Measured | Steps) -> float | None:
-    examples, seconds = _number(event.examples), _number(event.seconds)
+    examples, seconds = names.number(event.examples), names.number(event.seconds)
     return examples / seconds if examples is not None and seconds else None
-
-
-def _number(value: object) -> float | None:
-    """`value` where it is a finite number; a bool is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) <= sys.float_info.max else None

@@ -4,6 +4,8 @@ What is compared first has no group, and the same names as ever, so that runs of
 groups but those of an explanation come after it where MLflow sorts by name.
 """
 
+import sys
+
 from pipeline.config.parts import leaves
 from pipeline.record.results import Cost, Input, Speed, Staleness, Survival, Training
 
@@ -67,3 +69,14 @@ def significant(name: str, value: float) -> float:
     learnt = name.startswith((f"{TRAIN}/", f"{VALIDATION}/")) and not name.endswith(FIRST)
     digits = CURVE_DIGITS if learnt else DIGITS
     return float(f"{value:.{digits}g}")
+
+
+def number(value: object) -> float | None:
+    """`value` where it is a finite number; a bool is none.
+
+    >>> number(2), number(True), number(float("inf")), number("2")
+    (2.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None

@@ -179,9 +179,9 @@ def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.strategy
     counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.strategy == strategy}
     if len({_on_one_device(contestant) for contestant in first}) > 1:
-        alone = _and([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
+        names = _and([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
         # "One device" would be said of the slower ones, too.
-        which = alone if any(map(_on_one_device, verdict.slower)) else "one device"
+        which = names if any(map(_on_one_device, verdict.slower)) else "one device"
         return [f"So {which} does as well, as far as this tells."]
     if len(counts) > 1:
         texts = _and([f"{workers}" for workers in sorted(counts)])

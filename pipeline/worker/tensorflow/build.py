@@ -60,6 +60,7 @@ def model(
         _check_compiled(made)
         for text in _unheeded(made):
             note(text)
+        _check_batches(made)
         _compile(made, optimizer, learning_rate, loss, metrics)
         labels.check(made, batch)
         if made.optimizer is not None:
@@ -112,6 +113,17 @@ def _check_compiled(made: keras.Model) -> None:
             "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
             "Try run_eagerly=False; to debug, model.fit without this program."
         )
+
+
+def _check_batches(made: keras.Model) -> None:
+    """Refuses a model that takes batches of one size alone, as a stateful RNN does."""
+    for tensor in tf.nest.flatten(getattr(made, "inputs", None) or ()):
+        if tensor.shape[0] is not None:
+            raise ModelError(
+                f"Expected a model that takes batches of any size, since each replica has a part of a batch and the "
+                f"last one may be short, received one that takes {tensor.shape[0]} alone (input {tensor.name}). "
+                f"Try keras.Input(shape) without a batch size, and stateful=False in recurrent layers."
+            )
 
 
 def ready(
@@ -219,6 +231,7 @@ def lent(
     kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
+            _check_batches(made)
             labels.check(made, batch)
             made._symbolic_build(data_batch=batch)
             kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]

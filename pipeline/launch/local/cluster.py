@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 0.2
 # What is raised where the fork server, or a process that it has just forked, is gone.
 GONE = (EOFError, ConnectionError, ProcessLookupError)
-PRELOAD = ["pipeline.launch.preload"]
+PRELOAD = ["pipeline.launch.local.preload"]
 
 Context = ForkServerContext | SpawnContext
 # The environment is the whole process's: one thread at a time has it changed.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.launch.asking import Helpers
-from pipeline.launch.local import LocalCluster, LocalJob
+from pipeline.launch.local.cluster import LocalCluster, LocalJob
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process

@@ -1,0 +1,34 @@
+"""What was made for a run, noted in its folder: a command that is gone leaves pods that train on for a while."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.launch.kubernetes.manifest import Shape
+from pipeline.record import plain
+from pipeline.record.log import read_whole, write_whole
+from pipeline.record.plain import MismatchError
+
+FILE = "kubernetes.json"
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What owns all of it, by its kind and name, and how many pods there are."""
+
+    kind: str
+    name: str
+    shape: Shape
+
+    @classmethod
+    def read(cls, folder: Path) -> "Earlier | None":
+        """That of the run in a folder; None where it has none."""
+        values = read_whole(folder / FILE)
+        try:
+            return plain.made_of(cls, values) if values else None
+        except MismatchError:
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Notes it. Raises `OSError`."""
+        write_whole(folder / FILE, json.dumps(plain.fields_of(self)))
