@@ -26,6 +26,7 @@ WITHIN = 0.2
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_what_a_slower_link_takes_is_predicted_from_what_the_doctor_measured_and_called_communication(
     pipeline, tmp_path
 ):

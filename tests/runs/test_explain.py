@@ -203,6 +203,7 @@ def assert_whole(ran: Ran) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Callable[..., Ran]):
     many = ("model=mlp", "model.build.hidden=[4096,4096]", "train.optimizer=sgd", "train.replica_batch=4")
     for _ in range(2):
@@ -215,6 +216,7 @@ def test_a_model_of_many_weights_is_called_bound_by_communication(pipeline: Call
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_model_that_exchanges_what_it_normalizes_by_is_told_that(pipeline: Callable[..., Ran]):
     found = assert_whole(
         pipeline("strategy=multi_worker", "model=resnet20", "data=digits", "train.replica_batch=16", *EXPLAINED)
@@ -224,6 +226,7 @@ def test_a_model_that_exchanges_what_it_normalizes_by_is_told_that(pipeline: Cal
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_slow_input_that_workers_share_is_called_the_bound(pipeline: Callable[..., Ran]):
     asleep = ("data.build._target_=own.sleepy", "data.num_classes=4", "data.shuffle=false", "train.replica_batch=8")
     found = assert_whole(pipeline("strategy=mirrored", *asleep, "model.build._target_=own.tiny", *EXPLAINED))
@@ -233,6 +236,7 @@ def test_a_slow_input_that_workers_share_is_called_the_bound(pipeline: Callable[
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_worker_that_is_held_back_is_named(pipeline: Callable[..., Ran], tmp_path):
     # Its steps mostly wait, and so take as long on a busy machine.
     unhurried = ("data.build._target_=own.through", "data.num_classes=4", "model.build._target_=own.unhurried")

@@ -29,6 +29,7 @@ def test_a_process_is_not_said_to_wait_for_longer_than_it_was_timed():
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
     ran: Ran = pipeline("-m", f"strategy={','.join(STRATEGIES)}", "workers=2", *TIMED, *SLEEPY, "train.steps=20")
     assert ran.code == 0, ran.err
@@ -68,6 +69,7 @@ def losses(ran: Ran, folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_a_slow_map_that_sleeps_or_computes_is_found_and_named_and_what_there_is_to_gain_is_nearly_gained(pipeline):
     fast = (*TIMED, *UNHURRIED, "strategy=one_device")
     assert pipeline(*fast).code == 0

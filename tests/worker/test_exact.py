@@ -207,10 +207,11 @@ def test_dropout_seeds_and_half_width_gradients_train_too(pipeline):
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
+    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     ran = pipeline(
         "-m",
         *QUICK,
-        "strategy=mirrored,multi_worker",
+        f"strategy={strategy}",
         "workers=2",
         "train.deterministic=true",
         "data=digits",
@@ -219,7 +220,6 @@ def test_the_same_seed_gives_the_same_losses_to_the_last_bit(pipeline):
     )
     assert ran.code == 0, ran.err
     runs = [losses(folder) for folder in ran.run_folders]
-    assert len(runs) == 4
+    assert len(runs) == 2
     assert len(runs[0]) == 20
     assert runs[0] == runs[1]
-    assert runs[2] == runs[3]

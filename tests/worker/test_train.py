@@ -22,13 +22,14 @@ def epochs(ran: Ran, folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    kinds = sampled(("own.serial_arrays", "own.serial_set", "own.serial_shard", "own.serial_shard_set"), 2)
     ran = pipeline(
         "-m",
         *QUICK,
         f"strategy={strategy}",
         "workers=3",
         "model.build._target_=own.counting",
-        "data.build._target_=own.serial_arrays,own.serial_set,own.serial_shard,own.serial_shard_set",
+        f"data.build._target_={','.join(kinds)}",
         "train.global_batch=12",
         "train.epochs=2",
         "train.check=off",
@@ -37,7 +38,7 @@ def test_every_example_is_seen_once_an_epoch_however_the_data_comes(pipeline):
     assert ran.code == 0, ran.err
     serial = np.arange(50)
     once = {"labels_0": 50.0, "labels_1": float(serial.sum()), "labels_2": float((serial**2).sum())}
-    assert len(ran.run_folders) == 4
+    assert len(ran.run_folders) == 2
     for folder in ran.run_folders:
         for epoch in epochs(ran, folder):
             assert epoch["metrics"] == once, folder
