@@ -57,14 +57,14 @@ class Bounds(keras.metrics.Metric):
 
     def __init__(self, name="bounds", **kwargs):
         super().__init__(name=name, **kwargs)
-        self.ends = {end: self.add_variable((), "zeros", name=end) for end in ("least", "most")}
+        self.least, self.most = (self.add_variable((), "zeros", name=end) for end in ("least", "most"))
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        self.ends["least"].assign(ops.minimum(self.ends["least"], ops.min(y_pred)))
-        self.ends["most"].assign(ops.maximum(self.ends["most"], ops.max(y_pred)))
+        self.least.assign(ops.minimum(self.least, ops.min(y_pred)))
+        self.most.assign(ops.maximum(self.most, ops.max(y_pred)))
 
     def result(self):
-        return {end: variable.value for end, variable in self.ends.items()}
+        return {"least": self.least.value, "most": self.most.value}
 
 
 @keras.saving.register_keras_serializable("tests of wholes")
