@@ -3,8 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two tests at a time: most of them wait for processes to start.
+# Two whole runs at a time, and three of what is quick: a third of its time, a test waits for processes and for time to pass.
 TWO := --numprocesses 2 --dist worksteal
+THREE := --numprocesses 3 --dist worksteal
 # Python keeps what it compiled: to compile all of it again takes each of a thousand commands a quarter of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -33,7 +34,7 @@ ui: setup ## MLflow's UI on 127.0.0.1, opened at the runs by speedup; PORT=5000
 	@$(BIN)/python -m pipeline ui port=$(or $(PORT),5000) $(ARGS)
 
 test: setup ## the tests, without the slow ones
-	@$(BIN)/python -m pytest -q $(TWO) -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -q $(THREE) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: whole runs, kills, sweeps
 	@$(BIN)/python -m pytest -q $(TWO) -m slow --durations=20 $(ARGS)

@@ -1,5 +1,6 @@
 """Makes pipeline/plan/sizes.json, the sizes of the built-in models on our data: `python tests/shipped_sizes.py`."""
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ def configured(*overrides: str) -> Config:
         return config.typed(compose("config", list(overrides)))
 
 
+@functools.cache
 def planned(*overrides: str, cores: int = 8, gpus: int = 0) -> Plan:
     """The plan of a command on a machine with so many cores and GPUs."""
     on = Machine("host", tuple(range(cores)), 16.0, "A processor", ("H100",) * gpus)

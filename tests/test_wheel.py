@@ -33,9 +33,14 @@ def installed(tmp_path_factory) -> Path:
 
 
 def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command with the installed package alone on the path; -P keeps the current folder off it."""
+    """The command, of the installed package."""
+    return python(site, folder, "-m", "pipeline", *arguments)
+
+
+def python(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with the installed package alone on the path; -P keeps the current folder off it."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline", *arguments],
+        [sys.executable, "-P", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(site)},
         capture_output=True,
@@ -78,6 +83,12 @@ def test_it_prepares_data_with_the_conf_inside_the_wheel(installed, tmp_path):
 
 def test_its_hints_fit_where_there_is_no_checkout(installed, tmp_path):
     """Nothing that it prints names a file or a command of the checkout."""
-    for asks in (["--help"], ["--help", "all"], ["prepare", "--help"], ["ui", "--help"], ["--help", "tracking"]):
-        shown = run(installed, tmp_path, *asks).stdout
-        assert not re.search(r"\bmake (ui|run|setup)\b|conf/|docs/", shown), asks
+    asks = (["--help"], ["--help", "all"], ["prepare", "--help"], ["ui", "--help"], ["--help", "tracking"])
+    one_after_the_other = (
+        "import sys\nfrom pipeline.commands import verbs\n"
+        f"for sys.argv[1:] in {asks}:\n    assert verbs.main() == 0\n    print('ENDED')"
+    )
+    shown = python(installed, tmp_path, "-c", one_after_the_other).stdout.split("ENDED\n")
+    assert all(len(each) > 100 for each in shown[:-1]), shown
+    assert len(shown) == len(asks) + 1
+    assert not re.search(r"\bmake (ui|run|setup)\b|conf/|docs/", "".join(shown))

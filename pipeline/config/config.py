@@ -36,8 +36,11 @@ def register(devices: Callable[[], int] | None = None) -> None:
 
     `devices` counts those of this machine, for a sweep over them.
     """
-    ConfigStore.instance().store(name=SCHEMA, node=Config)
-    ConfigStore.instance().store(name=PREPARE_SCHEMA, node=PrepareConfig)
+    store = ConfigStore.instance()
+    for name, schema in ((SCHEMA, Config), (PREPARE_SCHEMA, PrepareConfig)):
+        # Made of hundreds of nodes: once in a process is enough.
+        if f"{name}.yaml" not in store.repo:
+            store.store(name=name, node=schema)
     OmegaConf.register_new_resolver("either", lambda one, other: other if one is None else one, replace=True)
     OmegaConf.register_new_resolver("composed_in", lambda name: "" if name is None else f"{COMPOSED}/", replace=True)
     if devices is not None:

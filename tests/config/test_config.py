@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -421,16 +419,14 @@ print(code, count, file=sys.stderr)
         (["--help"], 1),
         # A sweep as a whole, and each of its points.
         (["-m", "mode=plan", "workers=1,2"], 3),
-        (["experiment=precision", "mode=plan"], 4),
+        (["experiment=batch", "mode=plan"], 6),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_hydra_composes_a_config_once(tmp_path, arguments, times):
-    ran = subprocess.run(
-        [sys.executable, "-c", COUNTING, *arguments], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert ran.stderr.splitlines()[-1] == f"0 {times}"
+def test_hydra_composes_a_config_once(asked, tmp_path, arguments, times):
+    (tmp_path / "counting.py").write_text(COUNTING)
+    ran: Ran = asked(*arguments, module="counting")
+    assert ran.err.splitlines()[-1] == f"0 {times}"
 
 
 def test_cfg_job_prints_the_config_as_yaml_and_takes_options_after_overrides(pipeline):

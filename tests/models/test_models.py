@@ -185,7 +185,8 @@ def test_the_transformer_learns_text_and_its_perplexity_is_that_of_its_loss(tmp_
     np.testing.assert_allclose(np.exp(history["loss"]), history["perplexity"], rtol=1e-4)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(again.predict(tokens[:, :-1], verbose=0), model.predict(tokens[:, :-1], verbose=0))
+    there, here = (keras.ops.convert_to_numpy(one(tokens[:, :-1])) for one in (again, model))
+    np.testing.assert_array_equal(there, here)
 
 
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 0.8), ("10m", 10.7), ("100m", 101), ("1b", 1007)])

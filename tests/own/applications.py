@@ -1,4 +1,4 @@
-"""Trains models of `keras.applications` for two steps on two replicas, and saves them; prints a line for each.
+"""Trains models of `keras.applications` for two steps on two replicas, saves and loads them; prints a line for each.
 
 python tests/own/applications.py [NAME ...]: those named, or one of each family.
 """
@@ -15,6 +15,7 @@ import tensorflow as tf
 from pipeline import strategies
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.saving import save
 
 REPLICAS, CLASSES = 2, 10
 # Of each family the smallest, and the least pixels on a side that it takes.
@@ -25,8 +26,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def trained(name: str, pixels: int, strategy: tf.distribute.Strategy) -> list[float]:
-    """The losses of two steps of one example a replica."""
+def trained(name: str, pixels: int, strategy: tf.distribute.Strategy) -> tuple[list[float], float]:
+    """(the losses of two steps of one example a replica, seconds to save). What is loaded is what was trained."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     random = np.random.default_rng(2)
@@ -44,20 +45,25 @@ def trained(name: str, pixels: int, strategy: tf.distribute.Strategy) -> list[fl
     steps = step.training_steps(model, strategy, over(strategy), 32, always_fed=True)
     losses, _, _ = steps(iter(data), tf.constant(2))
     with tempfile.TemporaryDirectory() as folder:
-        model.save(Path(folder) / "model.keras")
-    return losses.numpy().ravel().tolist()
+        began = time.monotonic()
+        file = Path(folder) / save(model, Path(folder), print)
+        seconds = time.monotonic() - began
+        loaded = keras.models.load_model(file)
+    for ours, theirs in zip(model.variables, loaded.variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(ours), theirs.numpy(), err_msg=ours.path)
+    return losses.numpy().ravel().tolist(), seconds
 
 
 def main() -> None:
-    """Prints name, seconds and losses."""
+    """Prints name, seconds of all and of saving, and losses."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS)
     strategy = strategies.mirrored(tuple(f"CPU:{number}" for number in range(REPLICAS)))
     for name in sys.argv[1:] or FAMILIES:
         began = time.monotonic()
-        losses = trained(name, FAMILIES.get(name, 32), strategy)
+        losses, saving = trained(name, FAMILIES.get(name, 32), strategy)
         assert np.isfinite(losses).all(), f"{name}: {losses}"
-        print(name, f"{time.monotonic() - began:.1f}", *losses, flush=True)
+        print(name, f"{time.monotonic() - began:.1f} {saving:.1f}", *losses, flush=True)
 
 
 if __name__ == "__main__":

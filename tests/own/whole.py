@@ -52,6 +52,22 @@ class Fading(keras.metrics.Metric):
 
 
 @keras.saving.register_keras_serializable("tests of wholes")
+class Bounds(keras.metrics.Metric):
+    """Two numbers by their names: the least and the largest output so far."""
+
+    def __init__(self, name="bounds", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.ends = {end: self.add_variable((), "zeros", name=end) for end in ("least", "most")}
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.ends["least"].assign(ops.minimum(self.ends["least"], ops.min(y_pred)))
+        self.ends["most"].assign(ops.maximum(self.ends["most"], ops.max(y_pred)))
+
+    def result(self):
+        return {end: variable.value for end, variable in self.ends.items()}
+
+
+@keras.saving.register_keras_serializable("tests of wholes")
 def deviation(y_true, y_pred):
     """One number for the batch."""
     return ops.std(y_pred)
@@ -70,7 +86,7 @@ def embedder(loss="contrastive", metrics=True):
     """A model that puts examples of a class near each other."""
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)])
     chosen = contrastive if loss == "contrastive" else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    counted = [Largest(), Largest(aggregation="mean", name="mean_of_largest"), Fading(), deviation]
+    counted = [Largest(), Largest(aggregation="mean", name="mean_of_largest"), Fading(), Bounds(), deviation]
     model.compile(keras.optimizers.SGD(0.05), chosen, metrics=counted if metrics else [])
     return model
 

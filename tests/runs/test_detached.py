@@ -10,7 +10,7 @@ from typing import Any
 import own
 import psutil
 import pytest
-from conftest import finish, left_behind, start
+from conftest import command_line, finish, left_behind, start, working_in
 
 # Twelve steps an epoch, two a call.
 COMMAND = (
@@ -29,9 +29,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Where the commands run; whatever has been left there is ended, and told."""
     yield tmp_path
     if left := left_behind(tmp_path, patience=40):
-        for process in psutil.process_iter():
-            if " ".join(process.cmdline()) in left:
-                process.kill()
+        for process in working_in(tmp_path):
+            process.kill()
         pytest.fail(f"left behind: {left}")
 
 
@@ -84,7 +83,7 @@ def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(fold
     (run,) = folder.glob("outputs/runs/*")
     assert (run / "agents.json").stat().st_mode & 0o777 == 0o600
     token = json.loads((run / "agents.json").read_text())["token"]
-    assert not [process for process in psutil.process_iter() if token in " ".join(process.cmdline())]
+    assert not [process for process in psutil.process_iter() if token in command_line(process)]
     first.kill()
     first.communicate()
     before = step(folder)

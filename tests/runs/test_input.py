@@ -30,7 +30,7 @@ def test_a_process_is_not_said_to_wait_for_longer_than_it_was_timed():
 
 @pytest.mark.slow
 def test_a_slow_input_is_found_under_every_kind_of_strategy(pipeline):
-    ran: Ran = pipeline("-m", f"strategy={','.join(STRATEGIES)}", "workers=2", *TIMED, *SLEEPY, "train.steps=40")
+    ran: Ran = pipeline("-m", f"strategy={','.join(STRATEGIES)}", "workers=2", *TIMED, *SLEEPY, "train.steps=20")
     assert ran.code == 0, ran.err
     who = {
         "one_device": {"chief 0"}, "mirrored": {"chief 0"}, "multi_worker": {"chief 0", "worker 1"},

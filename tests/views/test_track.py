@@ -1028,7 +1028,9 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=environ, timeout=60, check=False)
 
 
-def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path: Path) -> None:
+def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     writer = Writer(tmp_path / "outputs" / "runs" / "run", pid=NEVER)
     remember(writer.folder, local(tmp_path / "outputs"))
     said = command("sync", cwd=tmp_path)
@@ -1039,9 +1041,11 @@ def test_the_command_line_says_what_it_sent_in_lines_and_its_exit_code(tmp_path:
     assert last == "Runs sent: 1; nothing new: 0; not sent: 0."
 
     nowhere = f"http://127.0.0.1:{free_port()}"
-    said = command("sync", f"uri={nowhere}", cwd=tmp_path)
-    assert (said.returncode, said.stderr) == (1, "")
-    assert said.stdout.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
+    monkeypatch.chdir(tmp_path)
+    assert main([f"uri={nowhere}"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.splitlines()[0] == f"outputs/runs/run: not sent. No MLflow server answers at {nowhere}."
 
 
 @pytest.mark.parametrize(

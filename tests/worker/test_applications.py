@@ -1,4 +1,4 @@
-"""Models of keras.applications build, trace, step and save under two replicas."""
+"""Models of keras.applications build, trace, step and save under two replicas, and load as they were."""
 
 import os
 import subprocess

@@ -84,8 +84,8 @@ def test_momentum_or_adam_with_batchnorm_on_1_and_4_workers(pipeline):
 def test_a_last_batch_that_leaves_replicas_without_examples(pipeline):
     (folders,) = sweep(
         pipeline,
-        4,
-        "strategy=one_device,mirrored,central_storage,multi_worker",
+        3,
+        "strategy=one_device,mirrored,multi_worker",
         "workers=null",
         "model=resnet20",
         "model.build.blocks_per_stage=1",
@@ -180,8 +180,8 @@ def test_tables_of_which_a_step_reads_few_rows_and_an_area_under_a_curve(pipelin
 @pytest.mark.slow
 def test_the_recommender_finds_the_signal_on_several_processes(pipeline):
     ran = pipeline(
-        "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
-        "train.replica_batch=128", "measure.repeats=2",
+        *QUICK, "strategy=multi_worker", "workers=2", "model=recommender", "data=clicks", "train.epochs=2",
+        "train.replica_batch=128",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.result["val_metrics"]["auc"] > 0.78

@@ -238,7 +238,8 @@ def assert_same(ours: keras.callbacks.History, theirs: keras.callbacks.History, 
 
 
 SLOW = {
-    "float64 lists of arrays", "epochs that share a pass", "generator", "PyDataset", "subclassed, its own loss",
+    "arrays", "float64 lists of arrays", "epochs that share a pass", "generator", "PyDataset",
+    "subclassed, its own loss",
     "initial epoch, learning rates in the history", "data set of unknown length, class weights",
     "batch normalisation of what a mask leaves",
 }  # fmt: skip

@@ -104,6 +104,7 @@ def test_commands_count_and_gather_over_processes_and_in_static_batches(pipeline
         assert ran.code == 0, ran.err
         assert [result["notes"] for result in ran.results if not result["oversubscribed"] and result["notes"]] == []
     assert_equal(ran.run_folders, tolerance=1e-5)
+    assert ran.result["metrics"]["most"] > 0 > ran.result["metrics"]["least"]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(m
         build.model(lambda: Student([keras.layers.Dense(3)]), mirrored, spec)
 
 
-@pytest.mark.parametrize("kind", sampled(tuple(SEPARABLE), 8))
+@pytest.mark.parametrize("kind", sampled(tuple(SEPARABLE), 5))
 def test_two_replicas_train_what_one_device_trains(kind, mirrored):
     make, labelled = SEPARABLE[kind]
     one, one_epochs, one_losses = trained(tf.distribute.get_strategy(), make, labelled)

@@ -214,7 +214,7 @@ def test_losses_of_half_width(mirrored, dtype, reduction):
     assert_same(mirrored, lambda: plain(loss), tolerance=4e-3)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("normalised", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_layers_add_and_activity_regularizers(mirrored, normalised):
     assert_same(mirrored, lambda: adding("sum", "mean", "by example", "in training", normalised=normalised))
 

@@ -306,13 +306,16 @@ class Loop:
 
 
 def flat(results: Mapping[str, tf.Tensor]) -> dict[str, float]:
-    """Results of metrics as numbers; those of several have as many names.
+    """Results of metrics as numbers; those of several have as many names, and a dict has its own, as in Keras.
 
-    >>> flat({"accuracy": np.float32(0.5), "recall": np.array([0.0, 1.0])})
-    {'accuracy': 0.5, 'recall_0': 0.0, 'recall_1': 1.0}
+    >>> flat({"accuracy": np.float32(0.5), "recall": np.array([0.0, 1.0]), "mine": {"least": 0.1, "most": 0.9}})
+    {'accuracy': 0.5, 'recall_0': 0.0, 'recall_1': 1.0, 'least': 0.1, 'most': 0.9}
     """
     found: dict[str, float] = {}
     for name, result in results.items():
+        if isinstance(result, Mapping):
+            found |= flat(result)
+            continue
         values = np.asarray(result)
         many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
         found |= many if values.ndim else {name: float(values)}
