@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 
@@ -15,13 +14,10 @@ from test_plan import config, machine
 from pipeline.analyze.measure import Repeat
 from pipeline.launch import LaunchError, cluster_of, outlives
 from pipeline.launch.agents import dialling
-from pipeline.launch.agents.agent import Agent, Place
-from pipeline.launch.agents.dialling import DiallingCluster
-from pipeline.launch.agents.messages import CONDUCTOR, Close, Held, from_bytes
+from pipeline.launch.agents.messages import Held
 from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.detached import DetachedCluster
 from pipeline.launch.line.handshake import new_token
-from pipeline.launch.line.hub import Hub
 from pipeline.plan import planning
 from pipeline.record import kept
 from pipeline.record.baselines import Baseline
@@ -201,96 +197,6 @@ def test_who_attaches_where_no_agent_is_finds_none(tmp_path, monkeypatch):
             cluster.attach(tmp_path)
     assert not cluster.attach(tmp_path)
     cluster.close(0)
-
-
-class Here:
-    """A host whose processes are none: it notes what is started, and ended with how much patience."""
-
-    def __init__(self) -> None:
-        self.did: list[str] = []
-
-    def inventory(self):
-        return machine()
-
-    def start(self, plan, group, folder, ranks):
-        self.did.append(f"start {group}")
-        return self
-
-    def stop(self, grace):
-        self.did.append(f"stop {grace:g}")
-
-    def events(self, timeout):
-        return []
-
-    def sources(self):
-        return []
-
-
-class OneHost(DiallingCluster):
-    """A host whose agent is a thread, of a command that may be gone."""
-
-    count, here = 1, None
-
-    def listens_at(self):
-        return "127.0.0.1:0"
-
-    def describe(self, plan):
-        return ""
-
-    def begin(self, contact):
-        self.here = Here()
-        hub = Hub("a", contact.token)
-        link = hub.dial(CONDUCTOR, contact.address)
-        agent = Agent(hub, link, self.here, Place(0, "127.0.0.1"), lambda line, patience: line.away > patience)
-        self.agent = threading.Thread(target=self._serve, args=(agent, hub), daemon=True)
-        self.agent.start()
-
-    def _serve(self, agent, hub):
-        self.here.did.append(f"ended with {agent.serve(lambda: None)}")
-        hub.close(1.0)
-
-
-def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(dialling, "ATTACH_SECONDS", 8.0)
-    one = planning.make(config("one_device"), machine())
-    first, second, third = (OneHost(config().cluster, os.environ) for _ in range(3))
-    first.gather()
-    job = first.start(one, "point", tmp_path)
-    until = time.monotonic() + 20
-    while first.here.did != ["start point"]:
-        assert time.monotonic() < until
-        job.events(0.1)
-    # As its process ends, nothing is said.
-    first.agents.hub.close()
-    second.gather()
-    said: list[str] = []
-    second.serve(said.append, lambda: None)
-    second.end_earlier(tmp_path)
-    assert first.here.did == ["start point", "stop 0", "ended with 0"]
-    assert said == ["What an earlier command of this run, which was killed, has left is ended."]
-    assert Kept.read(tmp_path) is None
-    # Who does not answer is told of, and hears of it whenever it does.
-    job = second.start(one, "point", tmp_path)
-    while not second.here.did:
-        job.events(0.1)
-    second.agents.hub.close()
-    left = Kept.read(tmp_path)
-    assert (left.agents, left.token.encode()) == (["a"], second.agents.hub.token)
-    dataclasses.replace(left, agents=["a", "b"]).write(tmp_path)
-    third.serve(said.append, lambda: None)
-    third.end_earlier(tmp_path)
-    assert second.here.did[-1] == "ended with 0"
-    assert said[-1].startswith("b did not answer")
-    late = Hub("b", left.token.encode())
-    line = late.dial(CONDUCTOR, left.address)
-    until = time.monotonic() + 20
-    while not (heard := [from_bytes(received.data) for received in line.take()]):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert heard == [Close(0)]
-    late.close()
-    for cluster in (first, second, third):
-        cluster.close(0)
 
 
 @pytest.mark.parametrize("name", ["env", "mpi"])

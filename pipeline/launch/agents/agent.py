@@ -283,10 +283,10 @@ class Agent:
         Where one is, the conductor has those of all hosts leave, and this one is told to stop. Where there is none,
         its own do.
         """
-        if self._jobs and self._link.connection is None:
+        if any(map(_is_kept, self._jobs.values())):
+            if self._link.connection is not None:
+                return False
             self._save()
-        elif any(map(_is_kept, self._jobs.values())):
-            return False
         for job in self._jobs.values():
             job.running.stop(0.0)
             self._pass_on(job)

@@ -1,0 +1,165 @@
+"""Agents that start processes for a command, and what becomes of them when it goes, or their host does."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+from test_plan import config, machine
+
+from pipeline.launch.agents import dialling
+from pipeline.launch.agents.agent import Agent, Place
+from pipeline.launch.agents.dialling import DiallingCluster
+from pipeline.launch.agents.messages import CONDUCTOR, Close, Start, from_bytes
+from pipeline.launch.line.hub import Hub
+from pipeline.plan import planning
+from pipeline.record.events import Signalled
+from pipeline.record.kept import Kept
+
+
+class Here:
+    """A host whose processes are none: it notes what is started, and ended with how much patience."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.signals: list[int] = []
+
+    def inventory(self):
+        return machine()
+
+    def start(self, plan, group, folder, ranks):
+        self.did.append(f"start {group}")
+        return self
+
+    def send(self, command):
+        self.did.append(type(command).__name__.lower())
+
+    def stop(self, grace):
+        self.did.append(f"stop {grace:g}")
+
+    def events(self, timeout):
+        return []
+
+    def sources(self):
+        return []
+
+
+class OneHost(DiallingCluster):
+    """A host whose agent is a thread, of a command that may be gone."""
+
+    count, here, leaves = 1, None, False
+
+    def listens_at(self):
+        return "127.0.0.1:0"
+
+    def describe(self, plan):
+        return ""
+
+    def begin(self, contact):
+        self.here = Here()
+        hub = Hub("a", contact.token)
+        link = hub.dial(CONDUCTOR, contact.address)
+        place = Place(0, "127.0.0.1")
+        agent = Agent(hub, link, self.here, place, lambda line, patience: line.away > patience, self.leaves)
+        threading.Thread(target=_serve, args=(agent, hub, self.here), daemon=True).start()
+
+
+def _serve(agent, hub, here):
+    here.did.append(f"ended with {agent.serve(lambda: here.signals[0] if here.signals else None)}")
+    hub.close(1.0)
+
+
+def until(true, *jobs):
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        for job in jobs:
+            job.events(0.05)
+        time.sleep(0.01)
+
+
+def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(dialling, "ATTACH_SECONDS", 8.0)
+    one = planning.make(config("one_device"), machine())
+    first, second, third = (OneHost(config().cluster, os.environ) for _ in range(3))
+    first.gather()
+    job = first.start(one, "point", tmp_path)
+    until(lambda: first.here.did == ["start point"], job)
+    # As its process ends, nothing is said.
+    first.agents.hub.close()
+    second.gather()
+    said: list[str] = []
+    second.serve(said.append, lambda: None)
+    second.end_earlier(tmp_path)
+    assert first.here.did == ["start point", "stop 0", "ended with 0"]
+    assert said == ["What an earlier command of this run, which was killed, has left is ended."]
+    assert Kept.read(tmp_path) is None
+    # Who does not answer is told of, and hears of it whenever it does.
+    job = second.start(one, "point", tmp_path)
+    until(lambda: second.here.did, job)
+    second.agents.hub.close()
+    left = Kept.read(tmp_path)
+    assert (left.agents, left.token.encode()) == (["a"], second.agents.hub.token)
+    dataclasses.replace(left, agents=["a", "b"]).write(tmp_path)
+    third.serve(said.append, lambda: None)
+    third.end_earlier(tmp_path)
+    assert second.here.did[-1] == "ended with 0"
+    assert said[-1].startswith("b did not answer")
+    late = Hub("b", left.token.encode())
+    line = late.dial(CONDUCTOR, left.address)
+    heard = []
+    until(lambda: heard.extend(from_bytes(received.data) for received in line.take()) or heard)
+    assert heard == [Close(0)]
+    late.close()
+    for cluster in (first, second, third):
+        cluster.close(0)
+
+
+def test_of_a_host_that_is_taken_away_the_command_is_told_and_gives_it_no_more_processes(tmp_path):
+    made = OneHost(config().cluster, os.environ)
+    made.leaves = True
+    made.gather()
+    job = made.start(planning.make(config("one_device"), machine()), "point", tmp_path)
+    until(lambda: made.here.did == ["start point"], job)
+    made.here.signals.append(signal.SIGTERM)
+    told = []
+    until(lambda: told.extend(event for event in job.events(0.05) if isinstance(event, Signalled)) or told)
+    assert (told[0].signal, told[0].group, told[0].rank) == (signal.SIGTERM, "point", 0)
+    # Its processes are there until the command has had them leave.
+    assert made.agents.is_there("a")
+    assert not made.agents.takes("a")
+    another = made.start(planning.make(config("one_device"), machine()), "point", tmp_path)
+    another.events(0.5)
+    assert made.here.did == ["start point"]
+    job.stop(3.0)
+    until(lambda: made.here.did == ["start point", "stop 3", f"ended with {128 + signal.SIGTERM}"])
+    # What comes in its place, once it has hung up, is given what waits.
+    until(lambda: not made.agents.is_there("a"))
+    made.here.signals.clear()
+    made.begin(made.contact)
+    until(lambda: made.here.did == ["start point"], another)
+    made.close(0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank", "did"),
+    [("parameter_server", 1, ["start point", "stop 0"]), ("multi_worker", 1, ["start point", "leave", "stop 0"])],
+)
+def test_of_a_host_that_is_taken_away_without_a_command_its_own_processes_save_where_they_are_needed(
+    tmp_path, strategy, rank, did
+):
+    planned = planning.make(config(strategy, workers=2, launch__preempt_timeout=0.5), machine())
+    made = OneHost(config().cluster, os.environ)
+    made.leaves = True
+    made.gather()
+    start = Start(1, "point", planned.to_json(), [rank])
+    assert planned.processes[rank].role == "worker"
+    made.agents.say("a", start)
+    until(lambda: made.here.did == ["start point"])
+    made.agents.hub.close()
+    made.here.signals.append(signal.SIGTERM)
+    until(lambda: made.here.did[-1].startswith("ended"))
+    assert made.here.did[: len(did)] == did
+    assert made.here.did[-1] == "ended with 143"
