@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -183,6 +184,16 @@ def left_behind(folder: Path, patience: float = 5.0) -> list[str]:
 def working_in(folder: Path) -> list[psutil.Process]:
     """The processes that still work in `folder`."""
     return [process for process in psutil.process_iter() if _works_in(process, folder)]
+
+
+def listening(processes: Iterable[psutil.Process]) -> set[str]:
+    """The addresses at which processes listen."""
+    found = set[str]()
+    for process in processes:
+        with suppress(psutil.Error):
+            heard = process.net_connections("tcp")
+            found |= {at.laddr.ip.removeprefix("::ffff:") for at in heard if at.status == psutil.CONN_LISTEN}
+    return found
 
 
 def command_line(process: psutil.Process) -> str:

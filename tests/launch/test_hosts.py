@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from conftest import Ran, finish, start
+from conftest import Ran, finish, listening, start
 from namespaces import Hosts, made
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true")
@@ -116,6 +117,8 @@ def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_lat
 ):
     under = Under(tmp_path, *TWO, *LONG, *two.options())
     under.until(lambda: under.step() >= 100)
+    # Where the hosts reach it, and nowhere else.
+    assert listening([psutil.Process(under.command.pid)]) == {two.gateway}
     # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another.
     under.kill()
     before = len(two.left())

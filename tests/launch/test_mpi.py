@@ -32,17 +32,17 @@ def typed(folder: Path, processes: int, *arguments: str) -> Ran:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
-def test_one_and_two_processes_train_to_the_losses_of_one_host(tmp_path):
+def test_two_and_four_processes_train_to_the_losses_of_one_host(tmp_path):
     (tmp_path / "here").mkdir()
-    both = ("-m", "strategy=one_device,multi_worker", "workers=2", "sweep.name=both", *SMALL)
+    both = ("-m", "strategy=multi_worker", "workers=2,4", "sweep.name=both", *SMALL)
     alone = finish(start(tmp_path / "here", *both), tmp_path / "here", time.monotonic(), 240)
     assert alone.code == 0, alone.err
-    # In the first point one of the places has nothing to do.
-    ran = typed(tmp_path / "there", 2, *both)
+    # In the first point two of the places have nothing to do.
+    ran = typed(tmp_path / "there", 4, *both)
     assert ran.code == 0, ran.out + ran.err
     assert [losses(result) for result in ran.results] == [losses(result) for result in alone.results]
-    assert [result["hosts"] for result in ran.results] == [1, 2]
-    assert (ran.run_folders[1] / "point-1.log").exists()
+    assert [result["hosts"] for result in ran.results] == [2, 4]
+    assert (ran.run_folders[1] / "point-3.log").exists()
     assert not list((tmp_path / "there/outputs/mpi").iterdir())
     assert not left_behind(tmp_path / "there")
 

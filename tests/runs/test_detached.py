@@ -10,7 +10,7 @@ from typing import Any
 import own
 import psutil
 import pytest
-from conftest import command_line, finish, left_behind, start, working_in
+from conftest import command_line, finish, left_behind, listening, start, working_in
 
 # Twelve steps an epoch, two a call.
 COMMAND = (
@@ -84,6 +84,7 @@ def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(fold
     assert (run / "agents.json").stat().st_mode & 0o777 == 0o600
     token = json.loads((run / "agents.json").read_text())["token"]
     assert not [process for process in psutil.process_iter() if token in command_line(process)]
+    assert listening(working_in(folder)) == {"127.0.0.1"}
     first.kill()
     first.communicate()
     before = step(folder)
