@@ -5,17 +5,21 @@ A record is its length, 8 bytes, the length's checksum, 4 bytes, the data, and t
 equal bytes.
 """
 
+from __future__ import annotations
+
 import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google_crc32c
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
+    from google.protobuf.message import Message
 
 HEADER, FOOTER = 12, 4
 # Why nothing after a record's start can be told from it.
@@ -167,15 +171,18 @@ def _checksum(data: bytes) -> bytes:
 @cache
 def _message() -> type[Message]:
     """The class of `tf.train.Example`, from tensorflow/core/example/{example,feature}.proto, in a pool of its own."""
+    # Not with this module: a plan, which imports it, reads no record.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="pipeline.records", syntax="proto3")
 
-    def message(name: str, within: descriptor_pb2.DescriptorProto | None = None) -> descriptor_pb2.DescriptorProto:
+    def message(name: str, within: DescriptorProto | None = None) -> DescriptorProto:
         return (file.message_type if within is None else within.nested_type).add(name=name)
 
     def field(
-        of: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int, many: bool = False, type_name: str = ""
-    ) -> descriptor_pb2.FieldDescriptorProto:
+        of: DescriptorProto, name: str, number: int, kind: int, many: bool = False, type_name: str = ""
+    ) -> FieldDescriptorProto:
         label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
         return of.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
 
