@@ -231,3 +231,18 @@ def browser() -> Iterator[Any]:
             yield driven
         finally:
             driven.quit()
+
+
+def once_in_mlflow(folder: Path, result: dict[str, Any], steps: int, epochs: int) -> None:
+    """Expects one run there, which has finished, and has each point once."""
+    # The first command's follower may be at it still.
+    assert not left_behind(folder, patience=40)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    assert (found.info.status, found.info.run_id) == ("FINISHED", result["mlflow_run_id"])
+    assert found.data.tags["status"] == "FINISHED"
+    points = client.get_metric_history(found.info.run_id, "train/loss")
+    assert sorted(point.step for point in points) == list(range(1, steps + 1))
+    assert len(client.get_metric_history(found.info.run_id, "val/loss")) == epochs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Ran, finish, listening, start
+from conftest import Ran, finish, listening, once_in_mlflow, start
 from namespaces import Hosts, made
 
 SMALL = ("model=mlp", "data=digits", "measure.steps=0", "tracking=none", "train.deterministic=true")
@@ -68,7 +68,8 @@ def losses(result: dict) -> tuple:
 def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pipeline, two, tmp_path):
     alone = pipeline(*TWO, *LONG, "output_dir=alone")
     assert alone.code == 0, alone.err
-    under = Under(tmp_path, *TWO, *LONG, *two.options(), "launch.heartbeat_timeout=15")
+    logged = [argument for argument in (*TWO, *LONG) if argument != "tracking=none"]
+    under = Under(tmp_path, *logged, *two.options(), "launch.heartbeat_timeout=15")
     under.until(lambda: under.step() >= 100)
     # Shorter than anybody's patience.
     two.cut(2)
@@ -105,6 +106,7 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
     ]
     # What was made again is told again; what an agent has sent twice is not.
     assert len(told) - len(set(told)) == result["steps_repeated"]
+    once_in_mlflow(tmp_path, result, 2500, len({line["epoch"] for line in under.lines() if line["event"] == "epoch"}))
     assert f"on 2 hosts ({a}, {b})" in ran.out
     assert all((ran.run_folders[0] / f"point-{rank}.log").exists() for rank in (0, 1))
     processes = json.loads((ran.run_folders[0] / "plan.json").read_text())["processes"]

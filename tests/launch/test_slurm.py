@@ -15,7 +15,7 @@ from typing import Any
 
 import pretend_slurm
 import pytest
-from conftest import Ran, environment, finish, left_behind, start
+from conftest import Ran, environment, finish, left_behind, once_in_mlflow, start
 from pretend_slurm import Slurm
 
 from pipeline.config.schema import ClusterConfig
@@ -174,7 +174,8 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     # Meanwhile, since the other mostly waits.
     began, alone = time.monotonic(), start(here, *LONG)
     limits = ("cluster.options.time=5", "cluster.options.signal_seconds=30", "launch.preempt_timeout=8")
-    typed.type(*LONG, SLOW, "hardware.hosts=2", *limits)
+    logged = [argument for argument in LONG if argument != "tracking=none"]
+    typed.type(*logged, SLOW, "hardware.hosts=2", *limits)
     typed.more()
     # Its conductor killed outright, and another in its place.
     os.kill(typed.process.pid, signal.SIGKILL)
@@ -212,6 +213,7 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
     assert len(nodes) > 1, ran.out
     assert "n2" not in nodes[-1]
     assert ran.result["steps_repeated"] <= 100
+    once_in_mlflow(typed.folder, ran.result, 400, len({event["epoch"] for event in typed.told("epoch")}))
 
 
 @pytest.mark.slow

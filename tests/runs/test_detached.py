@@ -10,7 +10,7 @@ from typing import Any
 import own
 import psutil
 import pytest
-from conftest import command_line, finish, left_behind, listening, start, working_in
+from conftest import command_line, finish, left_behind, listening, once_in_mlflow, start, working_in
 
 # Twelve steps an epoch, two a call.
 COMMAND = (
@@ -140,19 +140,4 @@ def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(fold
     assert (run / "model.keras").exists()
     assert not [path.name for path in run.iterdir() if path.name in ("agents.json", "attempt.json")]
     assert (run / "point-1.log").exists()
-    in_mlflow(folder, result)
-
-
-def in_mlflow(folder: Path, result: dict[str, Any]) -> None:
-    """One run, which has finished, and has each point once."""
-    # The first command's follower may be at it still.
-    assert not left_behind(folder, patience=40)
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
-    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert (found.info.status, found.info.run_id) == ("FINISHED", result["mlflow_run_id"])
-    assert found.data.tags["status"] == "FINISHED"
-    points = client.get_metric_history(found.info.run_id, "train/loss")
-    assert sorted(point.step for point in points) == list(range(1, STEPS + 1))
-    assert len(client.get_metric_history(found.info.run_id, "val/loss")) == EPOCHS
+    once_in_mlflow(folder, result, STEPS, EPOCHS)
