@@ -50,6 +50,9 @@ def trained(name: str, pixels: int, strategy: tf.distribute.Strategy) -> tuple[l
         seconds = time.monotonic() - began
         loaded = keras.models.load_model(file)
     for ours, theirs in zip(model.variables, loaded.variables, strict=True):
+        # Keras saves none of these.
+        if ours.path.endswith("seed_generator_state"):
+            continue
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(ours), theirs.numpy(), err_msg=ours.path)
     return losses.numpy().ravel().tolist(), seconds
 
