@@ -40,6 +40,7 @@ from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
+from pipeline.views.terminal.words import enumerated
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -166,7 +167,7 @@ def _how_to_go_on(points: Points, session: Session) -> str:
         f"{folder} has a checkpoint of step {step:,}" if step else f"{folder} has no checkpoint yet"
         for folder, step in sorted(steps.items())
     ]
-    there = " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
+    there = enumerated(said)
     how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
     if any(config.resume == resume.NEVER for config in configs_of):
         return f"{there}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."

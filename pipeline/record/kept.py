@@ -6,13 +6,11 @@ It is there as long as processes are that outlive their conductor.
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.record import plain
-from pipeline.record.log import read_whole, written
-from pipeline.record.plain import MismatchError
+from pipeline.record.log import read_made, read_whole, written
 from pipeline.record.tracking import LOG
 
 FILE = "agents.json"
@@ -33,10 +31,7 @@ class Kept:
     @classmethod
     def read(cls, folder: Path) -> "Kept | None":
         """That of the run in a folder; None where nothing outlives its conductor."""
-        values = read_whole(folder / FILE)
-        with suppress(MismatchError):
-            return plain.made_of(cls, values) if values else None
-        return None
+        return read_made(cls, folder / FILE)
 
     def with_job(self, group: str, number: int, agents: Iterable[str] = ()) -> "Kept":
         """The same, once another job of a group has begun."""

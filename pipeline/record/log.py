@@ -3,15 +3,18 @@
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pipeline.record import plain
 from pipeline.record.events import Event, from_plain, to_line
 
 # Read at once, from its end, of a log that is opened again.
 BLOCK_BYTES = 65_536
+
+Made = TypeVar("Made")
 
 
 class EventLog:
@@ -65,6 +68,14 @@ def read_whole(path: Path) -> dict[str, Any]:
         if isinstance(values, dict):
             return values
     return {}
+
+
+def read_made(kind: Callable[..., Made], path: Path) -> Made | None:
+    """The dataclass whose `plain.fields_of` are a whole file; None where there is no such file, or something else."""
+    values = read_whole(path)
+    with suppress(plain.MismatchError):
+        return plain.made_of(kind, values) if values else None
+    return None
 
 
 def written(path: Path) -> float:

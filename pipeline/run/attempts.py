@@ -4,7 +4,6 @@ What has been measured since the attempt began is in the event log; what was kno
 """
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from pipeline.plan.plan import Plan, from_json
 from pipeline.record import kept, plain
 from pipeline.record.baselines import Baseline
 from pipeline.record.commands import Resume
-from pipeline.record.log import read_whole, write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record.log import read_made, write_whole
 from pipeline.run.timing import Measured
 
 FILE, LOG = "attempt.json", "events.jsonl"
@@ -60,10 +58,7 @@ class UnderWay:
     @classmethod
     def read(cls, folder: Path) -> "UnderWay | None":
         """That of the run in a folder; None where no processes outlive their conductor."""
-        values = read_whole(folder / FILE)
-        with suppress(MismatchError):
-            return plain.made_of(cls, values) if values else None
-        return None
+        return read_made(cls, folder / FILE)
 
     def write(self, folder: Path) -> None:
         """Notes it, before any process of the attempt is started. Raises `OSError`."""

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pipeline.launch.kubernetes.manifest import Shape
 from pipeline.record import plain
-from pipeline.record.log import read_whole, write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record.log import read_made, write_whole
 
 FILE = "kubernetes.json"
 
@@ -23,11 +22,7 @@ class Earlier:
     @classmethod
     def read(cls, folder: Path) -> "Earlier | None":
         """That of the run in a folder; None where it has none."""
-        values = read_whole(folder / FILE)
-        try:
-            return plain.made_of(cls, values) if values else None
-        except MismatchError:
-            return None
+        return read_made(cls, folder / FILE)
 
     def write(self, folder: Path) -> None:
         """Notes it. Raises `OSError`."""

@@ -3,13 +3,12 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.launch.slurm.queue import Slurm
 from pipeline.record import plain
-from pipeline.record.log import read_whole, write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record.log import read_made, write_whole
 
 FILE = "slurm.json"
 # For it to end.
@@ -27,15 +26,11 @@ class Earlier:
     @classmethod
     def read(cls, folder: Path) -> "Earlier | None":
         """That of the run in a folder; None where it has none."""
-        values = read_whole(folder / FILE)
-        try:
-            return plain.read(cls, values) if values else None
-        except MismatchError:
-            return None
+        return read_made(cls, folder / FILE)
 
     def write(self, folder: Path) -> None:
         """Notes it. Raises `OSError`."""
-        write_whole(folder / FILE, json.dumps(asdict(self)))
+        write_whole(folder / FILE, json.dumps(plain.fields_of(self)))
 
     def end(self, slurm: Slurm, say: Callable[[str], None]) -> None:
         """Ends it, if it still runs, and waits until it has: two that train one run would write each other's files."""

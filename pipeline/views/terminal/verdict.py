@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks, Unlike
-from pipeline.views.terminal.words import bare_times, brackets, listed, percent, plural, rate
+from pipeline.views.terminal.words import bare_times, brackets, enumerated, listed, percent, plural, rate
 
 if TYPE_CHECKING:
     from pipeline.analyze.verdict import Contestant, Difference, Knee, LeftOut, Overlap, Pair, Tied, Verdict
@@ -119,9 +119,9 @@ def _fastest(best: Contestant, verdict: Verdict) -> str:
 def _tie(best: Contestant, verdict: Verdict) -> list[str]:
     """What ties at the top and why, and what is behind."""
     tied = [best, *(tie.contestant for tie in verdict.ties)]
-    speeds = f"{_and([rate(contestant.interval[0]) for contestant in tied])} examples/s"
+    speeds = f"{enumerated([rate(contestant.interval[0]) for contestant in tied])} examples/s"
     figures = listed(speeds, _over_one_device(tied))
-    names = _and([contestant_name(contestant) for contestant in tied])
+    names = enumerated([contestant_name(contestant) for contestant in tied])
     lines = [f"A tie: {names} cannot be told apart, at {figures}, since {_why(verdict.ties)}{_surer(verdict)}."]
     difference = verdict.difference
     if difference is not None:
@@ -138,7 +138,7 @@ def _why(ties: Sequence[Tied]) -> str:
         places.setdefault(tie.why, []).extend(tie.contestant.places)
     if len(places) == 1:
         return TIES[ties[0].why]
-    return _and([f"{TIES[why]} (with {_points(of)})" for why, of in places.items()])
+    return enumerated([f"{TIES[why]} (with {_points(of)})" for why, of in places.items()])
 
 
 def _over_one_device(contestants: Sequence[Contestant]) -> str:
@@ -179,12 +179,12 @@ def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.strategy
     counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.strategy == strategy}
     if len({_on_one_device(contestant) for contestant in first}) > 1:
-        names = _and([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
+        names = enumerated([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
         # "One device" would be said of the slower ones, too.
         which = names if any(map(_on_one_device, verdict.slower)) else "one device"
         return [f"So {which} does as well, as far as this tells."]
     if len(counts) > 1:
-        texts = _and([f"{workers}" for workers in sorted(counts)])
+        texts = enumerated([f"{workers}" for workers in sorted(counts)])
         return [f"How many workers pay under {strategy} cannot be told: {texts} tie."]
     if verdict.knee is not None:
         return [_knee(verdict.knee, _count(best))]
@@ -218,7 +218,7 @@ def _knee(knee: Knee, count: int) -> str:
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
-    told = [f"{_points(left.places)} ({_and(mark_texts(left.why))})" for left in left_out]
+    told = [f"{_points(left.places)} ({enumerated(mark_texts(left.why))})" for left in left_out]
     return [f"Left out of the verdict: {'; '.join(told)}."] if told else []
 
 
@@ -227,8 +227,4 @@ def _without(verdict: Verdict) -> list[str]:
 
 
 def _points(places: Sequence[int]) -> str:
-    return f"point{'s' * (len(places) > 1)} {_and(list(map(str, places)))}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+    return f"point{'s' * (len(places) > 1)} {enumerated(list(map(str, places)))}"

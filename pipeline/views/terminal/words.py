@@ -204,6 +204,15 @@ def listed(*parts: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def enumerated(parts: Sequence[str]) -> str:
+    """The parts, with commas between and "and" before the last.
+
+    >>> enumerated(["a"]), enumerated(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + "".join(parts[-1:])
+
+
 def brackets(text: str) -> str:
     """The text in brackets after a space, where there is any."""
     return f" ({text})" if text else ""
