@@ -141,6 +141,25 @@ def test_a_line_that_is_cut_again_and_again_loses_nothing_and_brings_nothing_twi
     between.close()
 
 
+def test_what_an_end_says_last_is_heard_though_it_has_hung_up_before_it_is_read(hubs):
+    conductor, agent = hubs("conductor"), hubs("a")
+    there = agent.dial("conductor", conductor.listen("127.0.0.1:0"))
+    here = conductor.link("a")
+    here.send(b"end")
+    assert taken(there, 1) == [b"end"]
+    until(lambda: here.connection and not here.kept)
+    here.send(b"end at once")
+    until(lambda: there.inbox)
+    with conductor.lock:
+        for received in there.take():
+            there.done(received)
+        there.send(b"ended")
+        agent.close()
+    until(lambda: here.away > 0)
+    assert [received.data for received in here.take()] == [b"ended"]
+    assert not here.kept
+
+
 def test_an_end_that_is_silent_is_given_up_and_one_that_is_gone_is_noticed_at_once(hubs, monkeypatch):
     monkeypatch.setattr("pipeline.launch.line.hub.SILENT_SECONDS", 3.0)
     conductor, agent = hubs("conductor"), hubs("a")

@@ -49,15 +49,20 @@ class Connection:
         self.said_done = done
 
     def read(self, room: bool) -> Iterator[Frame]:
-        """The frames that are there. Raises `OSError` at the end of the connection."""
+        """The frames that are there. Raises `OSError` at the end of the connection, after the last of them."""
         self.paused = not room
+        ended: OSError | None = None
         while not self.paused:
             try:
                 data = self.socket.recv(CHUNK_BYTES)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
+            except OSError as error:
+                ended = error
+                break
             if not data:
-                raise LinkError("it hung up")
+                ended = LinkError("it hung up")
+                break
             self.heard = time.monotonic()
             self._read += data
             if len(self._read) > FULL_BYTES:
@@ -73,6 +78,8 @@ class Connection:
             yield kind, number, done, bytes(self._read[start + HEADER.size : end])
             start = end
         del self._read[:start]
+        if ended is not None:
+            raise ended
 
     def write(self, done: int) -> int:
         """Writes what can be written; returns what is to be waited for. Raises `OSError`."""
