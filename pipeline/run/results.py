@@ -171,9 +171,10 @@ def staleness_of(planned: Plan, finished: Finished) -> Staleness:
 def preempted(preemption: Preemption, measured: Measured) -> str:
     """What happened, and how to go on."""
     said = measured.saved_step
-    where = "No checkpoint was written yet" if said is None else f"The last checkpoint is of step {said}"
     how = "ended by Ctrl-C" if preemption.by_person else f"preempted by {preemption.asked}"
-    return f"The run was {how}. {where}; the same command goes on from there."
+    if said is None:
+        return f"The run was {how}. No checkpoint was written yet; the same command begins it anew."
+    return f"The run was {how}. The last checkpoint is of step {said}; the same command goes on from there."
 
 
 def refused(error: str, config: Config, folder: Path) -> Result:
