@@ -48,6 +48,7 @@ from pipeline.run.resume import Earlier
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.tags import name_of, parameters, store_of, tags_of
 from pipeline.run.timing import Measured
+from pipeline.run.tracked import Tracked
 from pipeline.run.views import PointResult, Tracking
 
 
@@ -233,28 +234,17 @@ class Point:
 
     def _end(self, status: str, error: str | None, tracker: Tracking | None, interrupted: Interrupted | None) -> Result:
         result = self._result(status, error)
-        hurried = interrupted is not None or status == "PREEMPTED"
-        if tracker:
-            run_id = tracker.run_id(self._folder, 0.0 if hurried else self._config.tracking.drain_timeout)
-            result = _tracked(result, mlflow_run_id=run_id)
-        result = self._write(result)
+        tracked = tracker and self._tracked(tracker, interrupted is not None or status == "PREEMPTED")
+        result = self._write(tracked.named(result) if tracked else result)
         self._tell(events.Result(results.to_values(result), time=time.time()))
         self._tell(Ended(status, error, time=time.time()))
         attempts.forget(self._folder)
         if status == "FINISHED":
             # What goes on with a run that did not finish reads it again.
             shutil.rmtree(self._folder / "cache", ignore_errors=True)
-        if tracker:
-            hurry = 0.2 if self._session.at_once else 3.0
-            drained, problem = tracker.drain(hurry if hurried else self._config.tracking.drain_timeout)
-            if not drained:
-                note = (
-                    f"MLflow does not hold all of it yet{f' ({problem})' if problem else ''}. "
-                    f"`python -m pipeline sync {self._folder}` sends the rest."
-                )
-                result = _tracked(result, tracking_note=note)
-            run_id = result.tracked.mlflow_run_id or tracker.run_id(self._folder, 0.0)
-            result = self._write(_tracked(result, mlflow_run_id=run_id))
+        if tracked:
+            result = self._write(tracked.sent(result))
+            interrupted = interrupted or tracked.interrupted
         try:
             self._log.close()
         except OSError as problem:
@@ -263,6 +253,18 @@ class Point:
             self._session.ended_early.append(PointResult(result, str(self._folder)))
             raise interrupted
         return result
+
+    def _tracked(self, tracker: Tracking, hurried: bool) -> Tracked:
+        """Who waits for what MLflow has of it, but no longer than whoever ends the command waits for that."""
+        session = self._session
+        return Tracked(
+            tracker,
+            self._folder,
+            self._config.tracking.drain_timeout,
+            session.screen.say,
+            lambda: hurried or session.preemption.asked is not None,
+            session.at_once,
+        )
 
     def _tell(self, event: Event) -> None:
         if self._attached is not None and self._attached.replay.is_known(event):
@@ -394,7 +396,3 @@ def known_baseline(baseline: Plan | None, output: Path, session: Session) -> Bas
 def _baseline_file(baseline: Plan, output: Path) -> Path:
     versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
     return output / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"
-
-
-def _tracked(result: Result, **known: str | None) -> Result:
-    return dataclasses.replace(result, tracked=dataclasses.replace(result.tracked, **known))

@@ -17,7 +17,7 @@ from pipeline.run.views import Ahead, PointResult, Screen, Tracking
 
 # The point's place in the command, and which repeat of it this is.
 Key = tuple[int, int]
-# For the tracker to send what is left; `python -m pipeline sync` sends the rest.
+# For the tracker to send what is left, without getting on; `python -m pipeline sync` sends the rest.
 CLOSE_SECONDS, AT_ONCE_SECONDS = 12.0, 0.2
 
 
@@ -105,7 +105,7 @@ class Session:
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
         if self._tracker is not None:
-            self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS)
+            self._tracker.close(AT_ONCE_SECONDS if self.at_once else CLOSE_SECONDS, lambda: not self.at_once)
         for cluster in self._clusters.values():
             cluster.close(code)
 

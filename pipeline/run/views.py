@@ -139,7 +139,10 @@ class Screen(Protocol):
 
 
 class Tracking(Protocol):
-    """Sends runs' event logs to where they are tracked. Nothing here raises, or takes longer than it is given."""
+    """Sends runs' event logs to where they are tracked. Nothing here raises.
+
+    It is waited for until it has not got on for `timeout` seconds, or the caller says that it `waits` no more.
+    """
 
     def begin(self) -> None:
         """Gets ready, while something else is waited for."""
@@ -147,14 +150,14 @@ class Tracking(Protocol):
     def follow(self, folder: Path, store: Store) -> None:
         """Has the log in `folder` sent to `store` from now on."""
 
-    def run_id(self, folder: Path, timeout: float) -> str | None:
-        """What the run of `folder` is called there; None if it is not there after `timeout` seconds."""
+    def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = ...) -> str | None:
+        """What the run of `folder` is called there; None if it is not there after that time."""
 
-    def drain(self, timeout: float) -> tuple[bool, str | None]:
-        """(Is all that the logs hold there, what was wrong), after `timeout` seconds at most."""
+    def drain(self, timeout: float, waits: Callable[[], bool] = ...) -> tuple[bool, str | None]:
+        """(Is all that the logs hold there, what was wrong), after that time."""
 
-    def close(self, timeout: float) -> None:
-        """Sends what is left, for so many seconds at most, and ends."""
+    def close(self, timeout: float, waits: Callable[[], bool] = ...) -> None:
+        """Sends what is left, and ends."""
 
 
 Make = Callable[[Plan, Path], View]

@@ -193,7 +193,7 @@ def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_whic
     here.send(b"for the first, which does not say that it is done with it")
     # As long as the first is there, no other is.
     assert not second.dial_once("conductor", between.address)
-    assert second.link("conductor").refused
+    assert second.link("conductor").problem == "another that is called a is there"
     between.cut()
     third = hubs("a")
     until(lambda: third.dial_once("conductor", between.address))
@@ -204,6 +204,26 @@ def test_who_comes_in_place_of_another_gets_nothing_that_was_meant_for_that_whic
     assert here.life == third.life
     assert here.away == 0.0
     between.close()
+
+
+def test_one_that_is_started_anew_waits_until_the_connection_of_the_one_before_it_is_silent(hubs, monkeypatch):
+    monkeypatch.setattr("pipeline.launch.line.hub.SILENT_SECONDS", 3.0)
+    conductor, second = hubs("conductor"), hubs("a")
+    address = conductor.listen("127.0.0.1:0")
+    # Of a host that was lost nothing comes any more, and nobody hangs up.
+    silent = dial(address, TOKEN)
+    greeting = b'{"name": "a", "life": "1"}'
+    silent.sendall(len(greeting).to_bytes(4, "big") + greeting)
+    here = conductor.link("a")
+    until(lambda: here.connection)
+    here.send(b"for the first")
+    there = second.dial("conductor", address)
+    until(lambda: there.problem == "another that is called a is there")
+    assert (here.life, there.refused) == ("1", False)
+    until(lambda: here.life == second.life)
+    here.send(b"for the second")
+    assert taken(there, 1) == [b"for the second"]
+    silent.close()
 
 
 def test_who_takes_the_place_of_a_conductor_gets_all_that_it_was_not_done_with(hubs):

@@ -31,11 +31,14 @@ with warnings.catch_warnings():
 import pipeline
 from pipeline.analyze import history
 from pipeline.commands.sync import main
+from pipeline.launch.signals import Interrupted
 from pipeline.record import kept
 from pipeline.record.events import Ended, Resumed, Run, Warned, from_plain, to_line
 from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog
+from pipeline.record.results import Result
 from pipeline.record.tracking import Store, recall
+from pipeline.run.tracked import Tracked
 from pipeline.views.mlflow import Tracker, page, removing
 from pipeline.views.mlflow import sync as syncing
 from pipeline.views.mlflow.change import Begin, End, Point, Tag
@@ -613,8 +616,10 @@ def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) 
 import json, os, sys, time
 from pathlib import Path
 from pipeline.record.events import from_plain
+from pipeline.launch.signals import Interrupted
 from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog
+from pipeline.record.results import Result
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow import Tracker
 
@@ -658,10 +663,10 @@ def test_the_follower_outlives_the_signals_of_a_terminal(home: Path, tracker: Tr
     assert tracker._process
     pid = tracker._process.pid
     assert os.getsid(pid) == pid
-    # In the session's own group of the scheduler too, where the kernel has such groups.
-    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+    # Once nobody waits; in the session's own group of the scheduler too, where the kernel has such groups.
+    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= 10)
     group = Path(f"/proc/{pid}/autogroup")
-    assert not group.exists() or "nice 10" in group.read_text() or not group.read_text()
+    wait_for(lambda: not group.exists() or not (said := group.read_text()) or int(said.split()[-1]) >= 10)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
     writer.end("KILLED")
@@ -882,6 +887,41 @@ def test_a_server_that_is_ill_is_named(tmp_path: Path) -> None:
         remember(writer.folder, store(uri))
         said = f"{writer.folder}: not sent. The MLflow server at {uri} answers with error 503."
         assert sync(writer.folder)[1][0] == said
+
+
+def test_a_follower_that_gets_on_is_waited_for_as_long_as_the_caller_waits(tmp_path: Path) -> None:
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    (busy / "sitecustomize.py").write_text("import time\nwhile time.process_time() < 3: pass\n")
+    writer = Writer(tmp_path / "run")
+    writer.end()
+    with tracking(tmp_path / "tracker.log", PYTHONPATH=str(busy)) as tracker:
+        tracker.follow(writer.folder, local(tmp_path))
+        began = time.monotonic()
+        assert tracker.drain(1.0, lambda: False) == (False, "The tracking process is not done yet.")
+        assert time.monotonic() - began < 1.0
+        assert tracker.run_id(writer.folder, 1.0)
+        assert tracker.drain(1.0) == (True, None)
+    assert only_run(local(tmp_path).uri, writer.key).info.status == "FINISHED"
+
+
+def test_ctrl_c_while_mlflow_is_waited_for_leaves_a_result_that_says_what_to_type(tmp_path: Path) -> None:
+    class Slow:
+        def run_id(self, folder, timeout, waits=None):
+            return None
+
+        def drain(self, timeout, waits):
+            if timeout > 1:
+                raise Interrupted(signal.SIGINT)
+            return False, "It is slow."
+
+    said: list[str] = []
+    tracked = Tracked(Slow(), tmp_path, 60.0, said.append, lambda: False)  # type: ignore[arg-type]
+    result = tracked.sent(tracked.named(Result()))
+    assert tracked.interrupted
+    assert result.tracked.mlflow_run_id is None
+    assert f"`python -m pipeline sync {tmp_path}`" in (result.tracked.tracking_note or "")
+    assert "(It is slow.)" in (tracked.sent(result).tracked.tracking_note or "")
 
 
 def test_a_follower_that_died_is_reported_and_replaced(tmp_path: Path, own_tracker: Tracker) -> None:

@@ -165,6 +165,9 @@ class Hub:
             if theirs.refuses:
                 link.refused = True
                 raise LinkError("another has taken its place")
+            if theirs.busy:
+                # Whose host was lost may seem to be there until it is silent for too long.
+                raise LinkError(f"another that is called {self.name} is there")
         except OSError:
             encrypted.close()
             raise
@@ -173,12 +176,12 @@ class Hub:
     def _own(self, link: Link, life: str) -> Greeting:
         """What is said of this end to one of that life."""
         with self.lock:
-            another = link.is_another(life)
-            return Greeting(self.name, self.life, link.life, link.done_with, self.adopts, another)
+            over, busy = link.is_over(life), link.is_busy(life)
+            return Greeting(self.name, self.life, link.life, link.done_with, self.adopts, over, busy)
 
     def _attach(self, link: Link, theirs: Greeting, connection: Connection) -> None:
         with self.lock:
-            if link.closed or self._ending or link.is_another(theirs.life):
+            if link.closed or self._ending or link.is_over(theirs.life) or link.is_busy(theirs.life):
                 connection.close()
                 return
             if link.connection is not None:

@@ -20,7 +20,7 @@ WINDOW_BYTES = 32 << 20
 class Greeting:
     """What each end says of itself: its name, its life, which no other process has, and with how many messages it is
     done, of which life of the other. `adopts`: it takes the place of another conductor, and goes on with its processes.
-    `refuses`: another of the same name is there, or was there after this one.
+    `refuses`: another of the same name was there after the other end. `busy`: one is there, or was a moment ago.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Greeting:
     done: int = 0
     adopts: bool = False
     refuses: bool = False
+    busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,13 @@ class Link:
         self.closed = True
         self._wake()
 
-    def is_another(self, life: str) -> bool:
-        """Is who calls not the one whose line this is, but one that came before it, or beside it?"""
-        return life in self.past or (self.connection is not None and life != self.life)
+    def is_over(self, life: str) -> bool:
+        """Has another come in the place of who calls, which is let in no more?"""
+        return life in self.past
+
+    def is_busy(self, life: str) -> bool:
+        """Is there a connection to another than who calls, as long as that is not silent?"""
+        return self.connection is not None and life != self.life
 
     def greeted(self, greeting: Greeting, connection: Connection) -> None:
         """Takes another connection to the other end, which has said what it is done with. Under the lock."""

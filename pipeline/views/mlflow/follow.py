@@ -20,6 +20,7 @@ from pipeline.record import kept, plain
 from pipeline.record.events import Attached, Resumed
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.copies import Copy, Deleted
+from pipeline.views.mlflow.patience import Patience
 from pipeline.views.mlflow.state import remember
 from pipeline.views.mlflow.stores import logged_in, reason
 
@@ -27,7 +28,8 @@ from pipeline.views.mlflow.stores import logged_in, reason
 FIRST_SECONDS, NEXT_SECONDS = 0.3, 2.0
 # Between attempts at a store that fails: at first, at most, and while someone waits.
 RETRY_SECONDS, RETRY_SECONDS_MOST, RETRY_SECONDS_WAITED_FOR = 1.0, 30.0, 0.3
-# After the conductor is gone: for sending what is left, and until the process ends whatever it is doing.
+# After the conductor is gone, without getting on: for sending what is left, and until the process ends whatever it is
+# doing.
 LAST_SECONDS, HARD_SECONDS = 10.0, 20.0
 # How much nicer than the conductor the follower is, except while someone waits for it.
 NICENESS = 10
@@ -36,9 +38,9 @@ NICENESS = 10
 def follow(commands: IO[bytes], tell: Callable[[dict[str, object]], None]) -> None:
     """Obeys the commands, JSON lines, until they end; then ends what is left to end.
 
-    Commands: {"follow": folder, "store": {...}} and {"drain": seconds, "id": any}. What it tells: {"run",
-    "run_id"} once a run exists, {"run", "error"} when a store fails or answers again, and {"drained", "error",
-    "id"}.
+    Commands: {"follow": folder, "store": {...}}, {"hurry": seconds} and {"drain": seconds, "id": any}. What it tells:
+    {"run", "run_id"} once a run exists, {"run", "error"} when a store fails or answers again, and {"drained",
+    "error", "id"}.
     """
     inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(commands, inbox), daemon=True).start()
@@ -52,15 +54,16 @@ def follow(commands: IO[bytes], tell: Callable[[dict[str, object]], None]) -> No
                 break
             if "follow" in command:
                 follower.add(Path(command["follow"]), plain.made_of(Store, command["store"]))
+            # Training is over, and someone waits.
+            if "hurry" in command:
+                with niceness(-NICENESS):
+                    follower.hurry(float(command["hurry"]), lambda: not inbox.empty())
             if "drain" in command:
-                # Training is over, and someone waits.
                 with niceness(-NICENESS):
                     drained, error = follower.drain(float(command["drain"]), lambda: not inbox.empty())
                 tell({"drained": drained, "error": error, "id": command.get("id")})
         follower.turn(lambda: not inbox.empty())
-    limit = threading.Timer(HARD_SECONDS, os._exit, (1,))
-    limit.daemon = True
-    limit.start()
+    threading.Thread(target=_exit_once_over, args=(Patience(HARD_SECONDS, time.process_time),), daemon=True).start()
     with niceness(-NICENESS):
         follower.end(round(1000 * time.time()), conductor)
 
@@ -119,14 +122,13 @@ class Follower:
                 self._retry_seconds = min(RETRY_SECONDS_MOST, 2 * self._retry_seconds)
                 return
 
+    def hurry(self, seconds: float, impatient: Callable[[], bool]) -> None:
+        """Sends what there is once, in which runs that do not exist yet come to, or what is wrong is told."""
+        self.turn(self._over(seconds, impatient), waited_for=True)
+
     def drain(self, seconds: float, impatient: Callable[[], bool]) -> tuple[bool, str | None]:
-        """Sends all there is now, for `seconds` at most; returns (done, what was wrong)."""
-        until = time.monotonic() + seconds
-        asked = [run for run in self._runs if not run.given_up]
-
-        def stop() -> bool:
-            return time.monotonic() >= until or impatient()
-
+        """Sends all there is now, until that has not got on for `seconds`; returns (done, what was wrong)."""
+        asked, stop = [run for run in self._runs if not run.given_up], self._over(seconds, impatient)
         while True:
             self.turn(stop, waited_for=True)
             behind = [run for run in asked if run in self._runs and run.copy.behind()]
@@ -157,6 +159,11 @@ class Follower:
                     run.copy.kill(time_ms)
                 except Exception as error:
                     print(f"{run.copy.folder}: not set to KILLED: {reason(error, run.uri)}", file=sys.stderr)
+
+    def _over(self, seconds: float, impatient: Callable[[], bool]) -> Callable[[], bool]:
+        """Tells whether what is done now is to be given up."""
+        patience = Patience(seconds, time.process_time)
+        return lambda: impatient() or patience.is_over(any(run.error for run in self._runs))
 
     def _advance(self, run: Followed, stop: Callable[[], bool], patient: bool) -> bool:
         """Brings one copy forward; False where that failed and is worth trying again."""
@@ -195,6 +202,12 @@ def _listen(commands: IO[bytes], inbox: "queue.SimpleQueue[dict[str, Any] | None
             if isinstance(command, dict):
                 inbox.put(command)
     inbox.put(None)
+
+
+def _exit_once_over(patience: Patience) -> None:
+    while not patience.is_over():
+        time.sleep(FIRST_SECONDS)
+    os._exit(1)
 
 
 def _set_niceness(niceness: int) -> None:

@@ -11,16 +11,26 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from pipeline.record.tracking import Store
+from pipeline.views.mlflow.patience import Patience
 from pipeline.views.mlflow.state import remember
+
+# Between two looks at whether the process gets on.
+LOOK_SECONDS = 0.1
 
 
 class Tracker:
-    """Starts the following process and talks to it. Nothing here raises, or takes longer than it is given."""
+    """Starts the following process and talks to it. Nothing here raises.
+
+    The process is waited for until it has not got on for `timeout` seconds, or the caller says that it `waits` no more.
+    """
 
     def __init__(self, environ: Mapping[str, str], log: Path) -> None:
         self._environ, self._log = environ, log
@@ -54,17 +64,20 @@ class Tracker:
             return
         self._say({"follow": str(folder), "store": dataclasses.asdict(store)})
 
-    def run_id(self, folder: Path, timeout: float) -> str | None:
-        """The MLflow run of `folder`; None if there is none after `timeout` seconds, or the store fails."""
+    def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> str | None:
+        """The MLflow run of `folder`; None if there is none after that time, or the store fails."""
+
+        def known() -> bool:
+            return bool(str(folder) in self._run_ids or self._errors.get(str(folder)))
+
         with self._news:
-            self._news.wait_for(
-                lambda: str(folder) in self._run_ids or self._errors.get(str(folder)) or not self._listening(),
-                timeout,
-            )
+            if not known() and timeout:
+                self._say({"hurry": timeout})
+                self._wait(known, timeout, waits)
             return self._run_ids.get(str(folder))
 
-    def drain(self, timeout: float) -> tuple[bool, str | None]:
-        """(Is all that the logs hold in MLflow, what was wrong), after `timeout` seconds at most."""
+    def drain(self, timeout: float, waits: Callable[[], bool] = lambda: True) -> tuple[bool, str | None]:
+        """(Is all that the logs hold in MLflow, what was wrong), after that time at most."""
         if self._process is None:
             return self._problem is None, self._problem
         asked = next(self._numbers)
@@ -72,27 +85,27 @@ class Tracker:
         said = self._say({"drain": max(0.0, timeout - 0.2), "id": asked})
         with self._news:
             if said:
-                self._news.wait_for(lambda: asked in self._answers or not self._listening(), timeout)
+                self._wait(lambda: asked in self._answers, timeout, waits)
             answer = self._answers.pop(asked, None)
             if answer:
                 return bool(answer["drained"]), answer["error"]
             if not said or not self._listening():
                 return False, self._problem or f"The tracking process has ended; see {self._log}."
             errors = [error for error in self._errors.values() if error]
-            return False, errors[-1] if errors else f"The tracking process was not done in {timeout:g} s."
+            return False, errors[-1] if errors else "The tracking process is not done yet."
 
-    def close(self, timeout: float = 12.0) -> None:
+    def close(self, timeout: float = 12.0, waits: Callable[[], bool] = lambda: True) -> None:
         """Ends the process, which first sends what is left and ends as KILLED the runs that have no end."""
         process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
             return
         with contextlib.suppress(OSError):
             process.stdin.close()
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        patience = Patience(timeout, lambda: _computed(process))
+        while process.poll() is None and waits() and not patience.is_over(any(self._errors.values())):
+            time.sleep(min(LOOK_SECONDS, timeout))
+        process.kill()
+        process.wait()
         if self._reader is not None:
             self._reader.join()
         process.stdout.close()
@@ -120,6 +133,16 @@ class Tracker:
     def _listening(self) -> bool:
         return self._reader is not None and self._reader.is_alive()
 
+    def _wait(self, reached: Callable[[], bool], timeout: float, waits: Callable[[], bool]) -> None:
+        """Waits for news, as long as there is a process that gets on, and the caller waits."""
+        process = self._process
+        if process is None:
+            return
+        patience = Patience(timeout, lambda: _computed(process))
+        while not self._news.wait_for(lambda: reached() or not self._listening(), min(LOOK_SECONDS, timeout)):
+            if patience.is_over(any(self._errors.values())) or not waits():
+                return
+
     def _say(self, command: Mapping[str, object]) -> bool:
         process = self._process
         if process is None or process.stdin is None:
@@ -142,3 +165,12 @@ class Tracker:
                 else:
                     self._errors[news["run"]] = news["error"]
                 self._news.notify_all()
+
+
+def _computed(process: "subprocess.Popen[bytes]") -> float:
+    """The processor time that a process has used, in seconds; 0 once it is gone."""
+    try:
+        used = psutil.Process(process.pid).cpu_times()
+        return float(used.user + used.system)
+    except psutil.Error:
+        return 0.0
