@@ -1,11 +1,11 @@
 """Asks this host for a free port, and for the addresses of another one by its name."""
 
-import contextlib
 import socket
 import threading
 import time
 
 from pipeline.doctor.facts import Name, Port
+from pipeline.launch.ports import holder
 
 # A resolver that nobody answers takes its own time, which nothing limits.
 NAME_SECONDS = 5.0
@@ -22,7 +22,7 @@ def port(address: str) -> Port:
             listening.bind((host.strip("[]"), int(number)))
             listening.listen()
     except OSError as error:
-        return Port(address, error.strerror or str(error), _holder(int(number)))
+        return Port(address, error.strerror or str(error), holder(int(number)))
     return Port(address)
 
 
@@ -46,14 +46,3 @@ def name(given: str, seconds: float = NAME_SECONDS) -> Name:
     if isinstance(found[0], OSError):
         return Name(given, seconds=took, error=found[0].strerror or str(found[0]))
     return Name(given, found[0], took)
-
-
-def _holder(number: int) -> str | None:
-    """Which process listens at a port, as far as this one may know."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
-                return f"{psutil.Process(connection.pid).name()} ({connection.pid})"
-    return None

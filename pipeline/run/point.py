@@ -173,8 +173,6 @@ class Point:
     def _conduct(self, cluster: Cluster, baseline: Plan | None) -> None:
         """Conducts it from its beginning, or from where the conductor before this one has left it."""
         attached, kept = self._attached, outlives(self._config.cluster.name, self._config.launch.detach)
-        if attached is None and self._earlier is not None:
-            cluster.end_earlier(self._folder)
         conduct(
             cluster if attached is None else attached.replay.on(cluster),
             self._plan,

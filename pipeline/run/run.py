@@ -3,17 +3,17 @@
 import dataclasses
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.analyze.history import HistoryError
 from pipeline.analyze.step_model import PredictError
 from pipeline.config import targets
 from pipeline.config.offers import OfferError
-from pipeline.config.schema import Mode, Store
+from pipeline.config.schema import Config, Mode, Store
 from pipeline.data.errors import DataError
-from pipeline.launch import Cancelled, LaunchError, reach
+from pipeline.launch import Cancelled, LaunchError, outlives, reach
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
@@ -46,7 +46,7 @@ def look_over(request: PointRequest, session: Session) -> PointRequest | PointRe
     try:
         made = lay_out(config, session, begin=False)
         there = config.mode is not Mode.run or made.cluster.arrived()
-        if there:
+        if there and not _may_be_held(config):
             reachable(made.plan, made.cluster, config, session)
     except REFUSALS as error:
         return _refused(error, request)
@@ -68,11 +68,15 @@ def run(request: PointRequest, session: Session) -> PointResult:
     try:
         made = request.laid_out or lay_out(config, session)
         cluster, baseline = made.cluster, made.baseline
-        planned = reachable(made.plan, cluster, config, session)
         if starts:
             attempts = list(sweep.attempts(request.folder))
             only = request.folder if request.own else None
-            earlier = resume.find(config, planned, Path(config.output_dir), only, attempts)
+            earlier = resume.find(config, made.plan, Path(config.output_dir), only, attempts)
+        with _let_go(earlier):
+            if earlier is not None:
+                # Whose processes have the ports that are asked for, and the files that are written.
+                cluster.end_earlier(earlier.folder)
+            planned = reachable(made.plan, cluster, config, session)
     except Cancelled as cancelled:
         return request.ended(killed(str(cancelled), config, request.folder))
     except REFUSALS as error:
@@ -99,6 +103,22 @@ def run(request: PointRequest, session: Session) -> PointResult:
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)
     return request.ended(point.run(cluster, baseline))
+
+
+def _may_be_held(config: Config) -> bool:
+    """May processes that a command which was killed has left have the ports that are named? `run` ends them first."""
+    return config.cluster.base_port is not None and outlives(config.cluster.name, config.launch.detach)
+
+
+@contextmanager
+def _let_go(earlier: Earlier | None) -> Iterator[None]:
+    """Lets go of the run that would have been gone on with where that fails."""
+    try:
+        yield
+    except BaseException:
+        if earlier is not None:
+            earlier.lock.release()
+        raise
 
 
 def _refused(error: Exception, request: PointRequest) -> PointResult:

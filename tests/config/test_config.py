@@ -200,8 +200,8 @@ def test_a_port_that_is_taken_is_refused(pipeline):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = refusal(pipeline(*TWO, f"cluster.base_port={port}"))
-    assert f"Expected to be able to listen on 127.0.0.1:{port}, received: Address already in use." in message
-    assert "Try cluster.base_port=null" in message
+    assert f"Expected to be able to listen on 127.0.0.1:{port}, received: Address already in use, by " in message
+    assert f"({os.getpid()}). Try cluster.base_port=null" in message
 
 
 def test_a_file_where_the_output_folder_should_be_is_named(pipeline, tmp_path):

@@ -117,14 +117,16 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
 def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_later_or_elastically_without_it(
     two, tmp_path
 ):
-    under = Under(tmp_path, *TWO, *LONG, *two.options())
+    ports = "cluster.base_port=23456"
+    under = Under(tmp_path, *TWO, *LONG, *two.options(), ports)
     under.until(lambda: under.step() >= 100)
     # Where the hosts reach it, and nowhere else.
     assert listening([psutil.Process(under.command.pid)]) == {two.gateway}
-    # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another.
+    # Killed outright, and typed again at once: the agents of the first are ended, and none trains beside another,
+    # or keeps its ports.
     under.kill()
     before = len(two.left())
-    under = Under(tmp_path, *TWO, *LONG, *two.options())
+    under = Under(tmp_path, *TWO, *LONG, *two.options(), ports)
     under.until(lambda: [line for line in under.lines() if line["event"] == "resumed"])
     step = under.step()
     under.until(lambda: under.step() >= step + 100)

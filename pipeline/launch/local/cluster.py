@@ -8,7 +8,6 @@ import contextlib
 import multiprocessing as mp
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pipeline.config.schema import ClusterConfig, StartMethod
 from pipeline.launch import asking, machine
 from pipeline.launch.asking import Helpers
 from pipeline.launch.errors import LaunchError
+from pipeline.launch.ports import FREE_SECONDS, reserve
 from pipeline.launch.signals import CONDUCTOR, STACKS
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
@@ -97,8 +97,9 @@ class LocalCluster(Steady):
     def hold(self, host: str, ports: Sequence[int]) -> Sequence[int]:
         """The same for these ports, of which 0 is any, at an address of this machine."""
         self._release()
+        until = time.monotonic() + FREE_SECONDS
         for port in ports:
-            self._kept.reserved.append(_reserve(host, port))
+            self._kept.reserved.append(reserve(host, port, until))
         return tuple(reserved.getsockname()[1] for reserved in self._kept.reserved)
 
     def start(self, plan: Plan, group: str, folder: Path, ranks: Sequence[int] | None = None) -> "LocalJob":
@@ -290,24 +291,6 @@ def _state(pid: int | None) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def _reserve(host: str, port: int) -> socket.socket:
-    """A socket bound to a free port, or to `port`, that does not listen.
-
-    With SO_REUSEADDR set, TensorFlow's server may bind it too, while nobody is given it by chance meanwhile.
-    """
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((host, port))
-    except OSError as error:
-        reserved.close()
-        instead = "cluster.base_port=null for free ports" if port else "cluster.host=127.0.0.1"
-        raise LaunchError(
-            f"Expected to be able to listen on {host}:{port}, received: {error.strerror or error}. Try {instead}."
-        ) from error
-    return reserved
 
 
 @contextlib.contextmanager
