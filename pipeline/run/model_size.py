@@ -15,7 +15,6 @@ from pipeline.plan import size as sizes
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record.log import write_whole
-from pipeline.run.timing import learn_size
 
 
 def known(plan: Plan, kept: Path) -> Size | None:
@@ -29,6 +28,9 @@ def known(plan: Plan, kept: Path) -> Size | None:
 
 def learn(plan: Plan, cluster: Cluster) -> Size:
     """What a process says that builds the model and ends; raises `RunFailed`, in words for a person."""
+    # Only where a model is to be built: what conducts processes takes a moment to import.
+    from pipeline.run.timing import learn_size
+
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
         return learn_size(cluster, planning.builder_of(plan, cluster.inventory()), Path(folder))
 
