@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -278,6 +277,8 @@ def _done(points: Points, session: Session) -> list[PointResult]:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("distributed-keras-pipeline")
     except metadata.PackageNotFoundError:

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from pipeline.plan import size as sizes
 from pipeline.plan.estimate import estimate
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
@@ -44,6 +45,8 @@ def tell_shards(planned: Plan, request: PointRequest, session: Session) -> None:
 
 def size_of(planned: Plan, request: PointRequest, session: Session) -> Size | None:
     """The size of a plan's model, which is built once where it is not known; None where it cannot be built."""
+    if size := sizes.shipped(planned):
+        return size
     kept = model_size.file(planned, Path(request.config.output_dir), session.search)
     size = model_size.known(planned, kept)
     if size is None and kept not in session.unbuilt:

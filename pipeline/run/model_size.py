@@ -5,7 +5,6 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 from pipeline.config import targets
@@ -44,6 +43,8 @@ def keep(size: Size, kept: Path) -> Size:
 
 def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     """Where the size of the plan's model is kept, under all that it depends on."""
+    from importlib import metadata
+
     versions = {name: metadata.version(name) for name in ("tensorflow", "keras")}
     return output / "sizes" / f"{sizes.fingerprint(plan, _sources(plan, search), versions)}.json"
 
