@@ -1,5 +1,6 @@
 """What the conductor must never import, who may import whom, and that every key a person can set is explained."""
 
+import json
 import os
 import re
 import subprocess
@@ -49,6 +50,21 @@ def test_a_command_that_trains_nothing_never_imports_what_is_slow(tmp_path, argu
     found = imported_by(code, tmp_path)
     assert "hydra" in found
     assert not found & set(SLOW)
+
+
+@pytest.mark.parametrize("cluster", ["local", "hosts", "slurm", "mpi", "env", "kubernetes"])
+def test_a_plan_for_a_cluster_imports_nothing_but_what_composes_and_shows_it(tmp_path, cluster):
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    typed = {"hosts": ["cluster.hosts=[a,b]"], "kubernetes": ["cluster.options.image=a/b:1"]}.get(cluster, [])
+    code = (
+        f"import os, sys; os.environ['TF_CONFIG'] = {json.dumps(json.dumps(task))}\n"
+        f"sys.argv = ['pipeline', 'mode=plan', 'cluster={cluster}', 'strategy=multi_worker', *{typed!r}]\n"
+        "from pipeline.commands import train as command\n"
+        "assert command.main() == 0"
+    )
+    found = imported_by(code, tmp_path)
+    assert found - {"pipeline", *sys.stdlib_module_names} >= {"hydra", "rich"}
+    assert not found & {*SLOW, "numpy", "scipy", "dask", "distributed", "kubernetes", "jinja2", "psutil", "grpc"}
 
 
 def test_a_refused_preparing_imports_neither_tensorflow_nor_dask(tmp_path):

@@ -78,8 +78,8 @@ def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, p
     if "--config-dir" in words:
         write_configs_of(page, tmp_path)
     own = str(tmp_path) if "--config-dir" in words else None
-    configs.register(lambda: 2)
     name, schema = ("prepare", PrepareConfig) if prepares else ("config", Config)
+    configs.register(lambda: 2, schema)
     composed = Composer(name, schema, own).compose(overrides)
     assert isinstance(configs.typed_as(schema, composed, overrides), schema)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from pipeline.analyze.errors import HistoryError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results, sweeps
@@ -14,10 +15,6 @@ from pipeline.record.results import Result
 
 # Of a run's id, at the end of its name in MLflow.
 ID_LETTERS = 5
-
-
-class HistoryError(ValueError):
-    """A run that cannot be found or read: the message says what was expected, received, and what to type instead."""
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.analyze import comparable, measure
+from pipeline.analyze.errors import PredictError
 from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, UNKNOWN, anchored, fit, interval
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
     Case,
     Observed,
-    PredictError,
     Shape,
     case_of,
     joined_runs,

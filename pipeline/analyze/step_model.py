@@ -34,10 +34,6 @@ HALVINGS = 17
 SECONDS_OF_GBIT = 8e-9
 
 
-class PredictError(ValueError):
-    """What cannot be predicted: the message says what was expected, received, and what to type instead."""
-
-
 @dataclass(frozen=True)
 class Case:
     """What decides the time of a step: `fullest` is the most devices of one host, `together` of one process."""

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pipeline import moved
 from pipeline.analyze import comparable, verdict
-from pipeline.analyze.history import HistoryError, Run, find, load
+from pipeline.analyze.errors import HistoryError
+from pipeline.analyze.history import Run, find, load
 from pipeline.commands.asked import AskedError, Verb, asks_for_help
 from pipeline.record.results import Result
 from pipeline.views import terminal as show

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import moved
-from pipeline.analyze.history import HistoryError, find, load
+from pipeline.analyze.errors import HistoryError
+from pipeline.analyze.history import find, load
 from pipeline.commands.asked import AskedError, Verb, asks_for_help
 from pipeline.views import terminal as show
 from pipeline.views.terminal.explained import explained_lines

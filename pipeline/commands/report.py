@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline import moved
-from pipeline.analyze.history import HistoryError, find_sweep
+from pipeline.analyze.errors import HistoryError
+from pipeline.analyze.history import find_sweep
 from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
 from pipeline.views import report
 from pipeline.views import terminal as show

@@ -17,13 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import metadata
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from pipeline import moved
-from pipeline.analyze.history import HistoryError
+from pipeline.analyze.errors import HistoryError
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer, options, where_configs_are
 from pipeline.config.errors import ConfigError
@@ -31,16 +29,19 @@ from pipeline.config.schema import Config
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
-from pipeline.run import attach, resume, run
-from pipeline.run.points import Points, Served, compose, devices
+from pipeline.run import run
+from pipeline.run.errors import SweepError
+from pipeline.run.points import Points, Served, compose, devices, most_at_once
 from pipeline.run.session import Key, PointRequest, Session
-from pipeline.run.side_by_side import SideBySide, most_at_once, under_way
-from pipeline.run.sweep import SweepError
 from pipeline.run.views import Ahead, PointResult, Screen
-from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.words import enumerated
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.views import report
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
@@ -153,11 +154,15 @@ def _refusal(error: Exception) -> str:
 
 def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
+    from pipeline.run import attach
+
     show.say_error(f"{from_here(folder)} trains on: {attach.how(folder)}")
 
 
 def _how_to_go_on(points: Points, session: Session) -> str:
     """What is there of the points that a signal has ended, and what goes on with them."""
+    from pipeline.run import resume
+
     configs_of = [request.config for request in points.to_run.values()]
     named = any(config.sweep.name is not None for config in configs_of)
     steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
@@ -179,7 +184,7 @@ def _how_to_go_on(points: Points, session: Session) -> str:
     return f"{there}: the same command goes on {how}{kept * points.many}."
 
 
-def _run(points: Points, session: Session, console: Console) -> None:
+def _run(points: Points, session: Session, console: "Console") -> None:
     """Runs what is to be run, and writes down what became of each."""
     screen = session.screen
     if points.kept and points.sweep is not None:
@@ -215,8 +220,10 @@ def _run(points: Points, session: Session, console: Console) -> None:
         session.let_go(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
-def _run_at_once(points: Points, session: Session, console: Console, most: int) -> None:
+def _run_at_once(points: Points, session: Session, console: "Console", most: int) -> None:
     """The same, with several of them at once, in one table that fills."""
+    from pipeline.run.side_by_side import SideBySide, under_way
+
     there = session.results | {key: under_way(request, "WAITING") for key, request in points.to_run.items()}
     with show.Board(console, there) as board:
 
@@ -240,10 +247,12 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield show.Terminal(show.console_on(file))
 
 
-def _report(points: Points, session: Session) -> report.Written | None:
+def _report(points: Points, session: Session) -> "report.Written | None":
     """The report of the sweep that has just ended, on its way to MLflow where its points are tracked."""
     if points.sweep is None or session.preemption.asked:
         return None
+    from pipeline.views import report
+
     folder = points.sweep.folder
     try:
         written = report.write(folder)
@@ -268,13 +277,15 @@ def _done(points: Points, session: Session) -> list[PointResult]:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("distributed-keras-pipeline")
     except metadata.PackageNotFoundError:
         return "(not installed)"
 
 
-def tell(point: PointResult, many: bool, console: Console) -> None:
+def tell(point: PointResult, many: bool, console: "Console") -> None:
     """Shows what became of a point: of `many`, or of the only one."""
     ending = point.result.ending
     if ending.status == "REFUSED":
@@ -287,7 +298,7 @@ def tell(point: PointResult, many: bool, console: Console) -> None:
             console.print(show.result_table(point))
 
 
-def _show_log(log: str | None, error: str, console: Console) -> None:
+def _show_log(log: str | None, error: str, console: "Console") -> None:
     """What a person looks for in a failed process's log: where their own functions failed, or else its last lines."""
     if log is None or not Path(log).exists():
         return

@@ -36,7 +36,15 @@ from pipeline.config.errors import ConfigError
 from pipeline.config.hydra_node import check_alone, check_hydra
 from pipeline.config.messages import LAYOUT, explain, find, missing_value
 from pipeline.config.overrides import check_not_swept, check_overrides
-from pipeline.config.schema import WITH_PASSWORD, Config, HardwareConfig, PrepareConfig, holds_password, wrong_name
+from pipeline.config.schema import (
+    WITH_PASSWORD,
+    Config,
+    HardwareConfig,
+    Mode,
+    PrepareConfig,
+    holds_password,
+    wrong_name,
+)
 from pipeline.config.shipped import folder
 
 # Hydra's options of which one alone says what is to be done.
@@ -194,6 +202,9 @@ class Composer:
         """Writes a config into its folder, from then on `hydra.runtime.output_dir`."""
         if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
             raise ConfigError(missing_value("strategy.name"))  # which its folder is called by
+        if OmegaConf.select(composed, "mode") in (Mode.plan, Mode.predict):
+            # Of what starts nothing nothing stays.
+            composed.hydra.output_subdir = None
         place, below = ("hydra.sweep.dir", "hydra.sweep.subdir") if sweep else ("hydra.run.dir", None)
         with _refused(self._schema):
             context = HydraContext(config_loader=self._loader, callbacks=Callbacks(composed))

@@ -18,7 +18,8 @@ from pipeline.config.messages import LISTS, explain, in_words
 from pipeline.config.schema import COMPOSED, Config, PrepareConfig
 from pipeline.config.shipped import folder as folder
 
-SCHEMA, PREPARE_SCHEMA = "schema", "prepare_schema"
+# What the schemas are called where a config names them.
+SCHEMAS: dict[type, str] = {Config: "schema", PrepareConfig: "prepare_schema"}
 
 
 # Groups whose choices have names.
@@ -31,16 +32,15 @@ if typing.TYPE_CHECKING:
 Typed = TypeVar("Typed", Config, PrepareConfig)
 
 
-def register(devices: Callable[[], int] | None = None) -> None:
-    """Makes the schemas known to Hydra, which then checks every key and type while composing.
+def register(devices: Callable[[], int] | None = None, schema: type[Config] | type[PrepareConfig] = Config) -> None:
+    """Makes a schema known to Hydra, which then checks every key and type while composing.
 
     `devices` counts those of this machine, for a sweep over them.
     """
-    store = ConfigStore.instance()
-    for name, schema in ((SCHEMA, Config), (PREPARE_SCHEMA, PrepareConfig)):
-        # Made of hundreds of nodes: once in a process is enough.
-        if f"{name}.yaml" not in store.repo:
-            store.store(name=name, node=schema)
+    store, name = ConfigStore.instance(), SCHEMAS[schema]
+    # Made of hundreds of nodes: once in a process is enough.
+    if f"{name}.yaml" not in store.repo:
+        store.store(name=name, node=schema)
     OmegaConf.register_new_resolver("either", lambda one, other: other if one is None else one, replace=True)
     OmegaConf.register_new_resolver("composed_in", lambda name: "" if name is None else f"{COMPOSED}/", replace=True)
     if devices is not None:
@@ -90,8 +90,10 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
 
 def _check_names(composed: DictConfig) -> None:
     """Refuses a choice that leaves its name to whoever picks it, where it was not given."""
+    plain = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(plain, dict)
     for group in ("strategy", "model", "data"):
-        choice = OmegaConf.to_container(composed, resolve=False).get(group)  # type: ignore[union-attr]
+        choice = plain.get(group)
         if isinstance(choice, dict) and choice.get("name") == "???" and choice.get("build"):
             raise ConfigError(
                 f"Expected {group}.name, which this choice of {group} leaves open, received none. "

@@ -1,10 +1,13 @@
 """What a name in a config stands for: one of ours, or what an installed package offers as an entry point."""
 
 from collections.abc import Mapping
-from importlib import import_module, metadata
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.near import near
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class OfferError(ValueError):
@@ -29,10 +32,18 @@ def find(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) 
         ) from error
 
 
-def check(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> dict[str, metadata.EntryPoint]:
-    """What packages offer of a kind, by name. Raises `OfferError` where nothing is called `name`; imports nothing."""
+def check(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> "dict[str, EntryPoint]":
+    """What packages offer of a kind, by name, where `name` is not of `ours`. Raises `OfferError` where nothing is.
+
+    Imports nothing of theirs.
+    """
+    if name in ours:
+        return {}
+    # Reads a file of each package that is installed.
+    from importlib import metadata
+
     offered = {point.name: point for point in metadata.entry_points(group=f"pipeline.{kind}")}
-    if name not in ours and name not in offered:
+    if name not in offered:
         names = ", ".join(sorted({*ours, *offered})) or "none is installed"
         closest = near(name, [*ours, *offered])
         instead = f"{key}={closest[0]}" if closest else instead

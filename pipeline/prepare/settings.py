@@ -17,7 +17,7 @@ NAME = "prepare"
 
 def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareConfig:
     """The config that the command line asks for, of our choices and those in `config_dir`. Raises `ConfigError`."""
-    configs.register()
+    configs.register(schema=PrepareConfig)
     composed = Composer(NAME, PrepareConfig, config_dir).compose(overrides)
     return configs.typed_as(PrepareConfig, composed, overrides)
 

@@ -16,8 +16,9 @@ from pipeline.record import log
 from pipeline.record.events import Ended, Event, Restarted, Resumed
 from pipeline.run import attempts
 from pipeline.run.attempts import UnderWay
+from pipeline.run.lock import Lock
 from pipeline.run.replay import Replay
-from pipeline.run.resume import Earlier, Lock, named
+from pipeline.run.resume import Earlier, named
 from pipeline.run.session import PointRequest, Session
 
 

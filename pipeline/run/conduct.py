@@ -17,8 +17,10 @@ from pipeline.record import commands
 from pipeline.record.commands import Resume
 from pipeline.record.events import Event, Finished, Profiled, Restarted, Signalled
 from pipeline.run.attempts import Attempt
+from pipeline.run.errors import RunFailed
 from pipeline.run.explaining import explain_loss
-from pipeline.run.group import Group, Preempted, Preemption, RunFailed
+from pipeline.run.group import Group
+from pipeline.run.preemption import Preempted, Preemption
 from pipeline.run.results import refused_of
 from pipeline.run.timing import Measured, all_measured, build, profile, take_measurements
 from pipeline.run.watch import Failure

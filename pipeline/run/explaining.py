@@ -8,7 +8,9 @@ from pipeline.analyze import explain, measure
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Explain
 from pipeline.record.events import Event, Explained, Explaining, SwitchedOff
-from pipeline.run.group import Group, Preempted, RunFailed
+from pipeline.run.errors import RunFailed
+from pipeline.run.group import Group
+from pipeline.run.preemption import Preempted
 from pipeline.run.timing import Measured, build
 
 # Rounds of an explanation go on until there are so many and so long; after so much longer there need be fewer.

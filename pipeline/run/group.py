@@ -1,17 +1,18 @@
 """The processes of one plan, asked and answering, watched meanwhile, and ended when one of them cannot go on."""
 
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.analyze import energy
 from pipeline.launch import Cluster, Job
-from pipeline.launch.signals import PREEMPTING, Interrupted
+from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
 from pipeline.record.commands import Answer, Command
 from pipeline.record.events import Event, Exited, Finished, Joined, Left, Signalled, Told, Warned
+from pipeline.run.errors import RunFailed
+from pipeline.run.preemption import Preemption
 from pipeline.run.watch import Failure, Watch
 
 POLL_SECONDS = 0.2
@@ -21,84 +22,6 @@ POLL_SECONDS = 0.2
 REPLACED = "the steps that it was making are made again, by any worker."
 # Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
-# For a checkpoint after Ctrl-C.
-PERSON_SECONDS = 5.0
-
-
-class RunFailed(RuntimeError):
-    """A run that cannot go on; the message names the process, and `log` is its log."""
-
-    def __init__(self, failure: Failure, log: Path | None) -> None:
-        super().__init__(failure.error)
-        self.failure, self.log = failure, log
-
-    @property
-    def rank(self) -> int | None:
-        """The process that is to blame."""
-        return self.failure.rank
-
-
-class Preempted(Exception):
-    """A scheduler, or a person by Ctrl-C, asked for the machine.
-
-    All processes have left, with a checkpoint where there was time for one.
-    """
-
-
-class Preemption:
-    """Whether a scheduler, or a person by Ctrl-C, has asked for the machine, and how that was said.
-
-    What holds for a command holds for all that runs in it: `command` is its, where this is that of one of its points.
-    """
-
-    def __init__(self, command: "Preemption | None" = None) -> None:
-        self._asked: str | None = None
-        self._by_person = False
-        self._ended: int | None = None
-        self._command = command
-        self._of_command = False
-
-    @property
-    def of_command(self) -> bool:
-        """Was it the command itself that was asked, which then ends?"""
-        return self._of_command or (self._command is not None and self._command.of_command)
-
-    @property
-    def asked(self) -> str | None:
-        """Which signal was sent to whom, in words; None where there was none."""
-        return self._asked or (self._command.asked if self._command else None)
-
-    @property
-    def by_person(self) -> bool:
-        """Was it a person who asked, by Ctrl-C?"""
-        return self._by_person or (self._command is not None and self._command.by_person)
-
-    def ask(self, number: int, whom: str, of_command: bool = False) -> None:
-        """Notes the first signal that asked."""
-        if self._asked is None:
-            self._asked = f"{signal.Signals(number).name} to {whom}"
-            self._by_person = number == signal.SIGINT
-        self._of_command |= of_command
-
-    def patience(self, limit: float) -> float:
-        """Seconds for a last checkpoint: `limit`, or the few that a person waits for."""
-        return min(limit, PERSON_SECONDS) if self.by_person else limit
-
-    def forget(self) -> None:
-        """Takes note of the next signal, once what was asked for is done."""
-        self._asked = None
-
-    def end(self, number: int) -> None:
-        """Notes a signal that ends the command, for what does not run in the thread that gets it."""
-        self._ended = number
-
-    def heed(self) -> None:
-        """Raises `Preempted` once a scheduler has asked, `Interrupted` once the command is to end."""
-        ended = (self._command or self)._ended
-        if ended is not None:
-            raise Interrupted(ended)
-        if self.asked:
-            raise Preempted
 
 
 class Group:

@@ -6,7 +6,6 @@ from typing import Any
 
 from pipeline.config import targets
 from pipeline.config.schema import Config, Mode
-from pipeline.data import manifest
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.errors import PlanError
@@ -79,7 +78,14 @@ def _described(config: Config) -> tuple[Config, list[int]]:
     data = config.data
     if data.build.get(targets.KEY) != PREPARED or not data.path or "://" in data.path:
         return config, []
-    made = manifest.load(data.path, lambda path: Path(path).read_text())
+    # Only for such data: it brings along NumPy, which a plan of others does without.
+    from pipeline.data import manifest
+    from pipeline.data.errors import DataError
+
+    try:
+        made = manifest.load(data.path, lambda path: Path(path).read_text())
+    except DataError as error:
+        raise PlanError(str(error)) from error
     shapes = {feature.name: feature.shape for feature in made.features}
     shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
     facts: dict[str, Any] = {

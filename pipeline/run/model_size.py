@@ -5,7 +5,6 @@ import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 from pipeline.config import targets
@@ -15,7 +14,6 @@ from pipeline.plan import size as sizes
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record.log import write_whole
-from pipeline.run.timing import learn_size
 
 
 def known(plan: Plan, kept: Path) -> Size | None:
@@ -29,6 +27,9 @@ def known(plan: Plan, kept: Path) -> Size | None:
 
 def learn(plan: Plan, cluster: Cluster) -> Size:
     """What a process says that builds the model and ends; raises `RunFailed`, in words for a person."""
+    # Only where a model is to be built: what conducts processes takes a moment to import.
+    from pipeline.run.timing import learn_size
+
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
         return learn_size(cluster, planning.builder_of(plan, cluster.inventory()), Path(folder))
 
@@ -42,6 +43,8 @@ def keep(size: Size, kept: Path) -> Size:
 
 def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     """Where the size of the plan's model is kept, under all that it depends on."""
+    from importlib import metadata
+
     versions = {name: metadata.version(name) for name in ("tensorflow", "keras")}
     return output / "sizes" / f"{sizes.fingerprint(plan, _sources(plan, search), versions)}.json"
 

@@ -24,19 +24,20 @@ from pipeline.record.log import EventLog, write_whole
 from pipeline.record.predictions import Scored
 from pipeline.record.results import Cost, Ending, Environment, Result, Survival, Training
 from pipeline.record.training import MODEL, WEIGHTS
-from pipeline.run import attach, attempts, model_size, resume, views
+from pipeline.run import attach, attempts, model_size, views
 from pipeline.run.attempts import Attempt, UnderWay
+from pipeline.run.beforehand import choices_of, layout_of
 from pipeline.run.conduct import conduct
-from pipeline.run.group import Preempted, RunFailed
+from pipeline.run.errors import RunFailed
 from pipeline.run.heard import Heard
 from pipeline.run.laying_out import planned_on, with_addresses
+from pipeline.run.lock import Lock
+from pipeline.run.preemption import Preempted
 from pipeline.run.results import (
     bound_by_input,
     check_notes,
-    choices_of,
     explained_otherwise,
     input_of,
-    layout_of,
     preempted,
     skipped_notes,
     speed_of,
@@ -68,7 +69,7 @@ class Point:
         self._request, self._attached = request, attached
         self._config, self._plan, self._session, self._folder = config, planned, session, folder
         self._earlier, self._measured, self._known = earlier, Measured(), known
-        self._lock = earlier.lock if earlier else resume.Lock(folder)
+        self._lock = earlier.lock if earlier else Lock(folder)
         self._store = store_of(config)
         self._baseline_source: str | None = None
         self._blamed: Path | None = None

@@ -20,11 +20,12 @@ from pipeline.config.composing import Composed, Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.offers import OfferError
 from pipeline.config.schema import COMPOSED, Config, Mode
-from pipeline.launch import LaunchError, machine
+from pipeline.launch import AT_ONCE, LaunchError, machine
 from pipeline.plan import planning
 from pipeline.record.sweeps import Entry
-from pipeline.run import results, run
+from pipeline.run import beforehand, run
 from pipeline.run import sweep as sweeps
+from pipeline.run.errors import SweepError
 from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.views import PointResult
 
@@ -88,6 +89,19 @@ class Served(BaseException):
         self.code = code
 
 
+def most_at_once(points: Points, session: Session) -> int:
+    """How many points of a command may run at once; says so where that is one although more were asked for."""
+    first = next(iter(points.to_run.values()), None)
+    if first is None or not points.many or first.config.sweep.parallel == 1:
+        return 1
+    names = {request.config.cluster.name for request in points.to_run.values()}
+    in_turn = sorted(name for name in names if name not in AT_ONCE)
+    if in_turn:
+        session.screen.say(f"Points run one after the other: all of cluster={in_turn[0]} is each one's.")
+        return 1
+    return first.config.sweep.parallel
+
+
 class _Composing:
     """Points in Hydra's order, None for one whose result is there."""
 
@@ -114,11 +128,11 @@ class _Composing:
         try:
             config = configs.typed(composed, overrides)
             _check_sweep(config, many)
-        except (ConfigError, sweeps.SweepError) as error:
+        except (ConfigError, SweepError) as error:
             request = PointRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
             about = sweeps.fingerprint_of_words(overrides)
             request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
-            self._end(place, request.ended(results.unread(str(error), request.folder)))
+            self._end(place, request.ended(beforehand.unread(str(error), request.folder)))
             # What is refused leaves nothing but its place in a sweep.
             if request.config.mode is not Mode.run or not many:
                 self._of_nothing.append((request.folder, _output(composed)))
@@ -199,7 +213,7 @@ class _Composing:
             f"Expected one point of {name}, which trains on one device whatever workers says, received another with "
             f"workers={config.workers}. Try workers=1."
         )
-        self._end(place, request.ended(results.refused(error, config, request.folder)))
+        self._end(place, request.ended(beforehand.refused(error, config, request.folder)))
         if config.mode is not Mode.run:
             self._of_nothing.append((request.folder, Path(config.output_dir)))
 
@@ -282,7 +296,7 @@ def _check_sweep(config: Config, many: bool) -> None:
     """Refuses what only a sweep can have. Raises `SweepError`."""
     request = config.sweep
     if many and config.launch.detach:
-        raise sweeps.SweepError(
+        raise SweepError(
             "Expected one run with launch.detach=true, received a sweep, which needs its command. "
             "Try launch.detach=false: killed, the same command with sweep.name=mine goes on."
         )
@@ -294,4 +308,4 @@ def _check_sweep(config: Config, many: bool) -> None:
         (f"sweep.parallel={request.parallel}", request.parallel > 1),
     ):
         if given:
-            raise sweeps.SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")
+            raise SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")

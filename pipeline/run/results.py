@@ -1,47 +1,20 @@
-"""What `result.json` says of a run, beside its numbers, and the results of points that are not run."""
+"""What `result.json` says of a run, beside its numbers."""
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from pipeline.analyze import comparable, explain, measure
-from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
-from pipeline.record import results
 from pipeline.record.check import Check
 from pipeline.record.profile import Explanation
-from pipeline.record.results import Choices, Ending, Input, Layout, Result, Speed, Staleness
+from pipeline.record.results import Input, Result, Speed, Staleness
 from pipeline.record.training import Finished
-from pipeline.run.group import Preemption
+from pipeline.run.preemption import Preemption
 from pipeline.run.timing import Measured
 
 # How many of the examples that were left out are named.
 SKIPPED_NAMED = 3
-
-
-def choices_of(planned: Plan) -> Choices:
-    """The choices of a plan, by name."""
-    return Choices(planned.strategy.name, planned.hardware.name, planned.model.name, planned.data.name)
-
-
-def layout_of(planned: Plan, timed_workers: int | None) -> Layout:
-    """How a plan is laid out, and how many of its workers were timed."""
-    return Layout(
-        workers=planned.workers,
-        timed_workers=timed_workers,
-        hosts=planned.hardware.hosts,
-        processes=len(planned.processes),
-        replicas=planned.workers,
-        replica_batch=planned.training.replica_batch,
-        global_batch=planned.training.global_batch,
-        scaling=planned.training.scaling,
-        precision=planned.training.precision,
-        rehearsal=planned.hardware.rehearsal,
-        oversubscribed=planned.hardware.oversubscribed,
-        asynchronous=planned.strategy.asynchronous,
-    )
 
 
 def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:
@@ -175,31 +148,3 @@ def preempted(preemption: Preemption, measured: Measured) -> str:
     if said is None:
         return f"The run was {how}. No checkpoint was written yet; the same command begins it anew."
     return f"The run was {how}. The last checkpoint is of step {said}; the same command goes on from there."
-
-
-def refused(error: str, config: Config, folder: Path) -> Result:
-    """The result of a point that cannot be laid out, written into its folder where there is one."""
-    return _kept(Result(Ending("REFUSED", error), chosen(config), Layout(workers=config.workers)), folder)
-
-
-def killed(error: str, config: Config, folder: Path) -> Result:
-    """The same of one whose hosts were taken away before it began."""
-    return _kept(Result(Ending("KILLED", error), chosen(config), Layout(workers=config.workers)), folder)
-
-
-def unread(error: str, folder: Path) -> Result:
-    """The same of a config that cannot be read."""
-    return _kept(Result(Ending("REFUSED", error)), folder)
-
-
-def chosen(config: Config) -> Choices:
-    """The choices of a config, by name."""
-    return Choices(config.strategy.name, config.hardware.name, config.model.name, config.data.name)
-
-
-def _kept(result: Result, folder: Path) -> Result:
-    with suppress(OSError):
-        # A folder that was named may hold a run, whose result stays.
-        if not (folder / "events.jsonl").exists():
-            results.write(folder, result)
-    return result

@@ -3,9 +3,7 @@
 A run's folder says all that is needed: its plan, its events, and by a lock whether its conductor still lives.
 """
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,30 +17,11 @@ from pipeline.plan.plan import Plan
 from pipeline.record import events, kept, log
 from pipeline.record.events import Checked, Checkpoint, Ended, Event, Profiled, Restarted, Steps
 from pipeline.record.tracking import run_id_of
+from pipeline.run.errors import ResumeError
+from pipeline.run.lock import LOCK, Lock
 from pipeline.run.timing import Measured
 
 AUTO, NEVER = "auto", "never"
-LOCK = "run.lock"
-
-
-class ResumeError(ValueError):
-    """A run that cannot be gone on with: the message says what was expected, received, and what to type instead."""
-
-
-class Lock:
-    """Says, as long as this process lives, that a folder is in use. The kernel lets go of it however it ends."""
-
-    def __init__(self, folder: Path, name: str = LOCK) -> None:
-        self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise
-
-    def release(self) -> None:
-        """Lets go of it."""
-        os.close(self._file)
 
 
 @dataclass(frozen=True)

@@ -6,26 +6,27 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.analyze.history import HistoryError
-from pipeline.analyze.step_model import PredictError
+from pipeline.analyze.errors import HistoryError, PredictError
 from pipeline.config import targets
 from pipeline.config.offers import OfferError
 from pipeline.config.schema import Config, Mode, Store
-from pipeline.data.errors import DataError
 from pipeline.launch import Cancelled, LaunchError, outlives, reach
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.record import log
-from pipeline.run import resume, sweep
+from pipeline.run import sweep
+from pipeline.run.beforehand import killed, refused
+from pipeline.run.errors import ResumeError
+from pipeline.run.estimating import estimated, tell_shards
 from pipeline.run.laying_out import lay_out, reachable
-from pipeline.run.point import Point, known_baseline
-from pipeline.run.predicting import estimated, predicted, tell_shards
-from pipeline.run.results import killed, refused
-from pipeline.run.resume import Earlier, ResumeError
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.views import PointResult
+
+if TYPE_CHECKING:
+    from pipeline.run.resume import Earlier
 
 # Where Hydra writes what was composed, in the folder of a point.
 HYDRA_S = "hydra"
@@ -35,8 +36,8 @@ HYDRA_S = "hydra"
 LEAVING = (signal.SIGINT, signal.SIGHUP)
 # What a point that cannot be laid out, or predicted, raises.
 REFUSALS = (
-    PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, DataError, HistoryError,
-    PredictError, OfferError,
+    PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, HistoryError, PredictError,
+    OfferError,
 )  # fmt: skip
 
 
@@ -64,11 +65,14 @@ def run(request: PointRequest, session: Session) -> PointResult:
     """
     config, full = request.config, request.config.mode is Mode.plan
     starts = config.mode is Mode.run
-    earlier = None
+    earlier = known = None
     try:
         made = request.laid_out or lay_out(config, session)
         cluster, baseline = made.cluster, made.baseline
         if starts:
+            # What conducts processes, which a plan does without, takes a moment to import.
+            from pipeline.run import resume
+
             attempts = list(sweep.attempts(request.folder))
             only = request.folder if request.own else None
             earlier = resume.find(config, made.plan, Path(config.output_dir), only, attempts)
@@ -87,13 +91,18 @@ def run(request: PointRequest, session: Session) -> PointResult:
     elif (request.folder / "events.jsonl").exists():
         request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
     folder = request.folder
-    known = known_baseline(baseline, Path(config.output_dir), session) if starts else None
+    if starts:
+        from pipeline.run.point import Point, known_baseline
+
+        known = known_baseline(baseline, Path(config.output_dir), session)
     session.screen.planned(planned, full, None if known is None else str(log.from_here(Path(known.folder))))
     if full and (typed := cluster.describe(planned)):
         session.screen.described(typed)
     if not starts:
         remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
+        from pipeline.run.predicting import predicted
+
         try:
             return predicted(planned, request, session.here(config), session)
         except REFUSALS as error:
@@ -111,7 +120,7 @@ def _may_be_held(config: Config) -> bool:
 
 
 @contextmanager
-def _let_go(earlier: Earlier | None) -> Iterator[None]:
+def _let_go(earlier: "Earlier | None") -> Iterator[None]:
     """Lets go of the run that would have been gone on with where that fails."""
     try:
         yield
@@ -128,14 +137,14 @@ def _refused(error: Exception, request: PointRequest) -> PointResult:
     return ended
 
 
-def _instead(request: PointRequest, earlier: Earlier) -> PointRequest:
+def _instead(request: PointRequest, earlier: "Earlier") -> PointRequest:
     """The point in the folder of the run that it goes on with; its own, where it is new and empty, is removed."""
     if request.folder.resolve() != earlier.folder.resolve():
         _empty(request.folder)
     return dataclasses.replace(request, folder=earlier.folder.resolve())
 
 
-def _with_folder(planned: Plan, request: PointRequest, earlier: Earlier | None) -> Plan:
+def _with_folder(planned: Plan, request: PointRequest, earlier: "Earlier | None") -> Plan:
     """The plan with the folder of this run's checkpoints, and that of an earlier command where it was another."""
     named, folder = planned.checkpoint.folder, request.folder.resolve()
     if named is None:

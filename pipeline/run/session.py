@@ -4,16 +4,20 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.analyze import history, step_model
 from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
 from pipeline.plan.plan import Plan
 from pipeline.record.baselines import Baseline
 from pipeline.record.results import Layout, Result
-from pipeline.run.group import Preemption
-from pipeline.run.results import chosen
+from pipeline.run.beforehand import chosen
+from pipeline.run.preemption import Preemption
 from pipeline.run.views import Ahead, PointResult, Screen, Tracking
+
+if TYPE_CHECKING:
+    from pipeline.analyze.history import TimedRun
+    from pipeline.analyze.step_model import Observed
 
 # The point's place in the command, and which repeat of it this is.
 Key = tuple[int, int]
@@ -39,9 +43,9 @@ class Session:
     # Why a model could not be built, by the file that its size would be in.
     unbuilt: dict[Path, str] = field(default_factory=dict)
     # A step of one worker that was timed to predict from, by what decides it; None where that failed.
-    timed: dict[str, step_model.Observed | None] = field(default_factory=dict)
+    timed: dict[str, "Observed | None"] = field(default_factory=dict)
     # What was logged before, by the sweep that is asked for.
-    histories: dict[str | None, list[history.TimedRun]] = field(default_factory=dict)
+    histories: dict[str | None, "list[TimedRun]"] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
     # Is a point under way, which a scheduler's signal lets end by itself? And a Ctrl-C, too?
     busy: bool = False

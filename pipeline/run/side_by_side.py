@@ -20,9 +20,9 @@ from pipeline.launch.local.share import Part, Share, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.record.results import Ending, Layout, Result
 from pipeline.run import run
-from pipeline.run.group import Preemption
+from pipeline.run.beforehand import chosen, layout_of
 from pipeline.run.points import Points
-from pipeline.run.results import chosen, layout_of
+from pipeline.run.preemption import Preemption
 from pipeline.run.session import Key, PointRequest, Session, cluster_key
 from pipeline.run.views import PointResult, Screen
 
@@ -34,19 +34,6 @@ END_SECONDS = 60.0
 
 Open = Callable[[Path], AbstractContextManager[Screen]]
 Outcome = PointResult | BaseException
-
-
-def most_at_once(points: Points, session: Session) -> int:
-    """How many points of a command may run at once; says so where that is one although more were asked for."""
-    first = next(iter(points.to_run.values()), None)
-    if first is None or not points.many or first.config.sweep.parallel == 1:
-        return 1
-    names = {request.config.cluster.name for request in points.to_run.values()}
-    in_turn = sorted(name for name in names if name not in AT_ONCE)
-    if in_turn:
-        session.screen.say(f"Points run one after the other: all of cluster={in_turn[0]} is each one's.")
-        return 1
-    return first.config.sweep.parallel
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,9 @@ from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
 from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
-from pipeline.run.resume import Lock
+from pipeline.run.errors import SweepError
+from pipeline.run.lock import Lock
 from pipeline.run.views import PointResult
-
-
-class SweepError(ValueError):
-    """A sweep that cannot be made or gone on with: the message says what was expected, received, and what to type."""
 
 
 def fingerprint(config: Config) -> str:

@@ -17,7 +17,9 @@ from pipeline.record.check import Check
 from pipeline.record.commands import Resume
 from pipeline.record.events import Built, Checked, Checkpoint, Event, Finished, Lost, Steps
 from pipeline.record.profile import Explanation, Profile
-from pipeline.run.group import Group, Preempted, Preemption, RunFailed
+from pipeline.run.errors import RunFailed
+from pipeline.run.group import Group
+from pipeline.run.preemption import Preempted, Preemption
 from pipeline.run.watch import Failure
 
 # A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.

@@ -15,8 +15,8 @@ from shipped_sizes import configured, planned
 
 from pipeline.analyze import comparable, energy, history, outlook, predict, scoring, step_model
 from pipeline.analyze.energy import Meter, counters
-from pipeline.analyze.history import HistoryError
-from pipeline.analyze.step_model import Observed, PredictError
+from pipeline.analyze.errors import HistoryError, PredictError
+from pipeline.analyze.step_model import Observed
 from pipeline.plan import planning
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan

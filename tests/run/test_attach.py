@@ -38,8 +38,9 @@ from pipeline.record.events import (
 from pipeline.record.kept import Kept
 from pipeline.run import attach, attempts, resume
 from pipeline.run.attempts import Attempt, UnderWay
+from pipeline.run.errors import ResumeError
+from pipeline.run.lock import Lock
 from pipeline.run.replay import Replay
-from pipeline.run.resume import Lock, ResumeError
 from pipeline.run.timing import Measured
 
 PLAN = planning.make(config("multi_worker", workers=2), machine())

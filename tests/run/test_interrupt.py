@@ -13,8 +13,8 @@ from pipeline.config.schema import Config, SweepConfig
 from pipeline.record.events import Signalled
 from pipeline.record.results import Result, Survival
 from pipeline.run import run
-from pipeline.run.group import PERSON_SECONDS, Preemption
 from pipeline.run.points import Points
+from pipeline.run.preemption import PERSON_SECONDS, Preemption
 from pipeline.run.results import preempted
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.side_by_side import _own

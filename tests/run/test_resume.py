@@ -13,7 +13,8 @@ from test_plan import config, machine
 from pipeline.plan import planning
 from pipeline.plan.plan import Plan
 from pipeline.run import resume
-from pipeline.run.resume import Lock, ResumeError
+from pipeline.run.errors import ResumeError
+from pipeline.run.lock import Lock
 
 
 def made(

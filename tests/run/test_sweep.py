@@ -15,7 +15,8 @@ from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
 from pipeline.run import resume, sweep
-from pipeline.run.resume import Lock, ResumeError
+from pipeline.run.errors import ResumeError
+from pipeline.run.lock import Lock
 from pipeline.run.views import PointResult
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")

@@ -14,7 +14,7 @@ from conftest import ROOT
 from test_compare import wrote
 
 from pipeline.analyze import history
-from pipeline.analyze.history import HistoryError
+from pipeline.analyze.errors import HistoryError
 from pipeline.commands.report import main
 from pipeline.views import report
 from pipeline.views.report import canvas, facts, figures

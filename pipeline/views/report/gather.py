@@ -18,7 +18,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import Marks
-from pipeline.analyze.history import HistoryError, Run
+from pipeline.analyze.errors import HistoryError
+from pipeline.analyze.history import Run
 from pipeline.config.schema import PredictConfig
 from pipeline.plan.planning import falls
 from pipeline.record import log, results, sweeps

@@ -1,0 +1,28 @@
+"""What keeps a point from being run, or ends a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.run.watch import Failure
+
+
+class ResumeError(ValueError):
+    """A run that cannot be gone on with: the message says what was expected, received, and what to type instead."""
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be made or gone on with: the message says what was expected, received, and what to type."""
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on; the message names the process, and `log` is its log."""
+
+    def __init__(self, failure: "Failure", log: Path | None) -> None:
+        super().__init__(failure.error)
+        self.failure, self.log = failure, log
+
+    @property
+    def rank(self) -> int | None:
+        """The process that is to blame."""
+        return self.failure.rank
