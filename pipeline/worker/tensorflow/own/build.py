@@ -114,7 +114,8 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
         del metrics["loss"]
     values = {name: _sizes(name, value) for name, value in logs.items() if results[name] is None}
     named = [name for name in logs if name in metrics or name in values] or list(logs)
-    return Returned(metrics, values, min(named, key=lambda name: (name != "loss", "loss" not in name, name in metrics)))
+    loss = min(named, key=lambda name: (name != "loss", "loss" not in name, name in metrics))
+    return Returned(metrics, values, loss, look.used)
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -147,6 +148,7 @@ class _Look(Watcher):
         self.applied: dict[keras.optimizers.Optimizer, list[keras.Variable]] = {}
         self.logs: Mapping[str, tf.Tensor] = {}
         self.updated: list[keras.metrics.Metric] = []
+        self.used: list[keras.metrics.Metric] = []
         # What gradients of variables are taken of.
         self.targets: list[tf.Tensor] = []
 
@@ -154,6 +156,8 @@ class _Look(Watcher):
         """Makes the step."""
         with watching(self):
             self.logs = step(batch)
+        # While its graph is there.
+        self.used = self.made_into_others()
         return ()
 
     def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:
