@@ -19,7 +19,7 @@ from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import Rule, Values
 from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, given, of
+from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, flattened, given, of
 from pipeline.worker.tensorflow.own.watching import Gradients, Sources, Watcher, watched, watching
 
 
@@ -107,6 +107,7 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
             f"Expected a {name} that returns a dictionary of names and values, received {type(logs).__name__} from "
             f'that of {type(model).__name__}. Try return {{"loss": loss}}.'
         )
+    logs = flattened(logs)
     results = {name: look.metric_of(value) for name, value in logs.items()}
     metrics = {name: result for name, result in results.items() if result is not None}
     if "loss" in metrics and metrics["loss"][0] not in look.updated:

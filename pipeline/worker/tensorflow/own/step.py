@@ -68,6 +68,14 @@ def given(batch: Batch, arrays: bool) -> Batch:
     return batch[0]
 
 
+def flattened(logs: Mapping[str, object]) -> dict[str, tf.Tensor]:
+    """What a step gives back, of dictionaries within it what they hold, by their own names, as Keras logs it."""
+    found: dict[str, tf.Tensor] = {}
+    for name, value in logs.items():
+        found |= flattened(value) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
 def has_own(model: keras.Model) -> bool:
     """Is a step of the model its own?"""
     return any(is_own(model, name) for name in ("train_step", "test_step"))
@@ -214,7 +222,7 @@ class Replica(Watcher):
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         self._used = [] if self._alone else list(returned.used)
         with losses.traced(self._share, training=True), watching(self), _in_words(step):
-            logs = step(batch)
+            logs = flattened(step(batch))
         here = [self._loss(logs[returned.loss]), *(_mean(logs[name], sizes) for name, sizes in returned.values.items())]
         flat = tf.concat([tf.reshape(value, [-1]) for value in here], 0)
         if not self._alone:
