@@ -86,6 +86,27 @@ class RawMean(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("looking")
+class RunningMaximum(keras.layers.Layer):
+    """Keeps ten times the largest number that it has seen, and passes on its input as it is."""
+
+    def build(self, shape):
+        self.largest = self.add_weight(shape=(), initializer="ones", trainable=False, name="largest")
+
+    def call(self, x, training=False):
+        if training:
+            self.largest.assign(ops.maximum(self.largest, 10.0 * ops.max(x)))
+        return x
+
+
+@keras.saving.register_keras_serializable("looking")
+class Condition(keras.layers.Layer):
+    """Does one thing or another with its batch, as the sum of that is."""
+
+    def call(self, x):
+        return ops.cond(ops.sum(ops.abs(x)) > 16.0, lambda: 2.0 * x, lambda: x)
+
+
+@keras.saving.register_keras_serializable("looking")
 class Weighed(keras.layers.Layer):
     """Passes on its input, with a gradient that is divided by the largest of the batch."""
 
@@ -119,6 +140,8 @@ LAYERS = {
     "minibatch": Minibatch,
     "shared": Shared,
     "raw mean": RawMean,
+    "running maximum": RunningMaximum,
+    "condition": Condition,
     "weighed": Weighed,
     "none": None,
 }

@@ -81,8 +81,8 @@ REFUSED = {
     "received train.learning_rate. Try arguments of model.build",
     (*GAN, "checkpoint.keep_best=val_loss"): "received one that cannot: GAN has no test_step of its own, and Keras's "
     "cannot evaluate it. Try a test_step, or checkpoint.keep_best=d_loss.",
-    (*WAYS, "+model.build.way=under_a_condition"): "applies gradients outside of tf.cond and tf.while_loop, inside of "
-    "which replicas cannot add them up",
+    (*WAYS, "+model.build.way=under_a_condition"): "applies gradients, and uses results of metrics, "
+    "outside of tf.cond and tf.while_loop, inside of which replicas cannot add them up",
     (*WAYS, "+model.build.way=without_optimizer"): "Expected a train_step that applies gradients by a Keras optimizer, "
     "received Classifier's, which applies none.",
     (*WAYS, "+model.build.way=raising"): "Expected a train_step that takes a batch of the data, received KeyError from "

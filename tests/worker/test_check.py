@@ -199,14 +199,18 @@ def test_nothing_is_told_of_models_that_are_equal(name: str, mirrored):
 OUTPUT = "layer looking, which does not treat each example by itself. Try a layer that does"
 STATE = "looking/mean is assigned from each replica's own part of the batch. Try keras.layers.BatchNormalization"
 FOUND = {
-    **dict.fromkeys(("batch softmax", "own normalization", "minibatch", "shared"), ("output", OUTPUT)),
+    **dict.fromkeys(("batch softmax", "own normalization", "minibatch", "shared", "condition"), ("output", OUTPUT)),
     **dict.fromkeys(("running mean", "averaged mean", "raw mean"), ("state", STATE)),
+    "running maximum": ("state", "looking/largest is assigned from each replica's own part of the batch."),
     "weighed": ("gradient", "a gradient is made of a replica's part of the batch as a whole, at before/bias or after"),
 }
 
 
 # What draws numbers hides nothing; that nothing else is needed is shown by one of them.
-@pytest.mark.parametrize(("layer", "dropout"), [*((layer, 0.5) for layer in FOUND), ("batch softmax", 0.0)])
+@pytest.mark.parametrize(
+    ("layer", "dropout"),
+    [*((layer, 0.5) for layer in FOUND if layer != "condition"), ("batch softmax", 0.0), ("condition", 0.0)],
+)
 def test_a_layer_that_looks_at_its_batch_is_found_and_named(layer: str, dropout: float, mirrored):
     what, words = FOUND[layer]
     found = checked(mirrored, lambda: looking.model(layer, dropout=dropout), NUMBERS)

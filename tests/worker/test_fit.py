@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import looking
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -431,6 +432,34 @@ def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str
         model = make()
     with pytest.raises((FitError, ModelError, ValueError), match=words.replace("(", r"\(")):
         pipeline.fit(model, **({"x": X, "y": Y, "verbose": 0} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ("running maximum", r"differ from one device in state of looking/largest .* Try .* or check=False, if"),
+        (
+            "batch softmax",
+            r"It begins in layer looking, which does not treat each example by itself\. .* or check=False",
+        ),
+    ],
+)
+def test_what_replicas_make_otherwise_than_one_device_is_warned_of_before_the_first_fit(layer, words, mirrored) -> None:
+    with mirrored.scope():
+        model = looking.model(layer)
+    with pytest.warns(UserWarning, match=words) as told:
+        pipeline.fit(model, X, Y, batch_size=16, verbose=0)
+    assert sum("differ from one device" in str(one.message) for one in told) == 1
+    # Told once; and all warnings are errors.
+    pipeline.fit(model, X, Y, batch_size=16, verbose=0)
+    with mirrored.scope():
+        model = looking.model(layer)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    with pytest.warns(UserWarning, match=words):
+        pipeline.fit(model, data, verbose=0)
+    with mirrored.scope():
+        model = looking.model(layer)
+    pipeline.fit(model, X, Y, batch_size=16, verbose=0, check=False)
 
 
 def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:

@@ -54,7 +54,7 @@ def trained(strategy: tf.distribute.Strategy, make: Any, labelled: bool = True, 
 
 WAYS = (
     "at_once", "persistent", "in_functions", "summed_loss", "averaged_by_hand", "clipped", "by_jacobian",
-    "sharpness_aware", "several_times",
+    "sharpness_aware", "several_times", "by_results",
 )  # fmt: skip
 SEPARABLE = {
     "gan": (lambda: own.gan(noisy=False), False),

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
+from pipeline.worker.input import few
 from pipeline.worker.input.batches import stream
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.part import Batch, Batches, Spec, Step
@@ -101,6 +102,10 @@ class Passes(abc.ABC):
     def layout(self) -> "Passes":
         """What `Loop` asks of its data."""
         return self
+
+    @abc.abstractmethod
+    def few(self, first: int, count: int) -> Batch:
+        """Examples `first` to `first + count`, or as many made up where reading would leave a trace."""
 
     @abc.abstractmethod
     def begin(self) -> Batches:
@@ -215,6 +220,9 @@ class _Arrays(Passes):
         self._shuffle, self._seed = bool(shuffle), seed
         self._endless: Batches | None = None
 
+    def few(self, first: int, count: int) -> Batch:
+        return few.examples_of(self._part, first, count, None)
+
     def begin(self) -> Batches:
         if self._endless is None:
             self._endless = iter(stream(self._part, self._layout, self._shuffle, self._seed))
@@ -250,6 +258,9 @@ class _Batches(Passes):
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(shapes, data.element_spec)
         self._shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
+
+    def few(self, first: int, count: int) -> Batch:
+        return few.examples_of(self._data.unbatch(), first, count, None)
 
     def begin(self) -> Batches:
         self._adapter.on_epoch_begin()

@@ -25,6 +25,7 @@ from pipeline.analyze import measure
 from pipeline.data.nested import Nested
 from pipeline.private import array_slicing
 from pipeline.record.events import Event
+from pipeline.worker.collective import Collective, Pausable
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitData, FitError, Passes, Place
 from pipeline.worker.keras_fit import again, agree, refused
@@ -32,7 +33,7 @@ from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
-from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.training import Training
 
@@ -63,11 +64,13 @@ def fit(
     *,
     strategy: tf.distribute.Strategy | None = None,
     gather: bool = False,
+    check: bool = True,
 ) -> keras.callbacks.History:
     """Trains a compiled model as `model.fit` would on one device, on all replicas of a strategy.
 
     Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
-    With `gather` every replica computes losses on the whole global batch, as losses over pairs of examples need.
+    With `gather` every replica computes losses on the whole global batch, as losses over pairs of examples need. With
+    `check` what replicas make of a few examples otherwise than one device does is warned of before a model's first fit.
     Raises `FitError` for what cannot be honoured.
     """
     _check_model(model)
@@ -94,12 +97,16 @@ def fit(
         })  # fmt: skip
         refused.check_alike(strategy, where, train, held_out)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
-        with refused.in_words(), build.lent(model, strategy, train.spec, note, gather) as outputs:
+        adding = Pausable(over(strategy))
+        with refused.in_words(), build.lent(model, strategy, train.spec, adding, note, gather) as outputs:
             refused.check_labels(model, train, held_out)
             _check_made_under(strategy, model.metrics_variables)
-            loop = _loop(loop_class, model, strategy, train, outputs, where, gather)
+            earlier = vars(model).get(KEPT_AS)
+            loop = _loop(loop_class, model, strategy, train, outputs, where, gather, adding)
             runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
             with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
+                if check and loop is not earlier and where.replicas > 1:
+                    refused.warn_of_differences(loop, adding, where, train, note)
                 training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
                 return _train(training, loop, 1 if loop.step_by_step else per_call)
 
@@ -156,13 +163,14 @@ def _loop(
     outputs: list[str],
     where: Place,
     gather: bool,
+    adding: Collective[Addend],
 ) -> KerasLoop:
     """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
     loop = vars(model).get(KEPT_AS)
     if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
         # Past Keras's own setter, which looks for weights in everything.
         loop = vars(model)[KEPT_AS] = loop_class(
-            model, strategy, train, outputs, where.chief, where.processes == 1, gather
+            model, strategy, train, outputs, where.chief, where.processes == 1, gather, adding
         )
     return loop
 

@@ -13,12 +13,14 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import pythonify_logs
+from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.part import Batches
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
 from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
+from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact.metrics import on_whole
 from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
 
@@ -35,8 +37,10 @@ class KerasLoop(Loop):
         chief: bool,
         alone: bool,
         gather: bool = False,
+        collective: Collective[Addend] | None = None,
     ) -> None:
-        super().__init__(model, strategy, train, None, outputs, 32, chief, alone, gather=gather)  # type: ignore[arg-type]
+        parts = (model, strategy, train, None, outputs)
+        super().__init__(*parts, chief=chief, alone=alone, collective=collective, gather=gather)  # type: ignore[arg-type]
         self._validate = self._validation_function(None)
         self._made_for = _parts(model, strategy, train, gather)
         self._passes: Passes = train

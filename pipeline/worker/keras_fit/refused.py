@@ -1,16 +1,19 @@
 """What `fit` refuses data and labels for, as a `FitError`: alone, beside the model, and between processes."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
 
 from pipeline.data.errors import DataError
+from pipeline.worker.collective import Pausable
 from pipeline.worker.input import taken
 from pipeline.worker.input.passes import FitData, FitError, Passes, Place
 from pipeline.worker.tensorflow import alike, labels
-from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.check.checked import check
+from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.loop import Loop
 
 
 def arrays(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
@@ -31,6 +34,16 @@ def check_labels(model: keras.Model, train: Passes, held_out: Passes | None) -> 
     for name, data in (("training", train), ("validation", held_out)):
         if data is not None and data.labels is not None:
             labels.check_values(found, data.labels, name)
+
+
+def warn_of_differences(
+    loop: Loop, collective: Pausable[Addend], where: Place, train: Passes, note: Callable[[str], object]
+) -> None:
+    """Notes what all replicas make of a few examples otherwise than one device; all processes call it together."""
+    found = check(loop, collective, where, train.few)
+    if found.outcome == "different" and not found.noted:
+        advice = found.advice.replace("train.gather=true", "gather=True").replace("train.check=off", "check=False")
+        note(f"{found.said(where.replicas)} {advice}".replace("on a small", "On a small", 1))
 
 
 @contextlib.contextmanager

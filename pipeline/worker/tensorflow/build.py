@@ -224,6 +224,7 @@ def lent(
     made: keras.Model,
     strategy: tf.distribute.Strategy,
     batch: Batch,
+    collective: Collective[Addend],
     note: Callable[[str], object] = str,
     gather: bool = False,
 ) -> Iterator[list[str]]:
@@ -238,7 +239,7 @@ def lent(
             kept += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(made)]
             if made._compile_loss is not None:
                 kept.append((made._compile_loss, "_flat_losses", made._compile_loss._flat_losses))
-            outputs = ready(made, strategy, batch, over(strategy), note, gather)
+            outputs = ready(made, strategy, batch, collective, note, gather)
         step.all_reduce_once(made.optimizer)
         yield outputs
     finally:

@@ -167,6 +167,8 @@ class _Comparison:
         """The examples of all processes, in the order of their replicas."""
         if self._where.processes == 1:
             return mine
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(mine)):
+            raise NotMade("examples of text do not travel between processes")
         leaves = [leaf.numpy() for leaf in tf.nest.flatten(mine)]
         state, made = State({}, grouped("examples", leaves)), []
         for number in range(self._where.processes):

@@ -19,7 +19,7 @@ from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import Rule, Values
 from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, given, of
+from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, flattened, given, of
 from pipeline.worker.tensorflow.own.watching import Gradients, Sources, Watcher, watched, watching
 
 
@@ -107,6 +107,7 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
             f"Expected a {name} that returns a dictionary of names and values, received {type(logs).__name__} from "
             f'that of {type(model).__name__}. Try return {{"loss": loss}}.'
         )
+    logs = flattened(logs)
     results = {name: look.metric_of(value) for name, value in logs.items()}
     metrics = {name: result for name, result in results.items() if result is not None}
     if "loss" in metrics and metrics["loss"][0] not in look.updated:
@@ -114,7 +115,8 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
         del metrics["loss"]
     values = {name: _sizes(name, value) for name, value in logs.items() if results[name] is None}
     named = [name for name in logs if name in metrics or name in values] or list(logs)
-    return Returned(metrics, values, min(named, key=lambda name: (name != "loss", "loss" not in name, name in metrics)))
+    loss = min(named, key=lambda name: (name != "loss", "loss" not in name, name in metrics))
+    return Returned(metrics, values, loss, look.used)
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -147,6 +149,7 @@ class _Look(Watcher):
         self.applied: dict[keras.optimizers.Optimizer, list[keras.Variable]] = {}
         self.logs: Mapping[str, tf.Tensor] = {}
         self.updated: list[keras.metrics.Metric] = []
+        self.used: list[keras.metrics.Metric] = []
         # What gradients of variables are taken of.
         self.targets: list[tf.Tensor] = []
 
@@ -154,6 +157,8 @@ class _Look(Watcher):
         """Makes the step."""
         with watching(self):
             self.logs = step(batch)
+        # While its graph is there.
+        self.used = self.made_into_others()
         return ()
 
     def gradient(self, kept: Callable[[Sources], Gradients], target: Nested[tf.Tensor], sources: Sources) -> Gradients:

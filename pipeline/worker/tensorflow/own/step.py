@@ -36,12 +36,13 @@ class Returned:
     """What a step gives back, by name: metrics, whose results run on, and sizes of `values` of the step alone.
 
     `loss` names what is taken for the step's loss: "loss", else the first name with "loss" in it, else the first of
-    `values`, else of all.
+    `values`, else of all. `used` are the metrics of whose results the step makes something else.
     """
 
     metrics: Mapping[str, Result]
     values: Mapping[str, tuple[int, ...]]
     loss: str
+    used: Sequence[keras.metrics.Metric] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,14 @@ def given(batch: Batch, arrays: bool) -> Batch:
     if not arrays or not isinstance(batch, tuple) or len(batch) != 1 or isinstance(batch[0], tuple | list):
         return batch
     return batch[0]
+
+
+def flattened(logs: Mapping[str, object]) -> dict[str, tf.Tensor]:
+    """What a step gives back, of dictionaries within it what they hold, by their own names, as Keras logs it."""
+    found: dict[str, tf.Tensor] = {}
+    for name, value in logs.items():
+        found |= flattened(value) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def has_own(model: keras.Model) -> bool:
@@ -196,6 +205,8 @@ class Replica(Watcher):
         # Sums over replicas, and the number that each metric was given last.
         self._summed: list[tf.Tensor] = []
         self._given: dict[int, tf.Tensor] = {}
+        # The metrics whose results are to be those over all replicas; none while such a result is made.
+        self._used: list[keras.metrics.Metric] = []
 
     def values_of(
         self,
@@ -209,8 +220,9 @@ class Replica(Watcher):
         `moving` variables, which each replica updates by its own examples, get the mean of what replicas make of them.
         """
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
+        self._used = [] if self._alone else list(returned.used)
         with losses.traced(self._share, training=True), watching(self), _in_words(step):
-            logs = step(batch)
+            logs = flattened(step(batch))
         here = [self._loss(logs[returned.loss]), *(_mean(logs[name], sizes) for name, sizes in returned.values.items())]
         flat = tf.concat([tf.reshape(value, [-1]) for value in here], 0)
         if not self._alone:
@@ -273,6 +285,22 @@ class Replica(Watcher):
             change = change if adds_up else self._by_share(change)
             variable.assign_add(tf.where(self._share > 0, change, tf.zeros((), change.dtype)))
         return None
+
+    def result(self, metric: keras.metrics.Metric, kept: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+        """A metric's result; where the step makes something of it, that of the sums of all replicas' states."""
+        if not any(metric is one for one in self._used):
+            return kept()
+        summed = [variable for variable in metric.variables if variable.aggregation == "sum"]
+        here = [tf.convert_to_tensor(variable.value) for variable in summed]
+        # Counts are exact up to 2^53, in a type that everything adds.
+        wide = [value if value.dtype.is_floating else tf.cast(value, tf.float64) for value in here]
+        totals = [tf.cast(total, value.dtype) for total, value in zip(self._collective.sum(wide), here, strict=True)]
+        within, self._used = self._used, []
+        try:
+            with keras.StatelessScope(zip(summed, totals, strict=True)):
+                return kept()
+        finally:
+            self._used = within
 
     def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
         """A loss whose value times the share adds up to the global batch's."""
@@ -347,9 +375,9 @@ def _in_words(step: Callable[[Batch], Mapping[str, tf.Tensor]]) -> Iterator[None
         if "merge_call" not in str(error):
             raise
         raise ModelError(
-            f"Expected a {getattr(step, '__name__', 'step')} that computes and applies gradients outside of tf.cond "
-            f"and tf.while_loop, inside of which replicas cannot add them up, received one that does so inside. "
-            f"Try Python's if and for, gradients times 0 or 1, or strategy=one_device."
+            f"Expected a {getattr(step, '__name__', 'step')} that computes and applies gradients, and uses results of "
+            f"metrics, outside of tf.cond and tf.while_loop, inside of which replicas cannot add them up, received one "
+            f"that does so inside. Try Python's if and for, gradients times 0 or 1, or strategy=one_device."
         ) from error
 
 

@@ -58,6 +58,10 @@ class Watcher(abc.ABC):
     def loss(self, loss: keras.losses.Loss, *given: tf.Tensor) -> tf.Tensor:
         """A loss that is called on labels, predictions and weights."""
 
+    def result(self, metric: keras.metrics.Metric, kept: Callable[[], Nested[tf.Tensor]]) -> Nested[tf.Tensor]:
+        """`Metric.result`: as it is."""
+        return kept()
+
     def noted(self, metric: keras.metrics.Metric, value: Nested[tf.Tensor]) -> None:
         """Remembers what a metric has given; of one within another, the inner one comes first."""
         parts = value.items() if isinstance(value, dict) else [(None, value)]
@@ -66,6 +70,13 @@ class Watcher(abc.ABC):
     def metric_of(self, value: tf.Tensor) -> Result | None:
         """The metric that has given a value; None where none has."""
         return next((result for tensor, result in self._results if tensor is value), None)
+
+    def made_into_others(self) -> list[keras.metrics.Metric]:
+        """The metrics of whose results something else has been made."""
+        found = [
+            metric for tensor, (metric, _) in self._results if tf.is_symbolic_tensor(tensor) and tensor.consumers()
+        ]
+        return list({id(metric): metric for metric in found}.values())
 
 
 class _Thread(threading.local):
@@ -180,9 +191,10 @@ def _loss(kept: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 def _result(kept: Callable[..., Nested[tf.Tensor]]) -> Callable[..., Nested[tf.Tensor]]:
     def result(metric: keras.metrics.Metric) -> Nested[tf.Tensor]:
-        value = kept(metric)
-        if _thread.watcher is not None:
-            _thread.watcher.noted(metric, value)
+        if (watcher := _thread.watcher) is None:
+            return kept(metric)
+        value = watcher.result(metric, lambda: kept(metric))
+        watcher.noted(metric, value)
         return value
 
     return result
