@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.patience import Patience
 from pipeline.views.mlflow.state import remember
@@ -169,6 +167,9 @@ class Tracker:
 
 def _computed(process: "subprocess.Popen[bytes]") -> float:
     """The processor time that a process has used, in seconds; 0 once it is gone."""
+    # Only once a follower is waited for: a plan has none.
+    import psutil
+
     try:
         used = psutil.Process(process.pid).cpu_times()
         return float(used.user + used.system)
