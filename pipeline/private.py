@@ -3,15 +3,6 @@
 An upgrade may move any of it: `tests/test_private.py` names what is gone. What is added here has no public way.
 """
 
-# The outputs of a model in shape and type, before it is built.
-from keras.src.backend import compute_output_spec
-
-# A compiled loop asks and sets what Keras keeps for its own: a scope under way, and the learning phase's.
-from keras.src.backend.common import global_state
-
-# A variable of Keras around one that is given, for state that lives in a loop.
-from keras.src.backend.common import variables as keras_variables
-
 # The mask that layers pass on beside a tensor, which a loss is to honour.
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
@@ -85,7 +76,6 @@ __all__ = [
     "cache_op",
     "cardinality",
     "collective",
-    "compute_output_spec",
     "context",
     "coordination_config_pb2",
     "custom_gradients",
@@ -96,11 +86,9 @@ __all__ = [
     "gen_stateless_random_ops_v2",
     "get_data_adapter",
     "get_keras_mask",
-    "global_state",
     "in_stateless_scope",
     "is_op_determinism_enabled",
     "keras_loss",
-    "keras_variables",
     "map_op",
     "maybe_merge_call",
     "op_def_registry",
@@ -154,8 +142,6 @@ ATTRIBUTES = {
         "stateless_shuffle",
         "stateless_truncated_normal_v2",
     ),
-    "global_state": ("get_global_attribute",),
-    "keras_variables": ("Variable",),
     "map_op": ("_MapDataset", "_ParallelMapDataset"),
     "op_def_registry": ("get",),
     "parameter_server_strategy": ("ParameterServerStrategyExtended",),

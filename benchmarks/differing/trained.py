@@ -23,7 +23,7 @@ from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.errors import explain
 from pipeline.worker.tensorflow.loop import Data, Loop
 from pipeline.worker.tensorflow.saving import replica_digests
-from pipeline.worker.tensorflow.training import Training
+from pipeline.worker.training import Training
 
 
 def main(asked: Connection, place: Place, addresses: tuple[str, ...], log: str) -> None:

@@ -126,17 +126,10 @@ def _spec(made: Manifest) -> Nested[Leaf]:
 
 def _parser(made: Manifest) -> Make:
     """What makes a batch of records a batch of examples, in which images are still encoded."""
-    import tensorflow as tf
-
-    kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
-    features = {
-        feature.name: tf.io.FixedLenFeature(
-            feature.shape if feature.stored in ("floats", "ints") else (), kinds[feature.stored]
-        )
-        for feature in made.features
-    }
 
     def value(feature: Feature, found: tf.Tensor) -> tf.Tensor:
+        import tensorflow as tf
+
         if feature.stored == "image":
             return found
         if feature.stored == "bytes":
@@ -145,6 +138,16 @@ def _parser(made: Manifest) -> Make:
         return tf.cast(found, feature.dtype)
 
     def parse(batch: tf.Tensor) -> Nested[tf.Tensor]:
+        # Only here: who reads without TensorFlow parses otherwise.
+        import tensorflow as tf
+
+        kinds = {"floats": tf.float32, "ints": tf.int64, "bytes": tf.string, "image": tf.string}
+        features = {
+            feature.name: tf.io.FixedLenFeature(
+                feature.shape if feature.stored in ("floats", "ints") else (), kinds[feature.stored]
+            )
+            for feature in made.features
+        }
         found = tf.io.parse_example(batch, features)
         return manifest.nested({feature.name: value(feature, found[feature.name]) for feature in made.features})
 

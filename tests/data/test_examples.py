@@ -18,8 +18,9 @@ from pipeline.worker.input import cache, reading, service
 from pipeline.worker.input.batches import DEFAULT, count, spec, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.reading import Reading
+from pipeline.worker.loop import TrainingError
 from pipeline.worker.tensorflow import source
-from pipeline.worker.tensorflow.loop import Data, TrainingError
+from pipeline.worker.tensorflow.loop import Data
 
 SPEC = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((), tf.int32))
 

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import strategies
+from pipeline.worker.saving import save
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.saving import save
 
 REPLICAS, CLASSES = 2, 10
 # Of each family the smallest, and the least pixels on a side that it takes.

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras import layers
 
 import pipeline
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.model_error import ModelError
 
 
 class Counted(layers.Layer):

@@ -23,7 +23,7 @@ from test_loopback import reserved_ports
 import pipeline
 from pipeline import strategies
 from pipeline.worker.input.passes import FitError
-from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.model_error import ModelError
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

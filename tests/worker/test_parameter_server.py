@@ -18,9 +18,10 @@ from test_exact import assert_equal, sweep
 from test_failure import events, wait_for
 
 from pipeline.worker.input.layout import Layout, Position
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import tables
-from pipeline.worker.tensorflow.loop import Data, TrainingError
-from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.loop import Data
 from pipeline.worker.tensorflow.source import Source, source
 
 RACING = ("strategy=parameter_server", "workers=2")

@@ -14,7 +14,7 @@ from conftest import QUICK, Ran, sampled
 import pipeline as package
 from pipeline import strategies
 from pipeline.worker.input.passes import FitError
-from pipeline.worker.tensorflow.labels import far_from_dense
+from pipeline.worker.labels import far_from_dense
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

@@ -19,7 +19,7 @@ from pipeline.data.nested import Nested
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.part import Batch, Part
-from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.loop import TrainingError
 
 # Examples that are made at a time.
 CHUNK = 512

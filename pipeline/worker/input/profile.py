@@ -16,8 +16,9 @@ from pipeline.record.events import StageCost
 from pipeline.worker.input import batches
 from pipeline.worker.input import reading as reads
 from pipeline.worker.input.part import Batch, Batches, Part, Step
+from pipeline.worker.loop import Call
 from pipeline.worker.tensorflow import source
-from pipeline.worker.tensorflow.loop import Call, Data, Loop
+from pipeline.worker.tensorflow.loop import Data, Loop
 from pipeline.worker.tensorflow.scheduled import AsyncSteps, ScheduledLoop
 from pipeline.worker.tensorflow.source import Rows, Source
 

@@ -1,7 +1,7 @@
 """Turns what a person gives as data into what is trained on: arrays of one length, or a data set of single examples.
 
 What can be told without reading is told here, in words: kinds, shapes, lengths. Values that are broken are found by
-`integrity.py`, and labels that do not fit the model by `tensorflow/labels.py`.
+`integrity.py`, and labels that do not fit the model by `labels.py`.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pipeline.worker.input.passes import Passes
 from pipeline.worker.keras_fit.keras_loop import KerasLoop
-from pipeline.worker.tensorflow.loop import Call
+from pipeline.worker.loop import Call
 from pipeline.worker.tensorflow.scheduled import AsyncLoop, AsyncSteps
 
 

@@ -25,17 +25,18 @@ from pipeline.analyze import measure
 from pipeline.data.nested import Nested
 from pipeline.private import array_slicing
 from pipeline.record.events import Event
+from pipeline.worker import rates
+from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.collective import Collective, Pausable
 from pipeline.worker.input import passes
 from pipeline.worker.input.passes import FitData, FitError, Passes, Place
 from pipeline.worker.keras_fit import again, agree, refused
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
-from pipeline.worker.tensorflow import build, step
-from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
+from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.exact import separable
-from pipeline.worker.tensorflow.training import Training
+from pipeline.worker.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
 TIMED_STEPS = 3
@@ -243,7 +244,7 @@ def _check_compiled(model: keras.Model, where: Place) -> None:
             "Expected a model that is not compiled with XLA, which fails with several replicas, received "
             'jit_compile=True. Try jit_compile="auto".'
         )
-    accumulated = getattr(step.innermost(model.optimizer), "gradient_accumulation_steps", None)
+    accumulated = getattr(rates.innermost(model.optimizer), "gradient_accumulation_steps", None)
     asynchronous = isinstance(model.distribute_strategy, tf.distribute.ParameterServerStrategy)
     if accumulated and (asynchronous or where.replicas > 1):
         raise FitError(

@@ -13,16 +13,18 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import pythonify_logs
+from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.part import Batches
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
 from pipeline.worker.keras_fit.agree import Agree
+from pipeline.worker.loop import Call, Totals, TrainingError
+from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.alone import copied
-from pipeline.worker.tensorflow.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact.metrics import on_whole
-from pipeline.worker.tensorflow.loop import Call, Loop, Totals, TrainingError
+from pipeline.worker.tensorflow.loop import Loop
 
 
 class KerasLoop(Loop):
@@ -225,10 +227,13 @@ class KerasHooks(Callbacks):
         alone: bool,
         epochs: int,
         steps: int,
+        optimizers: Callable[[], Sequence[keras.optimizers.Optimizer]],
     ) -> None:
         known = None if steps == UNTIL_IT_ENDS else steps
         plain = partial(copied, model, loop.spec)
-        super().__init__(callbacks, model, send, chief, alone, epochs, known, verbose, plain)
+        super().__init__(
+            callbacks, model, send, chief, alone, epochs, known, verbose, plain, tables.weights, optimizers
+        )
         self.epoch, self._initial_epoch, self._without_others = 0, initial_epoch, alone
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self

@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.errors import DataError
+from pipeline.worker import labels
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input import taken
 from pipeline.worker.input.passes import FitData, FitError, Passes, Place
-from pipeline.worker.tensorflow import alike, labels
+from pipeline.worker.tensorflow import alike
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.loop import Loop

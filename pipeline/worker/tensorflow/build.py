@@ -9,14 +9,15 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.private import compute_output_spec
+from pipeline.private_keras import compute_output_spec
+from pipeline.worker import labels, rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels, step
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import metrics, normalization, scaling, separable
-from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.own import build as own_build
 from pipeline.worker.tensorflow.own import step as own_step
 
@@ -71,7 +72,7 @@ def model(
             _check_applied(made)
         for applied in own_step.optimizers(made):
             if rate_scale != 1.0:
-                _scale(applied, rate_scale)
+                rates.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
         return made, outputs
 
@@ -278,7 +279,7 @@ def _compile(
             loss = "sparse_categorical_crossentropy" if loss is None else loss
             metrics = ["accuracy"] if metrics is None else metrics
     if learning_rate is not None:
-        chosen = _with_learning_rate(chosen, learning_rate)
+        chosen = rates.with_learning_rate(chosen, learning_rate)
     made.compile(optimizer=chosen, loss=loss, metrics=metrics)
 
 
@@ -292,7 +293,7 @@ def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
 
 
 def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
-    accumulated = getattr(step.innermost(optimizer), "gradient_accumulation_steps", None)
+    accumulated = getattr(rates.innermost(optimizer), "gradient_accumulation_steps", None)
     asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     if accumulated and (asynchronous or strategy.num_replicas_in_sync > 1):
         raise ModelError(
@@ -301,35 +302,3 @@ def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distrib
             f"gradient_accumulation_steps={accumulated}. "
             f"Try train.replica_batch {accumulated} times as large, or strategy=one_device."
         )
-
-
-def _with_learning_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> keras.optimizers.Optimizer:
-    """The same optimizer with a fixed rate, also in place of a schedule, which Keras cannot assign over."""
-    inner = step.innermost(optimizer)
-    return type(inner).from_config(inner.get_config() | {"learning_rate": learning_rate})
-
-
-class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A schedule whose rates are all multiplied by one number."""
-
-    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule, scale: float) -> None:
-        self.schedule, self._scale = schedule, scale
-
-    def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        return self.schedule(step) * self._scale
-
-
-def _scale(optimizer: keras.optimizers.Optimizer, scale: float) -> None:
-    inner = step.innermost(optimizer)
-    rate = inner._learning_rate
-    if isinstance(rate, keras.Variable):
-        rate.assign(rate * scale)
-    else:
-        inner._learning_rate = _Scaled(rate, scale)
-
-
-def unscaled(optimizer: keras.optimizers.Optimizer) -> None:
-    """Gives an optimizer back the schedule that it was made with, which loads without this program."""
-    inner = step.innermost(optimizer)
-    if isinstance(inner._learning_rate, _Scaled):
-        inner._learning_rate = inner._learning_rate.schedule

@@ -16,8 +16,8 @@ from pipeline.record.events import Warned
 from pipeline.strategies.parameter_server import serve
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import service
+from pipeline.worker.loop import TrainingError
 from pipeline.worker.tensorflow import loopback
-from pipeline.worker.tensorflow.loop import TrainingError
 
 # Of the conductor's patience: it is to hear from the others who is gone before its own is at an end.
 HEARTBEAT_SHARE = 0.8

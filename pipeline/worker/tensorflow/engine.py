@@ -1,6 +1,5 @@
 """TensorFlow's engine: what one process does of a plan under `tf.distribute`."""
 
-import contextlib
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -17,17 +16,23 @@ from pipeline.record import commands, events
 from pipeline.record.check import Check
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Failed, Told, Warned
+from pipeline.worker import rates
+from pipeline.worker.callbacks import Callbacks
+from pipeline.worker.callbacks import check as check_callbacks
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
+from pipeline.worker.going_on import survival
 from pipeline.worker.input import batches, integrity
+from pipeline.worker.input.broken import expect_batch
 from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.passes import Place
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
+from pipeline.worker.notes import Notes
+from pipeline.worker.pace import Pace
+from pipeline.worker.saving import save
 from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.callbacks import Callbacks
-from pipeline.worker.tensorflow.callbacks import check as check_callbacks
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
@@ -39,21 +44,16 @@ from pipeline.worker.tensorflow.devices import (
 )
 from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
 from pipeline.worker.tensorflow.exact import normalization
-from pipeline.worker.tensorflow.going_on import survival
-from pipeline.worker.tensorflow.loop import Call, Data, Loop, waited
-from pipeline.worker.tensorflow.notes import Notes
+from pipeline.worker.tensorflow.loop import Data, Loop
 from pipeline.worker.tensorflow.own import loop as own_loop
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
-from pipeline.worker.tensorflow.saving import replica_digests, save
+from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
 from pipeline.worker.tensorflow.switched import Switched
-from pipeline.worker.tensorflow.telling import Telling
-from pipeline.worker.tensorflow.training import Preempted, Survival, Training
-
-CALIBRATION_STEPS = 3
+from pipeline.worker.training import Preempted, Survival, Training
 
 
 class TensorFlowEngine:
@@ -117,14 +117,11 @@ class Work:
         self._loop: Loop | None = None
         # Kept for the process's life, as a loop's iterators are.
         self._profile: Profile | None = None
-        self._training: Training | None = None
+        self._pace: Pace | None = None
         self._survival: Survival | None = None
         self._switched: Switched | None = None
         # Makes the same model again, under another strategy.
         self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
-        self._put_back = contextlib.ExitStack()
-        self._spare = False
-        self._telling = Telling(tell)
 
     def obey(self, command: Command[Told]) -> None:
         """Does what a command says, and tells the event that answers it."""
@@ -144,9 +141,9 @@ class Work:
             case commands.Begin():
                 self._begin()
             case commands.Calibrate():
-                self._calibrate(command.steps_per_call)
+                self._tell(self._paced().calibrate(command.steps_per_call))
             case commands.Measure():
-                self._measure(command)
+                self._tell(self._paced().measure(command))
             case commands.Train():
                 self._train(command.steps_per_call, command.folder)
             case commands.Explain():
@@ -156,9 +153,7 @@ class Work:
 
     def _build(self, train_counts: list[int], validation_counts: list[int], resume: str | None) -> None:
         plan, train = self._plan, self.data.parts["train"]
-        integrity.expect_batch(
-            sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip"
-        )
+        expect_batch(sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip")
         if plan.strategy.static_batches:
             left_out(sum(train_counts), plan.workers, plan.training.global_batch)
         sample = batches.spec(train)
@@ -305,54 +300,22 @@ class Work:
         check_callbacks(callbacks)
         if self._survival is not None and self._process.rank == 0:
             self._survival.checkpointer.check()
-        self._training = Training(
+        pace = self._paced()
+        pace.training = Training(
             self._ready(),
             plan.training.epochs,
             plan.training.steps,
             callbacks,
-            self._telling.tell,
-            hooks=partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy())),
+            pace.telling.tell,
+            hooks=partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights),
             survival=self._survival,
         )
 
-    def _calibrate(self, steps_per_call: int | None) -> None:
-        loop, count = self._ready(), steps_per_call or CALIBRATION_STEPS
-        self._advance(1, steps_per_call or 1)
-        while not loop.warm:
-            self._advance(loop.concurrent_steps, 1)
-        timed = self._advance(count * loop.concurrent_steps, count)
-        seconds = sum(call.seconds for call in timed) * loop.concurrent_steps
-        self._tell(events.Calibrated(seconds / sum(call.steps for call in timed)))
-
-    def _measure(self, command: commands.Measure) -> None:
-        loop = self._ready()
-        with self._telling.held():
-            self._advance(command.warmup_steps, command.steps_per_call)
-            timed = self._advance(command.steps, command.steps_per_call)
-        waits = [
-            sum(waited(call.waits) for call in timed if call.worker == worker)
-            for worker in range(loop.concurrent_steps)
-        ]
-        self._tell(
-            events.Measured(
-                repeat=command.repeat,
-                steps=sum(call.steps for call in timed),
-                examples=float(sum(call.sizes.sum() for call in timed)),
-                seconds=sum(call.seconds for call in timed),
-                calls=[events.TimedCall(call.steps, call.seconds) for call in timed],
-                input_seconds=[] if self._plan.training.deterministic else waits,
-            )
-        )
-
     def _train(self, steps_per_call: int, folder: str) -> None:
-        loop, training = self._ready(), self._training
-        assert training is not None, "begin comes first"
-        for _ in training.advance(None, steps_per_call):
-            pass
-        self._put_back.close()
+        loop, training = self._ready(), self._paced().finish(steps_per_call)
         if loop.chief and self._plan.training.save:
             for optimizer in own_step.optimizers(loop.model):
-                build.unscaled(optimizer)
+                rates.unscaled(optimizer)
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)
             self._tell(events.Saved(save(model, Path(folder), self._tell)))
@@ -367,8 +330,8 @@ class Work:
 
     def _leave(self) -> None:
         """Writes a checkpoint where training has begun and is not over, and raises `Preempted`."""
-        if self._training is not None:
-            self._training.leave()
+        if self._pace is not None:
+            self._pace.leave()
         self._tell(events.Left())
         raise Preempted
 
@@ -377,18 +340,10 @@ class Work:
         if self._survival is not None:
             self._survival.checkpointer.wait()
 
-    def _advance(self, steps: int, steps_per_call: int) -> list[Call]:
-        """At least `steps` steps: of the training while it lasts, then for the sake of timing alone."""
-        loop, training = self._ready(), self._training
-        calls = [] if training is None else list(training.advance(steps, steps_per_call))
-        done = sum(call.steps for call in calls)
-        if done < steps and training is not None and not self._spare:
-            self._spare = True
-            self._put_back.enter_context(loop.put_back())
-        while done < steps:
-            calls.append(loop.call(steps_per_call, steps - done))
-            done += calls[-1].steps
-        return calls
+    def _paced(self) -> Pace:
+        if self._pace is None:
+            self._pace = Pace(self._ready(), self._tell, self._plan.training.deterministic)
+        return self._pace
 
     def _ready(self) -> Loop:
         assert self._loop is not None, "build comes first"

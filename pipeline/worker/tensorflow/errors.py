@@ -5,9 +5,9 @@ import re
 import tensorflow as tf
 
 from pipeline.config import targets
-from pipeline.worker.tensorflow.loop import TrainingError
-from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.training import Diverged
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.training import Diverged
 
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 

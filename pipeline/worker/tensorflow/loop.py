@@ -5,46 +5,31 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from pipeline.record.events import Beat
+from pipeline.worker import rates
+from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batches, Part
 from pipeline.worker.input.reading import Reading
+from pipeline.worker.keras_fit import agree
+from pipeline.worker.loop import Call, Counts, Facts, Totals, flat
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.exact import metrics
 from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.state import of_model, put_back
 
-# What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
-HAND_OVER_SECONDS = 0.0005
-
-# What there is to tell of a training beside its losses, and its metrics as a model gives them.
-Facts: TypeAlias = dict[str, float | list[int]]
+# Of metrics, as a model gives them.
 Results: TypeAlias = dict[str, tf.Tensor]
-
-
-class Counts(TypedDict, total=False):
-    """What was counted of an asynchronous training: steps of each worker, examples, staleness in all and at most, and
-    updates of the variables.
-    """
-
-    steps_of: list[int]
-    examples: float
-    stale_sum: float
-    stale_most: int
-    updates: int
-
-
-class TrainingError(RuntimeError):
-    """Training that cannot go on: the message says why and what to try."""
 
 
 @dataclass(frozen=True)
@@ -60,61 +45,6 @@ class Data:
     def iterator(self, position: Position = BEGINNING) -> Batches:
         """Each step's batches for this process's replicas, from the position on, without end."""
         return iter(stream(self.part, self.layout, self.shuffle, self.seed, position, self.reading))
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of the compiled loop: losses [steps, 1 + outputs], examples [steps] of the global batches, seconds.
-
-    `waits` [steps] are the seconds that each step waited for its batch, on the `worker` of asynchronous ones.
-    """
-
-    losses: np.ndarray
-    sizes: np.ndarray
-    seconds: float
-    waits: np.ndarray
-    worker: int = 0
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps that the call made."""
-        return len(self.sizes)
-
-
-def waited(waits: np.ndarray) -> float:
-    """Seconds in which steps waited for batches that were not there, from what each waited in all.
-
-    >>> waited(np.array([0.0003, 0.0205, 0.0105]))
-    0.03
-    """
-    return float(np.maximum(waits - HAND_OVER_SECONDS, 0.0).sum())
-
-
-class Totals:
-    """Adds up losses weighted by examples, so that their mean is exact over batches of different sizes."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._sums = np.zeros(len(names))
-        self._examples = 0.0
-
-    def add(self, values: np.ndarray, sizes: np.ndarray) -> None:
-        """Adds losses [steps, losses] of steps with so many examples [steps]."""
-        self._sums += (values.astype(np.float64) * sizes[:, None]).sum(axis=0)
-        self._examples += float(sizes.sum())
-
-    def state(self) -> list[np.ndarray]:
-        """What was added up so far, for `set_state`."""
-        # A copy: it is written while training goes on.
-        return [self._sums.copy(), np.array(self._examples)]
-
-    def set_state(self, state: Sequence[np.ndarray]) -> None:
-        """Goes on from what `state` gave."""
-        self._sums, self._examples = np.array(state[0]), float(state[1])
-
-    def means(self) -> dict[str, float]:
-        """The mean over examples of each loss so far."""
-        return dict(zip(self._names, (self._sums / max(self._examples, 1.0)).tolist(), strict=True))
 
 
 class Loop:
@@ -180,6 +110,11 @@ class Loop:
     def steps_per_epoch(self) -> int:
         """Steps in an epoch, as far as they are known beforehand."""
         return self.train_data.layout.steps
+
+    @property
+    def global_batch(self) -> int:
+        """Examples that a step stands for."""
+        return self.train_data.layout.global_batch
 
     def steps_ahead(self) -> int:
         """Steps in the epoch that begins now. Where its data may end before, the call after the last step is empty."""
@@ -293,6 +228,28 @@ class Loop:
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]
 
+    def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
+        """Those that update the weights."""
+        return tuple(map(rates.innermost, own_step.optimizers(self.model)))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The arrays of the model and its optimizer, without its metrics, by name."""
+        return of_model(self.model)
+
+    def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Goes on from what `state` gave. Raises `TrainingError` where it does not fit."""
+        put_back(self.model, State({}, dict(arrays)))
+
+    def added(self, values: Sequence[float]) -> list[float]:
+        """The sums of small numbers over all replicas; all processes call it together."""
+        (sums,) = agree.over_replicas(self.strategy, self.collective)([tf.constant(values, tf.float32)])
+        made: list[float] = sums.numpy().tolist()
+        return made
+
+    def from_first(self, values: Sequence[tf.Tensor | np.ndarray]) -> list[tf.Tensor]:
+        """The first replica's values on all processes, which call it together with equal types and shapes."""
+        return agree.from_first(self.strategy, self.collective)(values)
+
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
@@ -303,20 +260,3 @@ class Loop:
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)
         self.reset_metrics()
-
-
-def flat(results: Mapping[str, tf.Tensor]) -> dict[str, float]:
-    """Results of metrics as numbers; those of several have as many names, and a dict has its own, as in Keras.
-
-    >>> flat({"accuracy": np.float32(0.5), "recall": np.array([0.0, 1.0]), "mine": {"least": 0.1, "most": 0.9}})
-    {'accuracy': 0.5, 'recall_0': 0.0, 'recall_1': 1.0, 'least': 0.1, 'most': 0.9}
-    """
-    found: dict[str, float] = {}
-    for name, result in results.items():
-        if isinstance(result, Mapping):
-            found |= flat(result)
-            continue
-        values = np.asarray(result)
-        many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
-        found |= many if values.ndim else {name: float(values)}
-    return found

@@ -16,17 +16,19 @@ from pipeline.data.manifest import SPLITS
 from pipeline.plan.batches import dealt, shared
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
+from pipeline.worker import labels
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.input import batches, cache, class_weights, few, integrity, taken
+from pipeline.worker.input import broken as looked
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.input.passes import Place
-from pipeline.worker.tensorflow import alike, labels, static
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.notes import Notes
+from pipeline.worker.tensorflow import alike, static
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.errors import lost_a_peer
-from pipeline.worker.tensorflow.loop import TrainingError
-from pipeline.worker.tensorflow.notes import Notes
 
 # SPLITS, as a message names them.
 PARTS = ("training", "validation")
@@ -52,11 +54,11 @@ class OwnData:
         self.whole = dict(zip(SPLITS, self.shard(number, processes), strict=True))
         # Of what was made for this process alone, no other sees anything.
         share = (0, 1) if self.has_shards() else (plan.leaders.index(number), processes)
-        broken = {name: integrity.broken(part, plan.data.num_classes, *share, plan.data.on_error == "skip")
+        broken = {name: looked.broken(part, plan.data.num_classes, *share, plan.data.on_error == "skip")
                   for name, part in self.whole.items()}  # fmt: skip
-        flaws = () if self.has_shards() else integrity.flaws(self.whole["train"], plan.data.num_classes)
+        flaws = () if self.has_shards() else looked.flaws(self.whole["train"], plan.data.num_classes)
         if plan.data.on_error == "stop":
-            integrity.refuse([flaw for found in broken.values() for flaw in found], flaws)
+            looked.refuse([flaw for found in broken.values() for flaw in found], flaws)
         else:
             self._sift(broken, reports=self.has_shards() or number == plan.leaders[0])
         for flaw in flaws if number == plan.leaders[0] else ():
@@ -81,7 +83,7 @@ class OwnData:
         for name, part in self.whole.items():
             lost = [Broken(**vars(found)) for of_process in own for found in of_process.get(name, ())]
             if not isinstance(part, tf.data.Dataset):
-                self.whole[name] = integrity.without(part, lost)
+                self.whole[name] = looked.without(part, lost)
         self._tell_loaded({})
 
     def _tell_loaded(self, broken: Mapping[str, Sequence[Broken]]) -> None:
@@ -152,11 +154,11 @@ class OwnData:
         """Raises what is broken in the data, if that is what an operation has failed for."""
         if not lost_a_peer(error):
             for part in self.parts.values():
-                found = integrity.broken(part, self.classes, 0, 1, thorough=True)
+                found = looked.broken(part, self.classes, 0, 1, thorough=True)
                 # Without it, a label is found wrong by the model alone, which is made once examples are left out.
                 unsaid = self.classes if self._plan.data.num_classes is None else None
                 also = "" if unsaid is None else f"data.num_classes={unsaid} "
-                integrity.refuse([*found, *integrity.first_broken(part, self.classes)], [], also)
+                looked.refuse([*found, *integrity.first_broken(part, self.classes)], [], also)
 
     def has_shards(self) -> bool:
         """Is the data made in shards, one for each process?"""
@@ -171,7 +173,7 @@ class OwnData:
         differ in shape between processes, and data that do not tell the number where the model's function asks for it.
         """
         plan, y = self._plan, keras.utils.unpack_x_y_sample_weight(sample)[1]
-        counted = plan.data.num_classes or integrity.num_classes(self.parts["train"], y)
+        counted = plan.data.num_classes or looked.num_classes(self.parts["train"])
         classes = self._agreed(strategy, collective, sample, counted)
         if not targets.asks_for(plan.model.build, "model.build", "num_classes"):
             return classes

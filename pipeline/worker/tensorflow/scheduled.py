@@ -16,11 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
+from pipeline.worker import rates
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batch, Batches, Part
+from pipeline.worker.loop import Call, Counts, Facts
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.loop import Call, Counts, Data, Facts, Loop, Results
+from pipeline.worker.tensorflow.loop import Data, Loop, Results
 from pipeline.worker.tensorflow.source import Source, source
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.
@@ -165,7 +167,7 @@ class AsyncSteps:
         }
 
     def _updates(self) -> int:
-        return int(steps.innermost(self.model.optimizer).iterations.numpy())
+        return int(rates.innermost(self.model.optimizer).iterations.numpy())
 
     def _hand_out(self, count: int) -> None:
         rows, edges = self._rows(self._handed_out, count)

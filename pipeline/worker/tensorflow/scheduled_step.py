@@ -9,13 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.private import in_stateless_scope, keras_variables
+from pipeline.private import in_stateless_scope
+from pipeline.private_keras import keras_variables
 from pipeline.worker.input.part import Batch, Batches
+from pipeline.worker.rates import innermost
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import metrics
 from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
-from pipeline.worker.tensorflow.step import Carried, awaited, caller, innermost, narrowed, widened
+from pipeline.worker.tensorflow.step import Carried, awaited, caller, narrowed, widened
 
 # See `scheduled_steps` and `validation_alone`.
 ScheduledSteps: TypeAlias = Callable[[Iterator[Batch], tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]

@@ -10,9 +10,9 @@ import tensorflow as tf
 from pipeline.data.examples import Examples
 from pipeline.plan.size import ONLY_TABLES, Size, Variable
 from pipeline.worker.input.part import Part
+from pipeline.worker.rates import innermost
 from pipeline.worker.tensorflow.exact import normalization
 from pipeline.worker.tensorflow.own.step import optimizers
-from pipeline.worker.tensorflow.step import innermost
 
 # Operations whose result is what came in, in the same memory.
 ALIASES = ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")

@@ -14,7 +14,8 @@ from pipeline.data.nested import Nested
 from pipeline.worker.input import batches, reading
 from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.input.part import Batch, Part, Spec
-from pipeline.worker.tensorflow.loop import Data, TrainingError
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.tensorflow.loop import Data
 
 # Of examples that the coordinator reads for its workers: TensorFlow's messages are below 2 GiB.
 MOST_READ = 1 << 30

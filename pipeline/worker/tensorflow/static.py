@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.input.part import Batch, Part
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.watching import watched
 

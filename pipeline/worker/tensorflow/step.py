@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import SeedGenerator, is_op_determinism_enabled
+from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow.adam import traced_briefly
@@ -59,7 +60,7 @@ def training_steps(
     known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return many(strategy, made, partial(updating, innermost(model.optimizer)))
+    return many(strategy, made, partial(updating, rates.innermost(model.optimizer)))
 
 
 def training_step(
@@ -147,11 +148,6 @@ def validation_steps(
     return many(strategy, replica_step)
 
 
-def innermost(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer that updates the weights: the one inside another that scales the loss, or the optimizer itself."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 @contextlib.contextmanager
 def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Inside, steps that are traced have an innermost optimizer update as it is to among replicas."""
@@ -161,13 +157,13 @@ def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
-    for one in (optimizer, innermost(optimizer)):
+    for one in (optimizer, rates.innermost(optimizer)):
         one._all_reduce_sum_gradients = list
 
 
 def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
-    for one in (optimizer, innermost(optimizer)):
+    for one in (optimizer, rates.innermost(optimizer)):
         vars(one).pop("_all_reduce_sum_gradients", None)
 
 

@@ -17,10 +17,11 @@ from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, TimedReplica
 from pipeline.worker.input.batches import again
 from pipeline.worker.input.part import Batch, Batches, Step
+from pipeline.worker.loop import Call
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE
 from pipeline.worker.tensorflow.exact import normalization
-from pipeline.worker.tensorflow.loop import Call, Loop
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.own import step as own_step
 
 # Calls without a step that are timed together.

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.worker.tensorflow.model_error import ModelError
-from pipeline.worker.tensorflow.step import innermost
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.rates import innermost
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
@@ -97,6 +97,11 @@ def joined(shards: Sequence[keras.Variable]) -> np.ndarray:
     """The value of a group of variables, as this process has it in its first copy."""
     values = [np.array(getattr(shard.value, "values", (shard.value,))[0]) for shard in shards]
     return np.concatenate(values) if len(values) > 1 else values[0]
+
+
+def weights(model: keras.Model) -> list[np.ndarray]:
+    """The values of a model's weights, tables that are cut as one each."""
+    return [joined(shards) for shards in grouped(model.weights)]
 
 
 def has_tables(model: keras.Model) -> bool:

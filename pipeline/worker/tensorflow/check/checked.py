@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.record.check import Check, Difference
+from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
 from pipeline.worker.input.passes import Place
@@ -21,7 +22,6 @@ from pipeline.worker.keras_fit.agree import texts
 from pipeline.worker.tensorflow.check.compared import TOLERANCES, Rows, are_aligned, differences, first_layer
 from pipeline.worker.tensorflow.check.own_trial import OwnTrials
 from pipeline.worker.tensorflow.check.trial import TooLong, Trial, Trials
-from pipeline.worker.tensorflow.checkpoint import State, grouped
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
 from pipeline.worker.tensorflow.exact import scaling

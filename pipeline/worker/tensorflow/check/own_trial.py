@@ -17,12 +17,13 @@ import tensorflow as tf
 
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
+from pipeline.worker.loop import flat
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.check.trial import Outputs, Trial, copies, outputs_kept, replica
 from pipeline.worker.tensorflow.check.undrawn import undrawn
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.loop import Loop, flat
-from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import result_of, values_of
 from pipeline.worker.tensorflow.own.watching import kinds, watched

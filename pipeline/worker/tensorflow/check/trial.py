@@ -15,13 +15,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipeline.private import keras_variables
+from pipeline.private_keras import keras_variables
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
+from pipeline.worker.loop import flat
 from pipeline.worker.tensorflow.check.undrawn import undrawn
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.loop import Loop, flat
+from pipeline.worker.tensorflow.loop import Loop
 from pipeline.worker.tensorflow.step import ReplicaStep, training_step
 
 # What is late for having had less than this of a core has not had its turn on it.

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private import maybe_merge_call
+from pipeline.worker import labels
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import PARTS, SEEDS, TOLERANCE, Rule, Values

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from pipeline.worker import labels
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow import labels
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import (

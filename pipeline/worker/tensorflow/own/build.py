@@ -12,13 +12,13 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.private import compute_output_spec
+from pipeline.private_keras import compute_output_spec
 from pipeline.worker.input.part import Batch
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import Rule, Values
-from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, flattened, given, of
 from pipeline.worker.tensorflow.own.watching import Gradients, Sources, Watcher, watched, watching
 

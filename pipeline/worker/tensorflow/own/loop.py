@@ -10,9 +10,10 @@ import tensorflow as tf
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.part import Batches
+from pipeline.worker.loop import Call, flat
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.loop import Call, Loop, Results, flat
-from pipeline.worker.tensorflow.model_error import ModelError
+from pipeline.worker.tensorflow.loop import Loop, Results
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.step import Returned
 

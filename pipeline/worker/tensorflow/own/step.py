@@ -14,15 +14,16 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
+from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import normalization
 from pipeline.worker.tensorflow.exact.separable import is_own
 from pipeline.worker.tensorflow.exact.whole import Whole, of_step
-from pipeline.worker.tensorflow.model_error import ModelError
 from pipeline.worker.tensorflow.own.watching import Gradients, Result, Sources, Watcher, watched, watching
 
 # The attribute under which a model keeps what is known of its own steps, as Keras keeps its compiled functions.
@@ -173,7 +174,7 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
     with contextlib.ExitStack() as stack:
         for optimizer in applied:
-            stack.enter_context(steps.updating(steps.innermost(optimizer)))
+            stack.enter_context(steps.updating(rates.innermost(optimizer)))
         stack.enter_context(watched())
         yield
 

@@ -10,24 +10,13 @@ from typing import Any, TypedDict
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, stamped, to_plain
+from pipeline.worker.callbacks import Callbacks
+from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Tell
-from pipeline.worker.keras_fit.agree import from_first, over_replicas
-from pipeline.worker.tensorflow.callbacks import Callbacks
-from pipeline.worker.tensorflow.checkpoint import Checkpointer, State, grouped
-from pipeline.worker.tensorflow.loop import Call, Loop, TrainingError
-from pipeline.worker.tensorflow.own.step import optimizers
-from pipeline.worker.tensorflow.state import (
-    of_callback,
-    of_model,
-    of_random_state,
-    put_back,
-    put_back_callback,
-    put_back_random_state,
-)
-from pipeline.worker.tensorflow.step import innermost
+from pipeline.worker.loop import Call, Loop, TrainingError
+from pipeline.worker.state import of_callback, of_random_state, put_back_callback, put_back_random_state
 
 # So many events of steps and epochs go with a checkpoint.
 RECENT = 64
@@ -127,8 +116,8 @@ class Training:
     def _run(self) -> Iterator[Call]:
         loop = self._loop
         self._hooks = hooks = self._make_hooks(
-            self._callbacks, loop.model, from_first(loop.strategy, loop.collective), loop.chief, loop.alone,
-            self._epochs, loop.steps_per_epoch,
+            self._callbacks, loop.model, loop.from_first, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch,
+            optimizers=loop.optimizers,
         )  # fmt: skip
         hooks.call("on_train_begin")
         self._epoch = hooks.first_epoch
@@ -147,9 +136,8 @@ class Training:
                 self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **_split(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
-        for optimizer in optimizers(loop.model):
-            inner = innermost(optimizer)
-            inner.finalize_variable_values(inner._trainable_variables)
+        for optimizer in loop.optimizers():
+            optimizer.finalize_variable_values(optimizer._trainable_variables)
         hooks.call("on_train_end", logs)
         if self._survival is not None:
             self._survival.checkpointer.wait()
@@ -201,14 +189,14 @@ class Training:
                         metrics={name: value for name, value in metrics.items() if name != "loss"},
                         examples=float(call.sizes.sum()),
                         seconds=call.seconds,
-                        learning_rate=float(keras.ops.convert_to_numpy(optimizers(loop.model)[0].learning_rate)),
+                        learning_rate=float(keras.ops.convert_to_numpy(loop.optimizers()[0].learning_rate)),
                     )
                 )
             else:
                 self._tell(Beat(step=self._done))
             hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
             if self._survival is not None:
-                self._examples += call.steps * loop.train_data.layout.global_batch
+                self._examples += call.steps * loop.global_batch
                 self._agree()
             yield call
 
@@ -257,8 +245,7 @@ class Training:
         by_time = kept.every_minutes is not None and self._clock() - self._saved_when >= 60 * kept.every_minutes
         asked = [float(by_time and loop.chief), float(self._survival.leave())]
         if not loop.alone:
-            (sums,) = over_replicas(loop.strategy, loop.collective)([tf.constant(asked, tf.float32)])
-            asked = sums.numpy().tolist()
+            asked = loop.added(asked)
         by_steps = kept.every_steps is not None and self._done % kept.every_steps == 0 and self._saved_at != self._done
         self._leaving = self._leaving or asked[1] > 0
         self._saving = self._saving or asked[0] > 0 or by_steps or self._leaving
@@ -305,7 +292,7 @@ class Training:
             "counts": loop.counts(),
             "told": [to_plain(event) for event in self._recent],
         }
-        arrays = of_model(loop.model) | dict(metrics)
+        arrays = loop.state() | dict(metrics)
         for _, found in callbacks:
             arrays |= found
         return State(values, arrays)
@@ -325,10 +312,10 @@ class Training:
         if state is None or self._survival is None:
             return
         loop, values = self._loop, state.values
-        rates = [innermost(optimizer)._learning_rate for optimizer in optimizers(loop.model)]
+        rates = [optimizer._learning_rate for optimizer in loop.optimizers()]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
         asked = [float(keras.ops.convert_to_numpy(rate)) for rate in fixed]
-        put_back(loop.model, state)
+        loop.set_state(state.arrays)
         for rate, value in zip(fixed, asked, strict=True):
             if values["learning_rate"] != self._survival.about["learning_rate"]:
                 rate.assign(value)
@@ -375,7 +362,7 @@ class Training:
             return
         self._survival.checkpointer.wait()
         if not self._loop.alone:
-            over_replicas(self._loop.strategy, self._loop.collective)([tf.constant(0.0)])
+            self._loop.added([0.0])
 
     def _active(self) -> float:
         """Seconds that this training has had so far."""

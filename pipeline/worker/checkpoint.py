@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import posixpath
 import threading
 import time
@@ -19,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Checkpoint, Warned
+from pipeline.worker import storage
 from pipeline.worker.engine import Tell
-from pipeline.worker.tensorflow.loop import TrainingError
+from pipeline.worker.loop import TrainingError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -95,10 +94,10 @@ class Checkpointer:
         """Refuses a folder that cannot be written to, before training counts on it."""
         probe = posixpath.join(self._folder, f".probe-{uuid.uuid4().hex}")
         try:
-            tf.io.gfile.makedirs(self._folder)
-            _write(probe, lambda file: file.write(b"probe"))
-            tf.io.gfile.remove(probe)
-        except (OSError, tf.errors.OpError) as error:
+            storage.make_folder(self._folder)
+            storage.write(probe, lambda file: file.write(b"probe"))
+            storage.remove(probe)
+        except OSError as error:
             raise TrainingError(
                 f"Expected to be able to write checkpoints to {self._folder}, received: {_reason(error)}. "
                 f"Try checkpoint.folder=..., or more space."
@@ -141,16 +140,16 @@ class Checkpointer:
         """The last whole checkpoint whose values are `good`; of each that cannot be read a warning says why."""
         for name in sorted(self._names(), reverse=True):
             try:
-                values = json.loads(_read(self._path(f"{name}.json")))
+                values = json.loads(storage.read(self._path(f"{name}.json")))
                 if values["format"] != FORMAT:
                     raise ValueError(f"its format is {values['format']}, and this program reads {FORMAT}")
                 if not good(values):
                     continue
-                data = _read(self._path(values["archive"]))
+                data = storage.read(self._path(values["archive"]))
                 if hashlib.sha256(data).hexdigest() != values["sha256"]:
                     raise ValueError(f"{values['archive']} is not what was written: it was cut short or changed")
                 return State(values, _arrays(data, values["arrays"]))
-            except (OSError, ValueError, KeyError, TypeError, tf.errors.OpError, zipfile.BadZipFile) as error:
+            except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
                 self._warn(f"The checkpoint {self._path(name)} was passed over for the one before: {_reason(error)}.")
         return None
 
@@ -192,7 +191,7 @@ class Checkpointer:
 
     def _write_one(self, state: State) -> None:
         began = time.perf_counter()
-        tf.io.gfile.makedirs(self._folder)
+        storage.make_folder(self._folder)
         archive = f"{state.name}-{uuid.uuid4().hex[:8]}.npz"
         hashed: list[str] = []
 
@@ -203,7 +202,7 @@ class Checkpointer:
             hashed.append(through.digest.hexdigest())
 
         try:
-            _write(self._path(archive), fill)
+            storage.write(self._path(archive), fill)
             values = state.values | {
                 "format": FORMAT,
                 "archive": archive,
@@ -211,10 +210,10 @@ class Checkpointer:
                 "arrays": {key: [str(array.dtype), array.shape] for key, array in state.arrays.items()},
                 "finite": all(np.isfinite(array).all() for array in _floats(state)),
             }
-            _write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
+            storage.write(self._path(f"{state.name}.json"), lambda file: file.write(json.dumps(values).encode()))
         except BaseException:
-            with contextlib.suppress(OSError, tf.errors.OpError):
-                tf.io.gfile.remove(self._path(archive))
+            with contextlib.suppress(OSError):
+                storage.remove(self._path(archive))
             raise
         self._tidy()
         path = self._path(f"{state.name}.json")
@@ -230,28 +229,28 @@ class Checkpointer:
             last |= {choose(scored, key=scored.__getitem__)} if scored else set()
         for name in set(names) - last:
             self._remove(name)
-        archives = {json.loads(_read(self._path(f"{name}.json")))["archive"] for name in last}
-        for file in tf.io.gfile.listdir(self._folder):
+        archives = {json.loads(storage.read(self._path(f"{name}.json")))["archive"] for name in last}
+        for file in storage.names(self._folder):
             if file.endswith(".npz") and file not in archives:
-                tf.io.gfile.remove(self._path(file))
+                storage.remove(self._path(file))
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, tf.errors.OpError):
-            archive = json.loads(_read(self._path(f"{name}.json")))["archive"]
-            tf.io.gfile.remove(self._path(f"{name}.json"))
-            tf.io.gfile.remove(self._path(archive))
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            archive = json.loads(storage.read(self._path(f"{name}.json")))["archive"]
+            storage.remove(self._path(f"{name}.json"))
+            storage.remove(self._path(archive))
 
     def _best_of(self, name: str) -> float | None:
         try:
-            found = (json.loads(_read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
+            found = (json.loads(storage.read(self._path(f"{name}.json"))).get("best") or {}).get(self.kept.best)
             return None if found is None else float(found)
-        except (OSError, ValueError, TypeError, AttributeError, tf.errors.OpError):
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
     def _names(self) -> list[str]:
         try:
-            files = tf.io.gfile.listdir(self._folder)
-        except (OSError, tf.errors.OpError):
+            files = storage.names(self._folder)
+        except OSError:
             return []
         return [file.removesuffix(".json") for file in files if file.startswith("step-") and file.endswith(".json")]
 
@@ -277,34 +276,12 @@ class _Hashing(io.RawIOBase):
         return len(memoryview(data).cast("B"))
 
 
-def _write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
-    """Writes a file whole or not at all: on a disk under another name first, elsewhere as one object."""
-    if "://" in path:
-        with tf.io.gfile.GFile(path, "wb") as file:
-            fill(file)
-        return
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(partial)
-        raise
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def dtype_of(kind: str) -> np.dtype[Any]:
+    """The type of that name, which may be one that NumPy has not by itself, as bfloat16."""
+    # Registers those with NumPy.
+    import ml_dtypes  # noqa: F401
 
-
-def _read(path: str) -> bytes:
-    with tf.io.gfile.GFile(path, "rb") as file:
-        data: bytes = file.read()
-        return data
+    return np.dtype(kind)
 
 
 def _storable(array: np.ndarray) -> np.ndarray:
@@ -320,7 +297,7 @@ def _arrays(data: bytes, kinds: Mapping[str, tuple[str, Sequence[int]]]) -> dict
 def _typed(array: np.ndarray, kind: str, shape: Sequence[int]) -> np.ndarray:
     if str(array.dtype) == kind:
         return array
-    return np.frombuffer(array.tobytes(), tf.as_dtype(kind).as_numpy_dtype).reshape(shape)
+    return np.frombuffer(array.tobytes(), dtype_of(kind)).reshape(shape)
 
 
 def _floats(state: State) -> Iterator[np.ndarray]:
@@ -328,6 +305,4 @@ def _floats(state: State) -> Iterator[np.ndarray]:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, tf.errors.OpError):
-        return f"{error.message}"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)

@@ -5,16 +5,16 @@ first process to the others in one reduction; with one process nothing is sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from pipeline.worker.keras_fit.agree import Agree
-from pipeline.worker.tensorflow.alone import Alone
-from pipeline.worker.tensorflow.loop import TrainingError
-from pipeline.worker.tensorflow.own.step import optimizers
-from pipeline.worker.tensorflow.step import innermost
+from pipeline.worker.alone import Alone, weights_of
+from pipeline.worker.loop import TrainingError
+
+# What every process calls with arrays of equal types and shapes; each gets the first one's.
+Agree: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
@@ -46,16 +46,20 @@ class Callbacks:
         steps: int | None,
         verbose: int | str = 0,
         plain: Callable[[], keras.Model] | None = None,
+        weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
+        optimizers: Callable[[], Sequence[keras.optimizers.Optimizer]] = tuple,
     ) -> None:
         """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
         that there is no other process.
 
         `verbose` is that of Keras's own fit, whose progress bar the first process then shows. `plain` makes the model
-        once more, outside the strategy, for callbacks that evaluate.
+        once more, outside the strategy, for callbacks that evaluate, with the `weights` of the other one. The
+        learning rates are those of the `optimizers`.
         """
         self.model, self.chief = model, chief
         self.own = list(callbacks)
-        self._alone = Alone(model, plain or keras.Model)
+        self._alone = Alone(model, plain or keras.Model, weights)
+        self._optimizers = optimizers
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
         self._send = send
@@ -88,11 +92,11 @@ class Callbacks:
             self._obey(changed)
 
     def _obey(self, changed: bool) -> None:
-        rates = [innermost(optimizer)._learning_rate for optimizer in optimizers(self.model)]
+        rates = [optimizer._learning_rate for optimizer in self._optimizers()]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
         mine = [float(self.model.stop_training), float(changed), *(float(_value(rate)) for rate in fixed)]
-        (decided,) = self._send([tf.constant(mine, tf.float64)])
-        stop, changed_there, *learning_rates = decided.numpy()
+        (decided,) = self._send([np.array(mine, np.float64)])
+        stop, changed_there, *learning_rates = np.asarray(decided)
         self.model.stop_training = bool(stop)
         for rate, learning_rate in zip(fixed, learning_rates, strict=True):
             if np.float32(learning_rate) != np.float32(_value(rate)):

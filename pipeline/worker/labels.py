@@ -7,22 +7,22 @@ wrong in the middle of a graph, or nothing at all on a GPU.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from pipeline.data.errors import DataError
 from pipeline.data.nested import Nested
-from pipeline.private import compute_output_spec
-from pipeline.worker.input.part import Batch
+from pipeline.private_keras import compute_output_spec
 
 T = TypeVar("T")
+# Arrays or tensors with the examples along the first axis, as (x, y) or (x, y, weights).
+Batch: TypeAlias = Nested[Any]
 # Where something is in a structure of one level.
 Key: TypeAlias = str | int
 # A loss as it is named in `compile`.
-Loss: TypeAlias = keras.losses.Loss | Callable[..., tf.Tensor] | str
+Loss: TypeAlias = keras.losses.Loss | Callable[..., Any] | str
 
 SPARSE = (keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy)
 ONE_HOT = (
@@ -51,7 +51,7 @@ class Output:
     def labels(self, y: Nested[T]) -> T | None:
         """Its labels in y, or None where they are not at hand."""
         found = y if self.key is None else _at(y, self.key)
-        return None if tf.nest.is_nested(found) else cast("T | None", found)
+        return None if keras.tree.is_nested(found) else cast("T | None", found)
 
 
 def check(model: keras.Model, batch: Batch) -> None:
@@ -79,7 +79,7 @@ def outputs(model: keras.Model, batch: Batch) -> list[Output]:
     compiled = model._compile_loss
     if compiled is None or y is None or _has_own(model):
         return []
-    if not any(map(_kind, tf.nest.flatten(compiled._user_loss))):
+    if not any(map(_kind, keras.tree.flatten(compiled._user_loss))):
         return []
     return list(_outputs(compiled._user_loss, y, predicted(model, x), _names(model)))
 
@@ -191,20 +191,20 @@ def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
 def _outputs(
     loss: Nested[Loss], y: Batch, predicted: Nested[keras.KerasTensor], names: Sequence[str] | None
 ) -> Iterator[Output]:
-    if not tf.nest.is_nested(predicted):
+    if not keras.tree.is_nested(predicted):
         (name,) = names if names is not None and len(names) == 1 else ("the model",)
-        flat = tf.nest.flatten(loss)
+        flat = keras.tree.flatten(loss)
         if len(flat) == 1:
             # y may be nested where its only output is named.
-            key = next(iter(y)) if isinstance(y, Mapping) else 0 if tf.nest.is_nested(y) else None
+            key = next(iter(y)) if isinstance(y, Mapping) else 0 if keras.tree.is_nested(y) else None
             yield from _output(name, key, flat[0], predicted)
         return
     keys = list(predicted) if isinstance(predicted, Mapping) else range(len(predicted))
     for place, key in enumerate(keys):
         name = names[place] if names is not None and len(names) == len(keys) else str(key)
-        its_loss = _at(loss, key, name, place) if tf.nest.is_nested(loss) else loss
+        its_loss = _at(loss, key, name, place) if keras.tree.is_nested(loss) else loss
         its_key = next((known for known in (key, name, place) if _at(y, known) is not None), None)
-        if its_key is not None and not tf.nest.is_nested(its_loss) and not tf.nest.is_nested(predicted[key]):
+        if its_key is not None and not keras.tree.is_nested(its_loss) and not keras.tree.is_nested(predicted[key]):
             yield from _output(name, its_key, its_loss, predicted[key])
 
 

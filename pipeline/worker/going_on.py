@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from pipeline.plan.plan import Plan
 from pipeline.record import events
+from pipeline.worker.checkpoint import Checkpointer, State
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.layout import Layout, Position
-from pipeline.worker.tensorflow.checkpoint import Checkpointer, State
-from pipeline.worker.tensorflow.saving import check_same_data, is_good
-from pipeline.worker.tensorflow.training import Survival
+from pipeline.worker.saving import check_same_data, is_good
+from pipeline.worker.training import Survival
 
 
 def survival(

@@ -1,0 +1,18 @@
+"""What is taken from Keras beyond what it promises to keep by all engines, also where there is no TensorFlow.
+
+The rest is in `private.py`, which has TensorFlow imported.
+"""
+
+# The outputs of a model in shape and type, before it is built.
+from keras.src.backend import compute_output_spec
+
+# A compiled loop asks and sets what Keras keeps for its own: a scope under way, and the learning phase's.
+from keras.src.backend.common import global_state
+
+# A variable of Keras around one that is given, for state that lives in a loop.
+from keras.src.backend.common import variables as keras_variables
+
+__all__ = ["ATTRIBUTES", "compute_output_spec", "global_state", "keras_variables"]
+
+# What is used of these under names that are not promised either.
+ATTRIBUTES = {"global_state": ("get_global_attribute",), "keras_variables": ("Variable",)}

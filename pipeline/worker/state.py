@@ -1,0 +1,117 @@
+"""What of a training is no variable: random state and callbacks, as plain values and arrays, and states as bytes."""
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from pipeline.private_keras import global_state
+from pipeline.worker.checkpoint import State, dtype_of
+
+_ARRAY, _TUPLE = "__array__", "__tuple__"
+_MONITORS = "__monitors__"
+
+# What JSON holds.
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
+
+
+def of_random_state() -> dict[str, object]:
+    """Python's and NumPy's random state, as plain values."""
+    version, words, gauss = random.getstate()
+    numpys = np.random.get_state(legacy=False)
+    numpys["state"]["key"] = numpys["state"]["key"].tolist()  # type: ignore[call-overload,index]
+    return {"python": [version, list(words), gauss], "numpy": numpys, "keras": _keras_seed()}
+
+
+def put_back_random_state(values: Mapping[str, Any]) -> None:
+    """Sets what `of_random_state` took."""
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))
+    numpys = {**values["numpy"], "state": dict(values["numpy"]["state"])}
+    numpys["state"]["key"] = np.array(numpys["state"]["key"], np.uint32)
+    np.random.set_state(numpys)
+    if values["keras"] is not None and (own := global_state.get_global_attribute("global_seed_generator")) is not None:
+        own.state.assign(np.array(values["keras"], own.state.dtype))
+
+
+def of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str, Plain], dict[str, np.ndarray]]:
+    """(plain values, arrays) of those attributes of a callback that are numbers, words, arrays, or made of them."""
+    values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
+    arrays: dict[str, np.ndarray] = {}
+    for key, value in vars(callback).items():
+        if key == "monitor_op":
+            continue
+        found: dict[str, np.ndarray] = {}
+        try:
+            values[key] = _plain(value, f"{name}/{key}", found)
+        except TypeError:
+            continue
+        arrays |= found
+    return values, arrays
+
+
+def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, Plain], state: State) -> None:
+    """Gives a callback what `of_callback` took."""
+    if values.get(_MONITORS):
+        # Keras sets these up at the end of the first epoch, which changes the sign of what they then compare with.
+        callback._set_monitor_op()
+    for key, value in values.items():
+        if key != _MONITORS:
+            setattr(callback, key, _rich(value, state.arrays))
+
+
+def packed(state: State) -> tuple[bytes, bytes]:
+    """A state as (its values and the types of its arrays, the arrays), for `unpacked` in another process."""
+    kinds = {key: [str(array.dtype), array.shape] for key, array in state.arrays.items()}
+    body = b"".join(np.ascontiguousarray(array).tobytes() for array in state.arrays.values())
+    return json.dumps([state.values, kinds]).encode(), body
+
+
+def unpacked(header: bytes, body: bytes) -> State:
+    """The state that `packed` made bytes of."""
+    values, kinds = json.loads(header)
+    arrays, start = {}, 0
+    for key, (kind, shape) in kinds.items():
+        dtype = dtype_of(kind)
+        count = int(np.prod(shape))
+        arrays[key] = np.frombuffer(body, dtype, count, start).reshape(shape)
+        start += count * dtype.itemsize
+    return State(values, arrays)
+
+
+def _keras_seed() -> Plain:
+    own = global_state.get_global_attribute("global_seed_generator")
+    return None if own is None else np.array(keras.ops.convert_to_numpy(own.state)).tolist()
+
+
+def _plain(value: object, name: str, arrays: dict[str, np.ndarray]) -> Plain:
+    """`value` as JSON has it, with arrays put into `arrays`; raises `TypeError` for what is no plain value."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            raise TypeError(name)
+        arrays[name] = np.array(value)
+        return {_ARRAY: name}
+    if isinstance(value, list | tuple):
+        inner = [_plain(item, f"{name}/{number}", arrays) for number, item in enumerate(value)]
+        return {_TUPLE: inner} if isinstance(value, tuple) else inner
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{name}/{key}", arrays) for key, item in value.items()}
+    raise TypeError(name)
+
+
+def _rich(value: Plain, arrays: Mapping[str, np.ndarray]) -> object:
+    if isinstance(value, list):
+        return [_rich(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY in value:
+        array = arrays[str(value[_ARRAY])]
+        return array.copy() if array.ndim else array[()]
+    if isinstance(inner := value.get(_TUPLE), list):
+        return tuple(_rich(item, arrays) for item in inner)
+    return {key: _rich(item, arrays) for key, item in value.items()}

@@ -1,0 +1,87 @@
+"""Files by path, on this machine or on any file system that TensorFlow reaches (gs://, s3://, hdfs://).
+
+TensorFlow is imported for the latter alone. Whatever goes wrong is an `OSError`.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+def make_folder(path: str) -> None:
+    """Makes a folder, and those above it, where it is not there."""
+    if not _is_remote(path):
+        os.makedirs(path, exist_ok=True)
+        return
+    with _gfile() as gfile:
+        gfile.makedirs(path)
+
+
+def remove(path: str) -> None:
+    """Removes a file."""
+    if not _is_remote(path):
+        os.remove(path)
+        return
+    with _gfile() as gfile:
+        gfile.remove(path)
+
+
+def names(folder: str) -> list[str]:
+    """The names of what is in a folder."""
+    if not _is_remote(folder):
+        return os.listdir(folder)
+    with _gfile() as gfile:
+        found: list[str] = gfile.listdir(folder)
+        return found
+
+
+def read(path: str) -> bytes:
+    """A file's bytes."""
+    if not _is_remote(path):
+        return Path(path).read_bytes()
+    with _gfile() as gfile, gfile.GFile(path, "rb") as file:
+        data: bytes = file.read()
+        return data
+
+
+def write(path: str, fill: Callable[[IO[bytes]], object]) -> None:
+    """Writes a file whole or not at all: on a disk under another name first, elsewhere as one object."""
+    if _is_remote(path):
+        with _gfile() as gfile, gfile.GFile(path, "wb") as file:
+            fill(file)
+        return
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _is_remote(path: str) -> bool:
+    return "://" in path
+
+
+@contextlib.contextmanager
+def _gfile() -> Iterator[Any]:
+    """TensorFlow's file systems; inside, its errors are those of an operating system."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise OSError("only TensorFlow reaches such an address, and it is not installed") from error
+    try:
+        yield tf.io.gfile
+    except tf.errors.OpError as error:
+        raise OSError(error.message) from error
