@@ -15,4 +15,4 @@ from keras.src.backend.common import variables as keras_variables
 __all__ = ["ATTRIBUTES", "compute_output_spec", "global_state", "keras_variables"]
 
 # What is used of these under names that are not promised either.
-ATTRIBUTES = {"global_state": ("get_global_attribute",), "keras_variables": ("Variable",)}
+ATTRIBUTES = {"global_state": ("get_global_attribute", "set_global_attribute"), "keras_variables": ("Variable",)}

@@ -139,6 +139,7 @@ class StrategyConfig:
     spans_processes: bool = False
     asynchronous: bool = False
     devices_per_process: int | None = None
+    devices_per_replica: int | None = None
     parameter_servers: int | None = None
     min_shard_bytes: int | None = None
     on_tpu: bool = False

@@ -220,7 +220,7 @@ def service_of(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]
 class Layout:
     """How many of which processes there are, and of how many devices and threads.
 
-    `per_process` devices train in a process, `workers_per_host` on a host. `local`: one machine stands for all hosts.
+    `per_process` workers train in a process, `workers_per_host` on a host. `local`: one machine stands for all hosts.
     """
 
     kind: str
@@ -233,6 +233,8 @@ class Layout:
     coordinators: int
     servers: int
     data_servers: int
+    # Devices of a worker.
+    per_replica: int = 1
 
     @property
     def training(self) -> int:
@@ -241,20 +243,21 @@ class Layout:
 
     @property
     def here(self) -> int:
-        """Workers that share this machine."""
-        return self.workers if self.local else self.workers_per_host
+        """Devices that share this machine."""
+        return (self.workers if self.local else self.workers_per_host) * self.per_replica
 
 
 def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) -> Layout:
     """Lays the config's workers over processes and hosts. Raises `PlanError`."""
     asynchronous, hosts = config.strategy.asynchronous, config.hardware.hosts or machine.hosts
     tasks = tasks_that_train(config, machine)
-    workers = workers_of(config, kind, devices_per_host, tasks)
+    per_replica = _per_replica(config, kind, devices_per_host)
+    workers = workers_of(config, kind, max(1, devices_per_host // per_replica), tasks)
     per_process, workers_per_host = layout_of(config, workers, tasks)
     servers = servers_of(config, workers, machine.tasks.count("ps"))
     check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
     local = machine.hosts == 1 or hosts == 1
-    here = max(devices_per_host, workers if local else workers_per_host)
+    here = max(devices_per_host, (workers if local else workers_per_host) * per_replica)
     made = Layout(
         kind=kind,
         hosts=hosts,
@@ -266,9 +269,22 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
         coordinators=1 if asynchronous else 0,
         servers=servers,
         data_servers=service_of(config, asynchronous)[0],
+        per_replica=per_replica,
     )
     check_cores(config, made, machine)
     return made
+
+
+def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
+    """Devices that share each copy of the model. Raises `PlanError`."""
+    asked = config.strategy.devices_per_replica or 1
+    if asked > devices_per_host and (kind != "cpu" or config.hardware.rehearse):
+        raise PlanError(
+            f"Expected no more than the {devices_per_host} devices of hardware={config.hardware.name} for a copy of "
+            f"the model, received strategy.devices_per_replica={asked}. "
+            f"Try strategy.devices_per_replica={devices_per_host}."
+        )
+    return asked
 
 
 def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, ...]:
@@ -291,14 +307,15 @@ def processes_of(layout: Layout, host: str, machine: Machine) -> tuple[Process, 
 
 def _training(number: int, layout: Layout, address: str | None, machine: Machine) -> Process:
     """The process that holds `per_process` of the workers, and `number` times as many come before."""
-    per_process, threads, rank = layout.per_process, layout.threads, layout.coordinators + number
-    replicas = tuple(range(number * per_process, (number + 1) * per_process))
+    threads, rank = layout.threads, layout.coordinators + number
+    replicas = tuple(range(number * layout.per_process, (number + 1) * layout.per_process))
+    per_process = layout.per_process * layout.per_replica
     host = replicas[0] // layout.workers_per_host
-    first = replicas[0] if machine.hosts == 1 else replicas[0] % layout.workers_per_host
+    first = (replicas[0] if machine.hosts == 1 else replicas[0] % layout.workers_per_host) * layout.per_replica
     cores: tuple[int, ...] = ()
     intra, inter = 0, 0
     if layout.kind == "cpu":
-        here = layout.workers if machine.hosts == 1 else layout.workers_per_host
+        here = (layout.workers if machine.hosts == 1 else layout.workers_per_host) * layout.per_replica
         usable = machine.member(host).cores
         mine = usable[first * threads : (first + per_process) * threads]
         cores = mine if here * threads <= len(usable) else ()

@@ -35,8 +35,8 @@ STEP_TIME, PREDICTION, SIZE, PARAMETER = Part.STEP_TIME, Part.PREDICTION, Part.S
 class Process:
     """One operating-system process: its rank, role and host, and the devices and cores it computes on.
 
-    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, one for each device. A
-    coordinator and a parameter server train none and have no device.
+    `replicas` are the numbers, over the whole run, of the model's replicas that it trains, each on one device, or on
+    as many as the strategy cuts it over. A coordinator and a parameter server train none and have no device.
     """
 
     rank: int
@@ -77,6 +77,8 @@ class StrategyPart:
     min_shard_bytes: int | None = part_of(IDENTITY, STEP_TIME)
     exchange: str | None = part_of(IDENTITY, STEP_TIME)
     static_batches: bool = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, key="strategy")
+    # Over how many devices each copy of the model is cut.
+    devices_per_replica: int = part_of(IDENTITY, STEP_TIME, default=1)
 
 
 @dataclass(frozen=True)

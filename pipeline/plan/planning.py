@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config
+from pipeline.plan.backends import check_backend
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
@@ -39,6 +40,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     examples of each file of the data, where that is known. Raises `PlanError`.
     """
     check_ranges(config)
+    check_backend(config)
     machine = replace(machine, hosts=hosts_needed(config, machine)) if machine.grows else machine
     config = replace(config, hardware=replace(config.hardware, hosts=hosts_of(config, machine)))
     kind, devices_per_host, notes = devices_of(config, machine, present)
@@ -62,6 +64,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             min_shard_bytes=config.strategy.min_shard_bytes,
             exchange=config.strategy.exchange.value if config.strategy.exchange else None,
             static_batches=config.strategy.on_tpu,
+            devices_per_replica=layout.per_replica,
         ),
         hardware=HardwarePart(
             name=config.hardware.name,
@@ -216,7 +219,9 @@ def on_one_worker(config: Config, plan: Plan) -> Config:
         config,
         workers=1,
         strategy=replace(config.strategy, devices_per_process=None),
-        hardware=replace(config.hardware, hosts=1, devices_per_host=1, threads_per_device=threads),
+        hardware=replace(
+            config.hardware, hosts=1, devices_per_host=plan.strategy.devices_per_replica, threads_per_device=threads
+        ),
         train=replace(
             config.train, replica_batch=plan.training.replica_batch, global_batch=None, callbacks=[], save=False
         ),
@@ -256,6 +261,7 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
             asynchronous=False,
             min_shard_bytes=None,
             exchange="none",
+            devices_per_replica=1,
         ),
         hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
         data=replace(plan.data, service=()),

@@ -57,6 +57,7 @@ class Layout:
     hosts: int | None = None
     processes: int | None = None
     replicas: int | None = None
+    devices: int | None = None
     replica_batch: int | None = None
     global_batch: int | None = None
     scaling: str | None = None

@@ -27,6 +27,7 @@ def layout_of(planned: Plan, timed_workers: int | None) -> Layout:
         hosts=planned.hardware.hosts,
         processes=len(planned.processes),
         replicas=planned.workers,
+        devices=planned.workers * planned.strategy.devices_per_replica,
         replica_batch=planned.training.replica_batch,
         global_batch=planned.training.global_batch,
         scaling=planned.training.scaling,

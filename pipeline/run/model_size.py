@@ -11,6 +11,7 @@ from pipeline.config import targets
 from pipeline.launch import Cluster
 from pipeline.plan import planning
 from pipeline.plan import size as sizes
+from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record.log import write_whole
@@ -45,7 +46,7 @@ def file(plan: Plan, output: Path, search: Sequence[str]) -> Path:
     """Where the size of the plan's model is kept, under all that it depends on."""
     from importlib import metadata
 
-    versions = {name: metadata.version(name) for name in ("tensorflow", "keras")}
+    versions = {name: metadata.version(name) for name in (*COMPUTING.get(plan.backend, ()), "keras")}
     return output / "sizes" / f"{sizes.fingerprint(plan, _sources(plan, search), versions)}.json"
 
 

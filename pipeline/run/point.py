@@ -15,6 +15,7 @@ from pipeline.analyze import measure, outlook, scoring, step_model
 from pipeline.launch import Cancelled, Cluster, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
+from pipeline.plan.backends import COMPUTING, JAX
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, with_rate_scale
 from pipeline.record import baselines, events, log, predictions, results
@@ -131,7 +132,8 @@ class Point:
             return self._run(cluster, baseline)
 
     def _run(self, cluster: Cluster, baseline: Plan | None) -> Result:
-        cluster.warm_up()
+        if self._plan.backend != JAX:
+            cluster.warm_up()
         tracker = self._session.tracker(Path(self._config.output_dir) / "tracker.log") if self._store else None
         if tracker and self._store:
             tracker.follow(self._folder, self._store)
@@ -393,5 +395,5 @@ def known_baseline(baseline: Plan | None, output: Path, session: Session) -> Bas
 
 
 def _baseline_file(baseline: Plan, output: Path) -> Path:
-    versions = {name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+    versions = {name: metadata.version(name) for name in (*COMPUTING.get(baseline.backend, ()), "keras", "numpy")}
     return output / "baselines" / f"{plan.fingerprint(baseline, versions)}.json"

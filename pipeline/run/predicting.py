@@ -10,6 +10,7 @@ from pipeline.analyze import calibration, history, outlook, predict, scoring, st
 from pipeline.analyze.errors import PredictError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
+from pipeline.plan.backends import COMPUTING
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
@@ -78,7 +79,9 @@ def _timed_alone(
     planned: Plan, basis: predict.Basis, request: PointRequest, cluster: Cluster, session: Session
 ) -> step_model.Observed | None:
     """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
-    same = {name: metadata.version(name) for name in ("tensorflow", "keras")}.items() <= basis.versions.items()
+    same = {
+        name: metadata.version(name) for name in (*COMPUTING.get(planned.backend, ()), "keras")
+    }.items() <= basis.versions.items()
     there = basis.machine == planned.hardware.machine and same and planned.hardware.kind in ("cpu", "gpu")
     if not request.config.predict.time_one or not there:
         return None

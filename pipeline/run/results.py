@@ -28,6 +28,7 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
     if points and baseline:
         faster = measure.speedup(points, baseline)
     one = measure.interval(baseline)[0] if baseline else None
+    devices = (measured.timed_workers or planned.workers) * planned.strategy.devices_per_replica
     return Speed(
         examples_per_second=middle,
         examples_per_second_low=low,
@@ -38,7 +39,7 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
         speedup=faster[0],
         speedup_low=faster[1],
         speedup_high=faster[2],
-        efficiency=None if faster[0] is None else faster[0] / (measured.timed_workers or planned.workers),
+        efficiency=None if faster[0] is None else faster[0] / devices,
         interval_confidence=measure.confidence(len(points)) if points else None,
         repeats=len(points),
         steps_per_call=measured.steps_per_call,

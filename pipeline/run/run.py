@@ -14,6 +14,7 @@ from pipeline.config.offers import OfferError
 from pipeline.config.schema import Config, Mode, Store
 from pipeline.launch import Cancelled, LaunchError, outlives, reach
 from pipeline.launch.signals import PREEMPTING
+from pipeline.plan.backends import JAX
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.record import log
@@ -52,7 +53,9 @@ def look_over(request: PointRequest, session: Session) -> PointRequest | PointRe
     except REFUSALS as error:
         return _refused(error, request)
     if config.mode is Mode.run:
-        made.cluster.warm_up()
+        if config.backend != JAX:
+            # Whose processes are forked from one that has TensorFlow.
+            made.cluster.warm_up()
         if config.tracking.store is not Store.none:
             session.tracker(Path(config.output_dir) / "tracker.log").begin()
     return dataclasses.replace(request, laid_out=made if there else None)

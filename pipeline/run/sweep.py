@@ -39,6 +39,8 @@ def fingerprint(config: Config) -> str:
     said: dict[str, Any] = asked(
         dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT
     )
+    if config.strategy.devices_per_replica is None:
+        del said["strategy"]["devices_per_replica"]
     since = {"backend": Config.backend, "collective": Config.collective}
     for key, usual in (("hosts", []), ("copy", False)):
         if getattr(config.cluster, key) == usual:

@@ -26,7 +26,10 @@ class Engine(Protocol):
 
 
 # Ours; a package offers others as entry points of the group `pipeline.engines`.
-ENGINES = {"tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine"}
+ENGINES = {
+    "tensorflow": "pipeline.worker.tensorflow.engine:TensorFlowEngine",
+    "jax": "pipeline.worker.jax.start:engine",
+}
 INSTEAD = "backend=tensorflow"
 
 

@@ -36,6 +36,8 @@ AGAIN_SECONDS = 0.2
 # What is raised where the fork server, or a process that it has just forked, is gone.
 GONE = (EOFError, ConnectionError, ProcessLookupError)
 PRELOAD = ["pipeline.launch.local.preload"]
+# Backends whose processes are not forked from the server, which has Keras on TensorFlow.
+STARTED_ANEW = ("jax",)
 
 Context = ForkServerContext | SpawnContext
 # The environment is the whole process's: one thread at a time has it changed.
@@ -121,6 +123,8 @@ class LocalJob:
     """Forked processes, with a pipe for events, one for commands, and one that says the conductor lives."""
 
     def __init__(self, context: Context, plan: Plan, group: str, folder: Path, ranks: Sequence[int]) -> None:
+        if plan.backend in STARTED_ANEW:
+            context = mp.get_context("spawn")
         self._group, self._context, self._plan, self._folder, self._ranks = group, context, plan, folder, ranks
         self._processes: dict[int, BaseProcess] = {}
         self._events: dict[int, Connection] = {}
@@ -232,7 +236,7 @@ class LocalJob:
         try:
             # A process that is started and not yet known here ends when `stop` closes its pipe. It may take the server
             # to start anew, for one that is started again too.
-            with _quiet_environment():
+            with _quiet_environment(self._plan.backend):
                 started.start()
             assert started.pid is not None
             self._processes[rank] = started
@@ -294,15 +298,15 @@ def _state(pid: int | None) -> str:
 
 
 @contextlib.contextmanager
-def _quiet_environment() -> Iterator[None]:
-    """The environment that a process is started with; put back afterwards.
+def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
+    """The environment that a process is started with, to compute by a backend; put back afterwards.
 
     Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names.
     """
     wanted: dict[str, str | None] = {
         "TF_CONFIG": None,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        "KERAS_BACKEND": "tensorflow",
+        "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
         CONDUCTOR: str(os.getpid()),
     }
     with ENVIRONMENT:

@@ -156,7 +156,7 @@ def _efficiency(result: Result) -> str:
         return ""
     ends = (speed.speedup_low, speed.speedup_high)
     low, high = (None if end is None or not speed.speedup else end * value / speed.speedup for end in ends)
-    devices = plural(result.layout.replicas, "device")
+    devices = plural(result.layout.devices or result.layout.replicas, "device")
     share = f"{percent(value)} of {devices}" if devices else percent(value)
     return listed(f"{share}{marks(result.layout)}", _interval(speed, span(low, high, percent, " to ")))
 

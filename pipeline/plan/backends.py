@@ -1,0 +1,91 @@
+"""Refuses what a backend cannot do, before anything is started."""
+
+from pipeline.config.schema import Cache, Config
+from pipeline.plan.errors import PlanError
+
+JAX, TENSORFLOW = "jax", "tensorflow"
+MODEL_PARALLEL = "pipeline.strategies.model_parallel"
+# What makes the strategies that JAX's engine has a mesh for.
+ON_JAX = (
+    "pipeline.strategies.default",
+    "pipeline.strategies.one_device",
+    "pipeline.strategies.mirrored",
+    "pipeline.strategies.multi_worker",
+    MODEL_PARALLEL,
+)
+# The packages that compute, whose versions decide speed; those of a package's own engine are its own.
+COMPUTING = {TENSORFLOW: ("tensorflow",), JAX: ("jax", "jaxlib")}
+# Data that TensorFlow makes while they are read.
+ON_TENSORFLOW = ("pipeline.data.clicks", "pipeline.data.images", "pipeline.data.tfds")
+
+
+def check_backend(config: Config) -> None:
+    """Refuses what the config's backend cannot do. Raises `PlanError`."""
+    strategy = config.strategy
+    if strategy.build.get("_target_") == MODEL_PARALLEL and config.backend != JAX:
+        raise PlanError(
+            f"Expected backend=jax for strategy={strategy.name}, since TensorFlow's engine cuts no variable over "
+            f"devices, received backend={config.backend}. Try backend=jax, or strategy=mirrored."
+        )
+    if (strategy.devices_per_replica or 1) > 1 and strategy.build.get("_target_") != MODEL_PARALLEL:
+        raise PlanError(
+            f"Expected strategy.devices_per_replica with strategy=model_parallel only, received it with "
+            f"{strategy.name}. Try strategy.devices_per_replica=null, or strategy=model_parallel backend=jax."
+        )
+    if config.backend == JAX:
+        _check_strategy(config)
+        _check_data(config)
+        _check_settings(config)
+
+
+def _check_strategy(config: Config) -> None:
+    strategy = config.strategy
+    if strategy.asynchronous or strategy.on_tpu or strategy.build.get("_target_") not in ON_JAX:
+        raise PlanError(
+            f"Expected a strategy whose replicas make each step together under backend=jax (default, one_device, "
+            f"mirrored, multi_worker or model_parallel), received strategy={strategy.name}. "
+            f"Try strategy=mirrored, or backend=tensorflow."
+        )
+    asked = strategy.build.get("communication", "auto")
+    if asked != "auto":
+        raise PlanError(
+            f"Expected strategy.build.communication=auto under backend=jax, where XLA adds up, received {asked}. "
+            f"Try strategy.build.communication=auto."
+        )
+
+
+def _check_data(config: Config) -> None:
+    data = config.data
+    if data.build.get("_target_") in ON_TENSORFLOW:
+        raise PlanError(
+            f"Expected data as arrays, or prepared files of them, under backend=jax, which reads them without "
+            f"TensorFlow, received data={data.name}, whose examples TensorFlow makes. "
+            f"Try `python -m pipeline prepare`, or backend=tensorflow."
+        )
+    for key, received, instead in (
+        ("service", data.service, "null"),
+        ("profile", data.profile or None, "false"),
+        ("cache", data.cache.value if data.cache is not Cache.none else None, "none"),
+    ):
+        if received is not None:
+            raise PlanError(
+                f"Expected data.{key}={instead} under backend=jax, whose examples are arrays in memory, received "
+                f"{str(received).lower()}. Try data.{key}={instead}, or backend=tensorflow."
+            )
+
+
+def _check_settings(config: Config) -> None:
+    train = config.train
+    for key, received, usual, why in (
+        ("collective", config.collective, TENSORFLOW, "where XLA adds up what replicas computed"),
+        ("train.gradient_bits", train.gradient_bits, 32, "where XLA exchanges gradients as they are"),
+        ("train.batch_statistics", train.batch_statistics, "global", "whose statistics are those of the global batch"),
+        ("measure.explain", config.measure.explain, False, "whose step cannot be taken apart"),
+        ("train.check", train.check.strip().lower() if train.check.strip().lower() == "strict" else "true", "true",
+         "whose replicas make one step of the whole global batch, so that nothing is compared"),
+    ):  # fmt: skip
+        if received != usual:
+            raise PlanError(
+                f"Expected {key}={str(usual).lower()} under backend=jax, {why}, received {str(received).lower()}. "
+                f"Try {key}={str(usual).lower()}, or backend=tensorflow."
+            )

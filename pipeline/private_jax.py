@@ -1,0 +1,13 @@
+"""What is taken from JAX beyond what it promises to keep, and what for."""
+
+# Where processes listen for each other's sums on CPUs, which has no public setting and would be any interface.
+from jax._src import xla_bridge
+from jaxlib import _jax
+
+__all__ = ["ATTRIBUTES", "_jax", "xla_bridge"]
+
+# What is used of these.
+ATTRIBUTES = {
+    "_jax": ("make_gloo_tcp_collectives",),
+    "xla_bridge": ("make_cpu_client", "register_backend_factory"),
+}

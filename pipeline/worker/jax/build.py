@@ -1,0 +1,93 @@
+"""Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from pipeline.config import targets
+from pipeline.plan.plan import Plan
+from pipeline.worker import labels, rates
+from pipeline.worker.jax.data import PARTS, OwnData
+from pipeline.worker.model_error import ModelError
+
+
+def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> keras.Model:
+    """The plan's model, compiled and built, with its weights on this process's first device.
+
+    What it was compiled with and means nothing here goes to `note`. Raises `ModelError`, or `DataError` for labels
+    unlike its loss.
+    """
+    shape = keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), data.train[0])
+    if targets.asks_for(plan.model.build, "model.build", "num_classes") and data.num_classes is None:
+        raise ModelError(
+            "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
+            "Try data.num_classes=10, or whatever it is."
+        )
+    made = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
+    if not isinstance(made, keras.Model):
+        raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+    _check(made, note)
+    _compile(made, plan)
+    sample = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else np.zeros((2, *leaf.shape[1:]), leaf.dtype), data.train
+    )
+    labels.check(made, sample)
+    made._symbolic_build(data_batch=sample)
+    if not made.trainable_variables:
+        raise ModelError("Expected a model with weights to train, received one without.")
+    if plan.training.rate_scale != 1.0:
+        rates.scale(made.optimizer, plan.training.rate_scale)
+    if not made.optimizer.built:
+        made.optimizer.build(made.trainable_variables)
+    found = labels.outputs(made, sample)
+    for name, part in data.parts.items():
+        if part is not None and len(part) > 1:
+            labels.check_values(found, part[1], PARTS[name])
+    return made
+
+
+def state_bytes(made: keras.Model) -> int:
+    """Bytes of the weights and of the optimizer's state, whole."""
+    variables = [*made.variables, *made.optimizer.variables]
+    return sum(int(np.prod(variable.shape)) * variable.value.dtype.itemsize for variable in variables)
+
+
+def _check(made: keras.Model, note: Callable[[str], object]) -> None:
+    base = keras.Model
+    for name in ("train_step", "test_step", "compute_loss_and_updates"):
+        if getattr(type(made), name) is not getattr(base, name):
+            raise ModelError(
+                f"Expected a model with Keras's own {name} under backend=jax, received {type(made).__name__}, which "
+                f"has one of its own. Try backend=tensorflow."
+            )
+    if made.compiled and made.run_eagerly:
+        raise ModelError(
+            "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
+            "Try run_eagerly=False; to debug, model.fit without this program."
+        )
+    if made.compiled and made.jit_compile is False:
+        note("The model was compiled with jit_compile=False, which is left out: under backend=jax XLA compiles steps.")
+    for tensor in keras.tree.flatten(getattr(made, "inputs", None) or ()):
+        if tensor.shape[0] is not None:
+            raise ModelError(
+                f"Expected a model that takes batches of any size, since the last one may be short, received one that "
+                f"takes {tensor.shape[0]} alone (input {tensor.name}). Try keras.Input(shape) without a batch size."
+            )
+
+
+def _compile(made: keras.Model, plan: Plan) -> None:
+    train = plan.training
+    optimizer: Any = targets.value(train.optimizer, "train.optimizer")
+    loss, metrics = targets.value(train.loss, "train.loss"), targets.value(train.metrics, "train.metrics")
+    if made.compiled:
+        # What compile is not given, it keeps.
+        chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
+    else:
+        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
+        loss = "sparse_categorical_crossentropy" if loss is None else loss
+        metrics = ["accuracy"] if metrics is None else metrics
+    if train.learning_rate is not None:
+        chosen = rates.with_learning_rate(chosen, train.learning_rate)
+    made.compile(optimizer=chosen, loss=loss, metrics=metrics)

@@ -1,0 +1,261 @@
+"""What a process has of the data, as NumPy arrays, and the batches that a call of the loop trains.
+
+Every process reads everything; of each global batch a device is given its rows alone.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from pipeline.config import targets
+from pipeline.data import manifest, records
+from pipeline.data.errors import DataError
+from pipeline.data.examples import Broken, Examples, leaves, rows
+from pipeline.data.files import opened
+from pipeline.plan.plan import Plan, Process
+from pipeline.record.events import Loaded, Lost, Warned
+from pipeline.worker.engine import Tell
+from pipeline.worker.input import broken as looked
+from pipeline.worker.input.layout import BEGINNING, Layout, Position
+from pipeline.worker.jax.order import order
+from pipeline.worker.loop import TrainingError
+
+# (x, y) or (x, y, weights): arrays, or structures of them, with the examples along the first axis.
+Arrays: TypeAlias = tuple[Any, ...]
+PARTS = {"train": "training", "validation": "validation"}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Arrays, and how steps take their examples from them."""
+
+    arrays: Arrays
+    layout: Layout
+    shuffle: bool
+    seed: int
+
+    def steps(self, position: Position = BEGINNING) -> Iterator[np.ndarray]:
+        """The rows of each step's global batch, int64 [examples], from the position on, epoch after epoch."""
+        position = self.layout.settled(position)
+        examples, batch, first = self.layout.examples, self.layout.global_batch, position.examples
+        for epoch in itertools.count(position.epoch):
+            places = order(examples, self.seed, epoch) if self.shuffle else np.arange(examples)
+            for step in range(self.layout.steps_after(first)):
+                start = first + step * batch
+                yield places[start : start + batch]
+            first = 0
+
+
+@dataclass
+class Reader:
+    """The steps of a part, taken in blocks of equal batches."""
+
+    data: Data
+    position: Position = BEGINNING
+    _steps: Iterator[np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = self.data.steps(self.position)
+
+    def take(self, count: int) -> list[tuple[int, np.ndarray]]:
+        """The next `count` steps as blocks of (steps, the rows of all, one batch after another)."""
+        taken = itertools.groupby(itertools.islice(self._steps, count), len)
+        return [(len(block), np.concatenate(block)) for block in (list(group) for _, group in taken)]
+
+    def batches(self, steps: int, chosen: np.ndarray) -> Any:
+        """The examples of a block, each array [steps, batch, ...]."""
+        made = rows(self.data.arrays, chosen)
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else leaf.reshape(steps, -1, *leaf.shape[1:]), made
+        )
+
+
+class OwnData:
+    """The data of a process, rid of what is broken."""
+
+    def __init__(self, plan: Plan, process: Process, tell: Tell) -> None:
+        self._plan, self._process, self._tell = plan, process, tell
+        self._made: dict[str, Any] = {}
+        # "train" and "validation", None for one that is not there.
+        self.parts: dict[str, Arrays | None] = {}
+        self.num_classes: int | None = None
+        self._digest: str | None = None
+
+    def load(self) -> None:
+        """Makes the data, looks through this process's share for what is broken, and tells what there is."""
+        plan, leaders = self._plan, self._plan.leaders
+        made = targets.call(plan.data.build, "data.build", shard=0, shards=1)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise DataError(f"Expected data.build to return (train, validation), received {type(made).__name__}.")
+        self._made = {name: _known(part, name) for name, part in zip(PARTS, made, strict=True)}
+        number, classes = leaders.index(self._process.rank), plan.data.num_classes
+        skip = plan.data.on_error == "skip"
+        found = {name: looked.broken(part, classes, number, len(leaders), skip) for name, part in self._made.items()}
+        flaws = looked.flaws(self._made["train"], classes)
+        if not skip:
+            looked.refuse([flaw for flaws_of in found.values() for flaw in flaws_of], flaws)
+        for flaw in flaws if number == 0 else ():
+            self._tell(Warned(f"There are {flaw}."))
+        self._tell_loaded(found)
+
+    def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> None:
+        """Leaves out what any process has found broken."""
+        for name, part in self._made.items():
+            lost = [Broken(**vars(one)) for of_process in broken.values() for one in of_process.get(name, ())]
+            self._made[name] = looked.without(part, lost)
+        self._tell_loaded({})
+
+    def _tell_loaded(self, found: Mapping[str, Sequence[Broken]]) -> None:
+        counts = {name: 0 if part is None else _count(part) for name, part in self._made.items()}
+        lost = {name: [Lost(**vars(one)) for one in broken] for name, broken in found.items()}
+        self._tell(Loaded(dict.fromkeys(self._made, False), counts, lost))
+
+    def finish(self) -> None:
+        """Reads what is still in files, and weighs examples by their class, once all know what is broken."""
+        train = self._made["train"]
+        self.num_classes = self._plan.data.num_classes or looked.num_classes(train)
+        self._digest = train.digest if isinstance(train, Examples) else None
+        self.parts = {name: None if part is None else _arrays(part) for name, part in self._made.items()}
+        if self.num_classes is None:
+            self.num_classes = looked.num_classes(self.parts["train"])
+        if (given := self._plan.training.class_weight) is not None and (arrays := self.parts["train"]) is not None:
+            self.parts["train"] = _weighed(arrays, {int(label): weight for label, weight in given.items()})
+
+    @property
+    def train(self) -> Arrays:
+        """The training arrays."""
+        arrays = self.parts["train"]
+        assert arrays is not None, "load comes first"
+        return arrays
+
+    def digest(self) -> str:
+        """Names the training data, as TensorFlow's engine does."""
+        if self._digest is not None:
+            return self._digest
+        digest = hashlib.sha256()
+        for leaf in leaves(self.train):
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+        return digest.hexdigest()[:16]
+
+    def layout(self, counts: list[int]) -> Layout:
+        """How steps take their examples of so many."""
+        process = self._process
+        return Layout(
+            self._plan.training.global_batch, self._plan.workers, process.replicas[0], len(process.replicas),
+            tuple(counts), process.rank,
+        )  # fmt: skip
+
+
+def _known(part: Any, name: str) -> Any:
+    """A part of a kind that is read without TensorFlow: `Examples`, or a tuple of arrays. Raises `DataError`."""
+    if part is None or (isinstance(part, Examples) and (part.is_made or part.in_files)):
+        return part
+    if isinstance(part, Examples) or not isinstance(part, tuple | list):
+        kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
+        raise DataError(
+            f"Expected the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax, which "
+            f"reads them without TensorFlow, received {kind}. Try backend=tensorflow, or numpy.array."
+        )
+    given = tuple(part)
+    while given and given[-1] is None:
+        given = given[:-1]
+    if not 1 <= len(given) <= 3:
+        raise DataError(f"Expected the {PARTS[name]} data as (x, y) or (x, y, weights), received {len(given)} of them.")
+    made: Arrays = tuple(keras.tree.map_structure(_array, one) if not _is_list(one) else _array(one) for one in given)
+    lengths = {len(leaf) for leaf in leaves(made) if leaf is not None}
+    if len(lengths) > 1:
+        raise DataError(
+            f"Expected as many examples in each array of the {PARTS[name]} data, received "
+            f"{' and '.join(f'{length:,}' for length in sorted(lengths))}. Try cutting all to {min(lengths):,}."
+        )
+    return made
+
+
+def _is_list(values: object) -> bool:
+    """Is it one array, written as lists of numbers?"""
+    while isinstance(values, list) and values:
+        values = values[0]
+    return np.isscalar(values)
+
+
+def _array(values: Any) -> Any:
+    if values is None:
+        return None
+    array = np.asarray(values)
+    if not array.ndim or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"Expected arrays of numbers under backend=jax, received {array.dtype} of {array.ndim} axes. "
+            f"Try .astype('float32'), or whatever stands for it."
+        )
+    # As Keras does with Python's floats.
+    return array.astype("float32") if array.dtype == np.float64 and isinstance(values, list) else array
+
+
+def _count(part: Any) -> int:
+    return part.count if isinstance(part, Examples) else len(leaves(part)[0])
+
+
+def _arrays(part: Any) -> Arrays:
+    if not isinstance(part, Examples):
+        made: Arrays = part
+        return made
+    if not part.in_files:
+        return tuple(part.raw)
+    if part.decode is not None or part.augment is not None:
+        raise DataError(
+            "Expected prepared data of arrays under backend=jax, since encoded images and augmentation are "
+            "TensorFlow's, received such. Try backend=tensorflow, or preparing images as arrays."
+        )
+    return _of_records(part)
+
+
+def _of_records(part: Examples) -> Arrays:
+    """Prepared examples as arrays, in the order of their files."""
+    spec = manifest.flat(part.spec)
+    values: dict[str, list[np.ndarray]] = {name: [] for name in spec}
+    for segment in part.raw:
+        with opened(segment.path) as file:
+            file.seek(segment.offset)
+            wanted = range(segment.first - segment.at, segment.first - segment.at + segment.records)
+            for frame in itertools.islice(records.frames(file), wanted.start, wanted.stop):
+                if frame.data is None:
+                    raise TrainingError(
+                        f"Expected records that can be read in {segment.path}, received record {frame.number}, which "
+                        f"{frame.broken}. Try data.on_error=skip, or preparing the data anew."
+                    )
+                found = records.parsed(frame.data)
+                for name, leaf in spec.items():
+                    values[name].append(_of_feature(found[name], leaf.dtype, leaf.shape))
+    stacked: dict[str, Any] = {name: np.stack(arrays) for name, arrays in values.items()}
+    made: Any = manifest.nested(stacked)
+    return tuple(made)
+
+
+def _of_feature(values: list[Any], dtype: str, shape: Sequence[int]) -> np.ndarray:
+    if values and isinstance(values[0], bytes):
+        return np.frombuffer(values[0], dtype).reshape(shape)
+    return np.array(values, dtype).reshape(shape)
+
+
+def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
+    """(x, y, weights), in which examples are weighed by the class of their label, as Keras's `fit` does."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(arrays)
+    labels = np.asarray(y) if isinstance(y, np.ndarray) else None
+    if labels is None or labels.ndim > 2:
+        raise DataError(
+            "Expected a class, or a number for each class, as the label of an example for train.class_weight, received "
+            f"{json.dumps(str(type(y).__name__))}. Try train.class_weight=null, and weights in the data."
+        )
+    if labels.ndim == 2:
+        labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
+    numbers = np.rint(labels).astype(np.int64)
+    table = np.array([class_weight.get(number, 1.0) for number in range(max(class_weight) + 1)], np.float32)
+    known = (numbers >= 0) & (numbers < len(table))
+    found = np.where(known, table[np.where(known, numbers, 0)], np.float32(1))
+    return x, y, found if weight is None else found * np.asarray(weight, np.float32)

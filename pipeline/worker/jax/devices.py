@@ -1,0 +1,95 @@
+"""A process's devices, threads and seeds under JAX, the processes' joining, and the mesh over all of their devices."""
+
+import os
+import platform
+import random
+from functools import partial
+from importlib import metadata
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh
+
+from pipeline.plan.checks import stays_here
+from pipeline.plan.plan import Plan, Process
+from pipeline.private_jax import _jax, xla_bridge
+from pipeline.private_keras import global_state
+from pipeline.worker.loop import TrainingError
+
+# The axes of the mesh: over which a batch is cut, and over which large variables are.
+BATCH, MODEL = "batch", "model"
+# Of the conductor's patience: it is to hear from the others who is gone before its own is at an end.
+HEARTBEAT_SHARE = 0.8
+
+
+def prepare_devices(plan: Plan, process: Process) -> None:
+    """Cores, threads, devices, precision and seeds, as planned; returns once every process has joined."""
+    if process.cores:
+        os.sched_setaffinity(0, process.cores)
+    if process.intra_op_threads:
+        # By which XLA sizes the thread pool of its CPU client.
+        os.environ["NPROC"] = str(process.intra_op_threads)
+    if plan.hardware.kind == "gpu":
+        if plan.training.deterministic:
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+    else:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", len(process.devices))
+    if len(plan.leaders) > 1:
+        _join(plan, process)
+    keras.config.set_dtype_policy(plan.training.precision)
+    seed_all(plan.training.seed)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds Python, NumPy and Keras. Keras's own function imports TensorFlow where that is installed."""
+    random.seed(seed)
+    np.random.seed(seed)
+    global_state.set_global_attribute("global_random_seed", seed)
+    global_state.set_global_attribute("global_seed_generator", None)
+
+
+def mesh_of(plan: Plan, process: Process) -> Mesh:
+    """All devices of the run, [replica, device of a replica], as the axes `BATCH` and `MODEL`."""
+    here = jax.local_devices()
+    gpu = plan.hardware.kind == "gpu"
+    if gpu and (here[0].platform != "gpu" or len(plan.leaders) == 1):
+        wanted = [int(name.split(":")[1]) for name in process.devices]
+        if here[0].platform != "gpu" or max(wanted) >= len(here):
+            there = len(here) if here[0].platform == "gpu" else 0
+            raise TrainingError(
+                f"Expected {plan.hardware.name} to have {', '.join(process.devices)}, received {there} GPUs from JAX. "
+                f"Try installing jax[cuda12], or hardware.rehearse=true."
+            )
+        devices = [here[index] for index in wanted]
+    else:
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    return Mesh(np.array(devices).reshape(plan.workers, -1), (BATCH, MODEL))
+
+
+def versions() -> dict[str, str]:
+    """The versions that a measurement depends on."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in ("jax", "jaxlib", "keras", "numpy")
+    }
+
+
+def _join(plan: Plan, process: Process) -> None:
+    """Joins the others, of which the first coordinates; on one machine nobody listens beyond it."""
+    first, mine = str(plan.processes[plan.leaders[0]].address), str(process.address)
+    gpus = [int(name.split(":")[1]) for name in process.devices] if plan.hardware.kind == "gpu" else None
+    jax.distributed.initialize(
+        coordinator_address=first,
+        num_processes=len(plan.leaders),
+        process_id=plan.leaders.index(process.rank),
+        local_device_ids=gpus,
+        initialization_timeout=max(1, int(plan.launch.startup_timeout)),
+        heartbeat_timeout_seconds=max(1, int(HEARTBEAT_SHARE * plan.launch.heartbeat_timeout)),
+        coordinator_bind_address=first if stays_here(first) else None,
+    )
+    if gpus is None:
+        given = {"hostname": mine.rpartition(":")[0]} if stays_here(mine) else {}
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=jax.distributed.global_state.client, **given)
+        client = partial(xla_bridge.make_cpu_client, collectives=collectives)
+        xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)

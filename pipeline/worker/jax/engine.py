@@ -1,0 +1,223 @@
+"""JAX's engine: what one process does of a plan, on a mesh of the devices of all processes."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from pipeline.config import targets
+from pipeline.plan.plan import Plan, Process
+from pipeline.record import commands, events
+from pipeline.record.check import Check
+from pipeline.record.commands import Command
+from pipeline.record.events import Failed, Told
+from pipeline.worker import rates
+from pipeline.worker.callbacks import Callbacks
+from pipeline.worker.callbacks import check as check_callbacks
+from pipeline.worker.checkpoint import State
+from pipeline.worker.engine import Tell
+from pipeline.worker.going_on import survival
+from pipeline.worker.input.broken import expect_batch
+from pipeline.worker.jax import build, layouts
+from pipeline.worker.jax.data import Data, OwnData
+from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
+from pipeline.worker.jax.errors import explain, lost_a_peer
+from pipeline.worker.jax.loop import JaxLoop, whole
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.notes import Notes
+from pipeline.worker.pace import Pace
+from pipeline.worker.saving import save
+from pipeline.worker.state import packed, unpacked
+from pipeline.worker.training import Diverged, Preempted, Survival, Training
+
+UNCHECKED = "under backend=jax all replicas make one step of the whole global batch"
+
+
+class JaxEngine:
+    """A process that trains under JAX. See `pipeline.worker.engine.Engine`."""
+
+    def __init__(self, plan: Plan, process: Process, tell: Tell, asked_to_leave: Callable[[], bool]) -> None:
+        self._plan, self._process, self._tell, self._asked_to_leave = plan, process, tell, asked_to_leave
+        self._work: Work | None = None
+
+    def join(self) -> dict[str, str]:
+        """Takes its devices; returns the versions that a measurement depends on, once every process has joined."""
+        prepare_devices(self._plan, self._process)
+        mesh = mesh_of(self._plan, self._process)
+        self._work = Work(self._plan, self._process, mesh, self._tell, self._asked_to_leave)
+        return versions()
+
+    def obey(self, command: Command[Told]) -> None:
+        """Does what a command says; one that has left does nothing more."""
+        if self._work is None:
+            return
+        try:
+            self._work.obey(command)
+        except Preempted:
+            self._work = None
+        except Exception:
+            self._work.finish_writing()
+            raise
+
+    def failure(self, error: BaseException) -> Failed:
+        """What an error is told as."""
+        return Failed(explain(error), lost_a_peer(error), isinstance(error, Diverged))
+
+
+class Work:
+    """What a process has made so far, and the commands that go on from it."""
+
+    def __init__(
+        self, plan: Plan, process: Process, mesh: Mesh, tell: Tell, asked_to_leave: Callable[[], bool]
+    ) -> None:
+        self._plan, self._process, self._mesh, self._tell = plan, process, mesh, tell
+        self._asked_to_leave = asked_to_leave
+        self._chief = process.rank == plan.leaders[0]
+        self._notes = Notes(tell if self._chief else None)
+        self._data = OwnData(plan, process, tell)
+        self._loop: JaxLoop | None = None
+        self._pace: Pace | None = None
+        self._survival: Survival | None = None
+
+    def obey(self, command: Command[Told]) -> None:
+        """Does what a command says, and tells the event that answers it."""
+        match command:
+            case commands.Load():
+                self._data.load()
+            case commands.Drop():
+                self._data.drop(command.broken)
+            case commands.Build():
+                self._build(command.train_counts, command.validation_counts, command.resume)
+            case commands.Check():
+                self._tell(events.Checked(Check("not made", unsaid=UNCHECKED)))
+            case commands.Size():
+                self._tell(events.Sized(error="backend=jax does not tell how large a step is"))
+            case commands.Begin():
+                self._begin()
+            case commands.Calibrate():
+                self._tell(self._paced().calibrate(command.steps_per_call))
+            case commands.Measure():
+                self._tell(self._paced().measure(command))
+            case commands.Train():
+                self._train(command.steps_per_call, command.folder)
+            case commands.Leave():
+                if self._pace is not None:
+                    self._pace.leave()
+                self._tell(events.Left())
+                raise Preempted
+            case _:
+                raise TrainingError(
+                    f"Expected a command that backend=jax knows, received {type(command).__name__}. "
+                    f"Try backend=tensorflow."
+                )
+
+    def _build(self, train_counts: list[int], validation_counts: list[int], resume: str | None) -> None:
+        plan, own = self._plan, self._data
+        expect_batch(sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip")
+        own.finish()
+        model = build.model(plan, own, self._notes.add)
+        train = Data(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed)
+        held_out = own.parts["validation"]
+        validation = None
+        if held_out is not None:
+            validation = Data(held_out, own.layout(validation_counts), False, plan.training.seed)
+        self._survival, position = survival(
+            plan, resume, train.layout, own.digest(), self._chief, self._on_all, self._asked_to_leave, self._tell
+        )
+        placed = layouts.shardings(model, self._layout(model), self._mesh)
+        self._loop = loop = JaxLoop(
+            model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position
+        )
+        size = build.state_bytes(model)
+        if self._mesh.shape[MODEL] > 1:
+            held = loop.held_bytes()
+            self._notes.keep(f"A device holds {held:,} of the {size:,} bytes of weights and of the optimizer's state.")
+        x = own.train[0]
+        self._tell(
+            events.Built(
+                parameters=model.count_params(),
+                state_bytes=size,
+                input_shape=keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), x),
+                input_dtype=keras.tree.map_structure(lambda leaf: leaf.dtype.name, x),
+                num_classes=own.num_classes,
+                train_examples=train.layout.examples,
+                validation_examples=0 if validation is None else validation.layout.examples,
+                validation_steps=0 if validation is None else validation.layout.steps,
+                steps_per_epoch=train.layout.steps,
+                epochs=plan.training.epochs or -(-(plan.training.steps or 1) // train.layout.steps),
+                data_digest=own.digest(),
+                notes=self._notes.texts or None,
+            )
+        )
+
+    def _layout(self, model: keras.Model) -> dict[str, layouts.Axes]:
+        """Which variables are cut over the devices of a replica, by their paths."""
+        patterns = self._plan.strategy.build.get("layout")
+        if isinstance(patterns, dict):
+            return layouts.written(model, patterns, self._mesh)  # type: ignore[arg-type] # refused there
+        parts = self._mesh.shape[MODEL]
+        return layouts.derived(model, parts) if parts > 1 else {}
+
+    def _begin(self) -> None:
+        plan = self._plan
+        seed_all(plan.training.seed)
+        callbacks = [
+            targets.value(callback, f"train.callbacks[{index}]")
+            for index, callback in enumerate(plan.training.callbacks)
+        ]
+        check_callbacks(callbacks)
+        if self._survival is not None and self._chief:
+            self._survival.checkpointer.check()
+        pace = self._paced()
+        pace.training = Training(
+            self._ready(),
+            plan.training.epochs,
+            plan.training.steps,
+            callbacks,
+            pace.telling.tell,
+            hooks=partial(Callbacks, plain=partial(build.model, plan, self._data), weights=_weights),
+            survival=self._survival,
+        )
+
+    def _train(self, steps_per_call: int, folder: str) -> None:
+        loop, training = self._ready(), self._paced().finish(steps_per_call)
+        digests = loop.replica_digests()
+        if self._chief and self._plan.training.save:
+            rates.unscaled(loop.model.optimizer)
+            self._tell(events.Saved(save(loop.whole_model(), Path(folder), self._tell)))
+        self._tell(events.Finished(digests, **(training.result if self._chief else {})))
+
+    def finish_writing(self) -> None:
+        """Returns once no checkpoint is being written: what comes after a failure goes on from it."""
+        if self._survival is not None:
+            self._survival.checkpointer.wait()
+
+    def _on_all(self, state: State | None) -> State | None:
+        """The first process's state on every process, all of which call this together."""
+        header, body = packed(state) if state is not None else (b"", b"")
+        sizes = multihost_utils.broadcast_one_to_all(np.array([len(header), len(body)], np.int32))
+        first, second = (int(size) for size in np.asarray(sizes))
+        if not first:
+            return None
+        sent = np.zeros(first + second, np.uint8)
+        if state is not None:
+            sent[:] = np.frombuffer(header + body, np.uint8)
+        data = np.asarray(multihost_utils.broadcast_one_to_all(sent)).tobytes()
+        return state or unpacked(data[:first], data[first:])
+
+    def _paced(self) -> Pace:
+        if self._pace is None:
+            self._pace = Pace(self._ready(), self._tell, self._plan.training.deterministic)
+        return self._pace
+
+    def _ready(self) -> JaxLoop:
+        assert self._loop is not None, "build comes first"
+        return self._loop
+
+
+def _weights(model: keras.Model) -> list[np.ndarray]:
+    return [whole(variable.value) for variable in model.weights]

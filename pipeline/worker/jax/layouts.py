@@ -1,0 +1,164 @@
+"""Which axis of which variable is cut over the devices of a replica: derived from the layers, or as written patterns.
+
+Large kernels are cut by column and the one that follows by row, so that nothing is exchanged between the two; attention
+by heads; embeddings by rows. What does not divide evenly is left whole, which costs memory and nothing else.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pipeline.worker.jax.devices import MODEL
+from pipeline.worker.loop import TrainingError
+
+# Numbers of a variable from which on it is cut: smaller ones cost more to exchange than they take.
+LARGE = 1024
+# Kernels of attention that are cut by their heads where these leave them, and the one that takes the heads together.
+BY_HEAD, FROM_HEADS = ("query", "key", "value"), ("projection", "attention_output", "output")
+HEADS = ("heads", "num_heads", "_num_heads", "num_query_heads")
+
+# The axes of the mesh that a variable's axes are cut over; None for one that is whole.
+Axes = tuple[str | None, ...]
+
+
+def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
+    """The axes of each variable that is cut over `parts` devices, by its path."""
+    found: dict[str, Axes] = {}
+    heads = _heads(model)
+    # How many numbers the last kernel that was cut by column gives.
+    given: int | None = None
+    for layer in model._flatten_layers():
+        own = {variable.name: variable for variable in layer._trainable_variables}
+        if (table := own.get("embeddings")) is not None and len(table.shape) == 2:
+            _cut(found, table, 0, parts)
+        kernel = own.get("kernel")
+        if kernel is None or len(kernel.shape) < 2:
+            continue
+        shape = tuple(kernel.shape)
+        by_head = heads.get(id(layer))
+        if by_head is not None and layer.name in (*BY_HEAD, *FROM_HEADS):
+            if by_head % parts == 0:
+                _cut_attention(found, layer.name, kernel, own.get("bias"), parts)
+            continue
+        takes, gives = len(shape) - 2, len(shape) - 1
+        if given == shape[takes] and _cut(found, kernel, takes, parts):
+            given = None
+        elif _cut(found, kernel, gives, parts):
+            given = shape[gives]
+            if (bias := own.get("bias")) is not None:
+                _cut(found, bias, len(bias.shape) - 1, parts, least=1)
+        else:
+            given = None
+    return found
+
+
+def written(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], mesh: Mesh) -> dict[str, Axes]:
+    """The axes of each variable that a pattern matches whole, by its path. Raises `TrainingError`.
+
+    A pattern that matches nothing is refused, and so is a variable that two match.
+    """
+    paths = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
+    by: dict[str, str] = {}
+    found: dict[str, Axes] = {}
+    for pattern, axes in patterns.items():
+        matched = [path for path in paths if re.fullmatch(pattern, path)]
+        if not matched:
+            raise TrainingError(
+                f"Expected each pattern of strategy.build.layout to match a variable whole, received {pattern}, which "
+                f"matches none of {', '.join(paths)}. Try {_near(pattern, list(paths))}."
+            )
+        for path in matched:
+            if path in by:
+                raise TrainingError(
+                    f"Expected one pattern of strategy.build.layout for a variable, received {by[path]} and {pattern}, "
+                    f"which both match {path}. Try a narrower pattern."
+                )
+            by[path], found[path] = pattern, _checked(path, paths[path], axes, mesh)
+    return found
+
+
+def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dict[int, NamedSharding]:
+    """Where each variable of a model and its optimizer is, by its id; the slots of one are where it is."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    made = {id(variable): whole for variable in (*model.variables, *model.optimizer.variables)}
+    by_path = {variable.path: variable for variable in model.trainable_variables if variable.path in layout}
+    for path, variable in by_path.items():
+        made[id(variable)] = NamedSharding(mesh, PartitionSpec(*layout[path]))
+    for slot in model.optimizer.variables:
+        of = [
+            variable
+            for path, variable in by_path.items()
+            if tuple(variable.shape) == tuple(slot.shape) and _is_slot_of(slot.path, path)
+        ]
+        if of:
+            made[id(slot)] = made[id(max(of, key=lambda variable: len(variable.path)))]
+    return made
+
+
+def bytes_of_device(values: Sequence[Any]) -> int:
+    """Bytes that one device holds of these arrays."""
+    return sum(value.addressable_shards[0].data.nbytes for value in values)
+
+
+def _is_slot_of(slot: str, path: str) -> bool:
+    """Is a variable of an optimizer the slot of the weight with that path, as Keras names it?
+
+    >>> _is_slot_of("adam/dense_kernel_momentum", "dense/kernel")
+    True
+    >>> _is_slot_of("adam/dense_1_kernel_momentum", "dense/kernel")
+    False
+    """
+    return f"{slot}_".partition("/")[2].rpartition("/")[2].startswith(path.replace("/", "_") + "_")
+
+
+def _heads(model: keras.Model) -> dict[int, int]:
+    """How many heads the attention has that a layer belongs to, by the layer's id."""
+    found: dict[int, int] = {}
+    for layer in model._flatten_layers():
+        heads = next((value for name in HEADS if isinstance(value := getattr(layer, name, None), int)), None)
+        if heads is not None:
+            found |= {id(inner): heads for inner in layer._flatten_layers(include_self=False)}
+    return found
+
+
+def _cut_attention(
+    found: dict[str, Axes], name: str, kernel: keras.Variable, bias: keras.Variable | None, parts: int
+) -> None:
+    """Cuts a kernel of attention by its heads: [width, width], or Keras's [width, heads, width of a head]."""
+    leaves = name in BY_HEAD
+    axis = 1 if leaves else 0
+    if _cut(found, kernel, axis, parts) and leaves and bias is not None:
+        _cut(found, bias, 0, parts, least=1)
+
+
+def _cut(found: dict[str, Axes], variable: keras.Variable, axis: int, parts: int, least: int = LARGE) -> bool:
+    """Notes that a variable is cut at an axis, where it is large and divides evenly."""
+    shape = tuple(variable.shape)
+    size = 1
+    for length in shape:
+        size *= length
+    if size < least or shape[axis] % parts:
+        return False
+    found[variable.path] = tuple(MODEL if place == axis else None for place in range(len(shape)))
+    return True
+
+
+def _checked(path: str, shape: tuple[int, ...], axes: Sequence[str | None], mesh: Mesh) -> Axes:
+    named = [axis for axis in axes if axis is not None]
+    fits = len(axes) == len(shape) and len(set(named)) == len(named) and set(named) <= set(mesh.axis_names)
+    if not fits or any(length % mesh.shape[axis] for length, axis in zip(shape, axes, strict=True) if axis):
+        raise TrainingError(
+            f"Expected axes of the mesh ({', '.join(f'{name}: {size}' for name, size in mesh.shape.items())}) or null, "
+            f"one for each axis of {path} {list(shape)}, that divide it evenly, received {list(axes)}. "
+            f"Try {[None] * (len(shape) - 1) + [MODEL]}.".replace("None", "null").replace("'", "")
+        )
+    return tuple(axes)
+
+
+def _near(pattern: str, paths: Sequence[str]) -> str:
+    """A pattern that matches: what was meant may stand for a part of a path."""
+    wider = f".*{pattern}.*"
+    return wider if any(re.fullmatch(wider, path) for path in paths) else f"'{re.escape(paths[0])}'"

@@ -1,0 +1,289 @@
+"""A model on a mesh of devices and its data, joined by compiled functions."""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+
+from pipeline.record.events import Beat
+from pipeline.worker.checkpoint import grouped
+from pipeline.worker.engine import Tell
+from pipeline.worker.input.layout import BEGINNING, Position
+from pipeline.worker.jax import step
+from pipeline.worker.jax.data import Data, Reader
+from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
+from pipeline.worker.rates import innermost
+
+# Calls are compiled for so many steps, or twice, four times, ... as many.
+LEAST_ROOM = 4
+
+
+class JaxLoop:
+    """What a training is made of, on this process; see `pipeline.worker.loop.Loop`.
+
+    Between two calls the variables of the model have the values of the moment.
+    """
+
+    # Each call is over when it returns.
+    pending, concurrent_steps, warm = 0, 1, True
+
+    def __init__(
+        self,
+        model: keras.Model,
+        mesh: Mesh,
+        shardings: Mapping[int, NamedSharding],
+        train: Data,
+        validation: Data | None,
+        chief: bool = True,
+        alone: bool = True,
+        position: Position = BEGINNING,
+    ) -> None:
+        """`shardings` says where each variable is, by its id; metrics are whole on every device."""
+        self.model, self.chief, self.alone = model, chief, alone
+        self.train_data, self.validation_data = train, validation
+        self._mesh, self._shardings = mesh, shardings
+        self._variables = (
+            list(model.trainable_variables), list(model.non_trainable_variables), list(model.optimizer.variables),
+            list(model.metrics_variables),
+        )  # fmt: skip
+        places = tuple([self._place(variable) for variable in group] for group in self._variables)
+        for group in self._variables:
+            for variable in group:
+                self._put(variable, np.asarray(variable.value))
+        self._train = step.training_steps(model, mesh, places)  # type: ignore[arg-type]
+        self._validate = step.validation_steps(model, mesh, places)  # type: ignore[arg-type]
+        self._results = step.results(model)
+        self._reader = Reader(train, position)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch."""
+        return self.train_data.layout.steps
+
+    @property
+    def global_batch(self) -> int:
+        """Examples that a step stands for."""
+        return self.train_data.layout.global_batch
+
+    def steps_ahead(self) -> int:
+        """Steps in the epoch that begins now."""
+        return self.steps_per_epoch
+
+    def steps_after(self, examples: int) -> int:
+        """Steps that are left of an epoch whose steps have trained so many examples."""
+        return self.train_data.layout.steps_after(examples)
+
+    def call(self, count: int, wanted: int = 0) -> Call:
+        """Trains `count` steps on the batches that follow those of the call before."""
+        began = time.perf_counter()
+        losses, sizes, waited = self._through(self._train, self._reader, count)
+        return Call(losses[:, None], sizes, time.perf_counter() - began, np.full(len(sizes), waited / len(sizes)))
+
+    def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
+        """Loss and metrics over the whole validation part; empty where there is none."""
+        data = self.validation_data
+        if data is None or not data.layout.examples:
+            return {}
+        self.reset_metrics()
+        totals, reader, done = self.totals(), Reader(data), 0
+        while done < data.layout.steps:
+            losses, sizes, _ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
+            totals.add(losses[:, None], sizes)
+            done += len(sizes)
+            tell(Beat(validated=done))
+        return totals.means() | self.metrics()
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics so far, without the loss."""
+        results = self._results([variable.value for variable in self._variables[3]])
+        return flat({name: result for name, result in results.items() if name != "loss"})
+
+    def totals(self) -> Totals:
+        """What adds up the loss."""
+        return Totals(("loss",))
+
+    def facts(self) -> Facts:
+        """Nothing: what devices exchange is XLA's to decide."""
+        return {}
+
+    def counts(self) -> Counts:
+        """Nothing: all replicas make each step together."""
+        return {}
+
+    def set_counts(self, counts: Counts) -> None:
+        """Goes on from what `counts` gave."""
+
+    def metrics_state(self) -> list[np.ndarray]:
+        """The values of the metrics' variables."""
+        return [whole(variable.value) for variable in self._variables[3]]
+
+    def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
+        """Goes on from what `metrics_state` gave."""
+        for variable, value in zip(self._variables[3], state, strict=True):
+            self._put(variable, value)
+
+    def reset_metrics(self) -> None:
+        """Begins the metrics anew, as for an epoch."""
+        self.model.reset_metrics()
+
+    def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
+        """The one that updates the weights."""
+        return (innermost(self.model.optimizer),)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The arrays of the model and its optimizer, without its metrics, whole wherever their parts are."""
+        names = ("trained", "other", "optimizer")
+        return {
+            key: array
+            for name, variables in zip(names, self._variables, strict=False)
+            for key, array in grouped(name, [whole(variable.value) for variable in variables]).items()
+        }
+
+    def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Goes on from what `state` gave, on this mesh or another. Raises `TrainingError` where it does not fit."""
+        for name, variables in zip(("trained", "other", "optimizer"), self._variables, strict=False):
+            found = [array for key, array in arrays.items() if key.startswith(f"{name}/")]
+            shapes = [tuple(variable.shape) for variable in variables]
+            if [array.shape for array in found] != shapes:
+                raise TrainingError(
+                    f"Expected a checkpoint of this model under backend=jax, with {len(variables)} {name} variables of "
+                    f"these shapes, received {len(found)} others. Try resume=never."
+                )
+            for variable, array in zip(variables, found, strict=True):
+                self._put(variable, array)
+
+    def added(self, values: Sequence[float]) -> list[float]:
+        """The sums of small numbers over all processes, which call it together."""
+        if self.alone:
+            return list(values)
+        gathered = multihost_utils.process_allgather(np.array(values, np.float32))
+        made: list[float] = np.asarray(gathered).reshape(-1, len(values)).sum(axis=0).tolist()
+        return made
+
+    def from_first(self, values: Sequence[Any]) -> list[Any]:
+        """The first process's arrays on all, which call it together with arrays of equal types and shapes."""
+        if self.alone:
+            return [np.asarray(value) for value in values]
+        # As bytes: JAX would make 32 bits of 64.
+        return [_from_first(np.asarray(value)) for value in values]
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
+        kept = self.state()
+        yield
+        self.set_state(kept)
+        self.reset_metrics()
+
+    def held_bytes(self) -> int:
+        """Bytes of weights and of the optimizer's state that a device holds."""
+        arrays = [variable.value for group in self._variables[:3] for variable in group]
+        return sum(array.addressable_shards[0].data.nbytes for array in arrays)
+
+    def whole_model(self) -> keras.Model:
+        """The model with its variables whole on one device of this process, to be saved; training is over."""
+        here = jax.local_devices()[0]
+        for group in self._variables:
+            for variable in group:
+                variable.assign(jax.device_put(whole(variable.value), here))
+        return self.model
+
+    def replica_digests(self) -> list[str]:
+        """A hash of the trained weights for each replica that this process holds: all of them must agree."""
+        rows = [row for row in self._mesh.devices if row[0].process_index == jax.process_index()]
+        found = []
+        for row in rows:
+            digest, mine = hashlib.sha256(), set(row)
+            for variable in self._variables[0]:
+                digest.update(np.ascontiguousarray(whole(variable.value, mine)).tobytes())
+            found.append(digest.hexdigest()[:16])
+        return found
+
+    def _through(self, function: step.Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """(losses [steps], examples [steps], seconds that reading took) of `count` steps."""
+        losses, sizes, waited = [], [], 0.0
+        for steps, chosen in reader.take(count):
+            began = time.perf_counter()
+            size = len(chosen) // steps
+            batches = self._batches(reader, steps, chosen, size)
+            waited += time.perf_counter() - began
+            state, found = function(self._values(), batches, np.int32(steps))  # type: ignore[arg-type]
+            self._keep(state)
+            losses.append(np.asarray(found)[:steps])
+            sizes.append(np.full(steps, size, np.float32))
+        return np.concatenate(losses), np.concatenate(sizes), waited
+
+    def _batches(self, reader: Reader, steps: int, chosen: np.ndarray, size: int) -> Any:
+        """Batches of a block on their devices, with room for as many steps as the call was compiled for."""
+        room = LEAST_ROOM
+        while room < steps:
+            room *= 2
+        sharding = step.placed(self._mesh, size)
+        return keras.tree.map_structure(
+            lambda leaf: None if leaf is None else _global(_padded(leaf, room), sharding), reader.batches(steps, chosen)
+        )
+
+    def _values(self) -> step.State:
+        """The values of all variables, where the compiled functions take them."""
+        trained, other, optimizer, metrics = (
+            [self._there(variable.value, self._place(variable)) for variable in group] for group in self._variables
+        )
+        return trained, other, optimizer, metrics
+
+    def _keep(self, state: step.State) -> None:
+        for variables, values in zip(self._variables, state, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
+        variable.assign(_global(np.asarray(value, variable.value.dtype), self._place(variable)))
+
+    def _place(self, variable: keras.Variable) -> NamedSharding:
+        return self._shardings.get(id(variable)) or step.everywhere(self._mesh)
+
+    @staticmethod
+    def _there(value: Any, sharding: NamedSharding) -> Any:
+        """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device."""
+        if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
+            return value
+        return _global(np.asarray(value), sharding)
+
+
+def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarray:
+    """An array as one, put together of the parts that this process has, or that these devices of it have."""
+    if not isinstance(value, jax.Array) or (devices is None and value.is_fully_addressable):
+        return np.array(value)
+    made = np.empty(value.shape, value.dtype)
+    for shard in value.addressable_shards:
+        if devices is None or shard.device in devices:
+            made[shard.index] = np.asarray(shard.data)
+    return made
+
+
+def _global(value: np.ndarray, sharding: NamedSharding) -> Any:
+    """An array over all devices, of which each process, which has all of it, gives its own devices their parts."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def _padded(array: np.ndarray, room: int) -> np.ndarray:
+    """The array with as many steps as there is room for, of which the last are never read."""
+    if len(array) == room:
+        return array
+    made = np.empty((room, *array.shape[1:]), array.dtype)
+    made[: len(array)] = array
+    return made
+
+
+def _from_first(value: np.ndarray) -> np.ndarray:
+    sent = np.ascontiguousarray(value).view(np.uint8) if value.ndim else value.reshape(1).view(np.uint8)
+    told = np.asarray(multihost_utils.broadcast_one_to_all(sent))
+    return told.view(value.dtype).reshape(value.shape)
