@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from pipeline.plan.checks import stays_here
 from pipeline.plan.plan import Plan, Process
-from pipeline.private_jax import _jax, xla_bridge
+from pipeline.private_jax import _jax, distributed, xla_bridge
 from pipeline.private_keras import global_state
 from pipeline.worker.loop import TrainingError
 
@@ -90,6 +90,6 @@ def _join(plan: Plan, process: Process) -> None:
     )
     if gpus is None:
         given = {"hostname": mine.rpartition(":")[0]} if stays_here(mine) else {}
-        collectives = _jax.make_gloo_tcp_collectives(distributed_client=jax.distributed.global_state.client, **given)
+        collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, **given)
         client = partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)

@@ -6,7 +6,6 @@ by heads; embeddings by rows. What does not divide evenly is left whole, which c
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -28,30 +27,24 @@ def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
     """The axes of each variable that is cut over `parts` devices, by its path."""
     found: dict[str, Axes] = {}
     heads = _heads(model)
+    # By the layer that has them, in the order in which they were made.
+    layers: dict[int, tuple[keras.layers.Layer, dict[str, keras.Variable]]] = {}
+    owners = {id(one): layer for layer in model._flatten_layers() for one in layer._trainable_variables}
+    for variable in model.trainable_variables:
+        if (layer := owners.get(id(variable))) is not None:
+            layers.setdefault(id(layer), (layer, {}))[1][variable.name] = variable
     # How many numbers the last kernel that was cut by column gives.
     given: int | None = None
-    for layer in model._flatten_layers():
-        own = {variable.name: variable for variable in layer._trainable_variables}
+    for number, (layer, own) in layers.items():
         if (table := own.get("embeddings")) is not None and len(table.shape) == 2:
             _cut(found, table, 0, parts)
-        kernel = own.get("kernel")
-        if kernel is None or len(kernel.shape) < 2:
+        if (kernel := own.get("kernel")) is None or len(kernel.shape) < 2:
             continue
-        shape = tuple(kernel.shape)
-        by_head = heads.get(id(layer))
-        if by_head is not None and layer.name in (*BY_HEAD, *FROM_HEADS):
-            if by_head % parts == 0:
+        if number in heads and layer.name in (*BY_HEAD, *FROM_HEADS):
+            if heads[number] % parts == 0:
                 _cut_attention(found, layer.name, kernel, own.get("bias"), parts)
             continue
-        takes, gives = len(shape) - 2, len(shape) - 1
-        if given == shape[takes] and _cut(found, kernel, takes, parts):
-            given = None
-        elif _cut(found, kernel, gives, parts):
-            given = shape[gives]
-            if (bias := own.get("bias")) is not None:
-                _cut(found, bias, len(bias.shape) - 1, parts, least=1)
-        else:
-            given = None
+        given = _cut_kernel(found, kernel, own.get("bias"), parts, given)
     return found
 
 
@@ -98,11 +91,6 @@ def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dic
     return made
 
 
-def bytes_of_device(values: Sequence[Any]) -> int:
-    """Bytes that one device holds of these arrays."""
-    return sum(value.addressable_shards[0].data.nbytes for value in values)
-
-
 def _is_slot_of(slot: str, path: str) -> bool:
     """Is a variable of an optimizer the slot of the weight with that path, as Keras names it?
 
@@ -132,6 +120,23 @@ def _cut_attention(
     axis = 1 if leaves else 0
     if _cut(found, kernel, axis, parts) and leaves and bias is not None:
         _cut(found, bias, 0, parts, least=1)
+
+
+def _cut_kernel(
+    found: dict[str, Axes], kernel: keras.Variable, bias: keras.Variable | None, parts: int, given: int | None
+) -> int | None:
+    """Cuts a kernel by row where the one before was cut by column and gives what it takes, else by column.
+
+    Returns how many numbers it gives where it was cut by column.
+    """
+    takes, gives = len(kernel.shape) - 2, len(kernel.shape) - 1
+    if given == kernel.shape[takes] and _cut(found, kernel, takes, parts):
+        return None
+    if not _cut(found, kernel, gives, parts):
+        return None
+    if bias is not None:
+        _cut(found, bias, len(bias.shape) - 1, parts, least=1)
+    return int(kernel.shape[gives])
 
 
 def _cut(found: dict[str, Axes], variable: keras.Variable, axis: int, parts: int, least: int = LARGE) -> bool:
