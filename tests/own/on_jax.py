@@ -1,0 +1,150 @@
+"""Trains models under JAX on meshes of this process's four devices, where there is no TensorFlow, and writes what came.
+
+`python on_jax.py OUT`: a process of its own, since Keras takes one backend. Prints nothing.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+BATCH, CALLS = 16, (7, 43)
+MESHES = {"one": (1, 1), "mirrored": (2, 1), "mirrored 4": (4, 1), "model": (1, 2), "both": (2, 2)}
+
+
+class NoTensorFlow:
+    """Finds no TensorFlow, installed or not."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+def examples(name):
+    """(x, y) of a model by name, drawn from a seed; an epoch of the smaller ones ends with a short batch."""
+    import numpy as np
+
+    rng = np.random.default_rng(7)
+    if name == "transformer":
+        tokens = rng.integers(0, 64, (96, 17), dtype=np.int32)
+        return tokens[:, :-1], tokens[:, 1:]
+    count = 96 if name == "cnn" else 100
+    return rng.random((count, 8, 8, 1), np.float32), rng.integers(0, 10, count, dtype=np.int32)
+
+
+def made(name, dropout=0.0):
+    """A compiled model by name, whose weights NumPy has drawn from a seed, whatever its backend."""
+    import keras
+    import numpy as np
+
+    from pipeline.models import cnn, mlp, transformer
+
+    if name == "transformer":
+        model = transformer(input_shape=(16,), num_classes=64, blocks=2, width=64, heads=4, dropout=dropout)
+    elif name == "mlp":
+        model = mlp(input_shape=(8, 8, 1), num_classes=10)
+    elif name == "cnn":
+        model = cnn(input_shape=(8, 8, 1), num_classes=10, filters=(8, 16), dense_units=64, dropout=dropout)
+    else:
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                layers.Conv2D(16, 3),
+                layers.BatchNormalization(),
+                layers.Flatten(),
+                layers.Dense(32, activation="relu"),
+                layers.Dropout(dropout, seed=3),
+                layers.Dense(10, activation="softmax"),
+            ]
+        )
+    if not model.compiled:
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    rng = np.random.default_rng(3)
+    for variable in model.trainable_variables:
+        if len(variable.shape) > 1:
+            variable.assign((rng.standard_normal(variable.shape) * 0.05).astype(np.float32))
+    return model
+
+
+def trained(name, shape, dropout):
+    """What a model comes to after 50 steps on a mesh of that shape: losses, validation, bytes of a device, places."""
+    import jax
+    import keras
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from pipeline.worker.input.layout import Layout
+    from pipeline.worker.jax import layouts
+    from pipeline.worker.jax.data import Data
+    from pipeline.worker.jax.devices import BATCH as OVER
+    from pipeline.worker.jax.devices import MODEL, seed_all
+    from pipeline.worker.jax.loop import JaxLoop
+
+    keras.utils.clear_session()
+    seed_all(0)
+    replicas, parts = shape
+    mesh = Mesh(np.array(jax.devices()[: replicas * parts]).reshape(shape), (OVER, MODEL))
+    model, arrays = made(name, dropout), examples(name)
+    model._symbolic_build(data_batch=tuple(array[:2] for array in arrays))
+    model.optimizer.build(model.trainable_variables)
+    layout = Layout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
+    cut = layouts.derived(model, parts) if parts > 1 else {}
+    placed = layouts.shardings(model, cut, mesh)
+    loop = JaxLoop(model, mesh, placed, Data(arrays, layout, True, 5), Data(arrays, layout, False, 5))
+    found = {
+        "losses": [value for count in CALLS for value in loop.call(count).losses[:, 0].tolist()],
+        "held": loop.held_bytes(),
+        "cut": {path: list(axes) for path, axes in cut.items()},
+        "places": {one.path: str(one.value.sharding.spec) for one in (*model.variables, *model.optimizer.variables)},
+        "digests": loop.replica_digests(),
+    }
+    if name == "mlp":
+        before = loop.state()
+        with loop.put_back():
+            loop.call(3)
+        found["same"] = all(np.array_equal(array, before[key]) for key, array in loop.state().items())
+        found["validated"] = loop.evaluate(3, lambda event: None)
+    if shape == MESHES["both"]:
+        found["refused"] = refused(layouts, model, mesh)
+    return found
+
+
+def refused(layouts, model, mesh):
+    """What is said of written layouts that are wrong, and what a right one comes to."""
+    said = []
+    for patterns in (
+        {"kernel": [None, "model"]},
+        {".*kernel": [None, "model"], model.trainable_variables[0].path: [None, "model"]},
+        {model.trainable_variables[0].path: ["model"]},
+    ):
+        try:
+            layouts.written(model, patterns, mesh)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def main(out):
+    """Trains all of them, and writes what came as JSON."""
+    sys.meta_path.insert(0, NoTensorFlow())
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    found = {}
+    for name, meshes, dropout in (
+        ("mlp", ("one", "mirrored", "both"), 0.0),
+        ("normalized", ("one", "mirrored 4", "both"), 0.5),
+        ("normalized", ("one",), 0.0),
+        ("cnn", ("one", "model"), 0.5),
+        ("transformer", ("one", "model", "both"), 0.0),
+    ):
+        for mesh in meshes:
+            found[f"{name} {mesh}{' dropped' * bool(dropout)}"] = trained(name, MESHES[mesh], dropout)
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,89 @@
+"""What a backend cannot do is refused in words before anything is started."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.config.schema import (
+    Cache,
+    ClusterConfig,
+    Config,
+    DataConfig,
+    HardwareConfig,
+    Kind,
+    MeasureConfig,
+    ModelConfig,
+    StrategyConfig,
+    TrackingConfig,
+    TrainConfig,
+)  # fmt: skip
+from pipeline.plan.errors import PlanError
+from pipeline.plan.machine import Machine
+from pipeline.plan.planning import baseline_of, make
+
+MACHINE = Machine(hostname="here", cores=(0, 1, 2, 3), memory_gib=16.0, cpu="a processor", gpus=())
+PARALLEL = StrategyConfig(
+    "model_parallel", True, devices_per_replica=2, build={"_target_": "pipeline.strategies.model_parallel"}
+)
+MIRRORED = StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"})
+
+
+def config(**values):
+    return replace(
+        Config(
+            backend="jax",
+            workers=2,
+            strategy=MIRRORED,
+            hardware=HardwareConfig("4cpu", 1, 4, Kind.cpu),
+            model=ModelConfig("mlp", build={"_target_": "pipeline.models.mlp"}),
+            data=DataConfig("digits", build={"_target_": "pipeline.data.digits"}),
+            tracking=TrackingConfig("none"),
+            cluster=ClusterConfig("local"),
+        ),
+        **values,
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"strategy": StrategyConfig("parameter_server", False, True, True, build={"_target_": "a.b"})},
+            "Expected a strategy whose replicas make each step together under backend=jax",
+        ),
+        (
+            {"strategy": StrategyConfig("mine", True, build={"_target_": "a.b"})},
+            "received strategy=mine. Try",
+        ),
+        ({"strategy": PARALLEL, "backend": "tensorflow"}, "Expected backend=jax for strategy=model_parallel"),
+        ({"strategy": replace(MIRRORED, devices_per_replica=2)}, "with strategy=model_parallel only"),
+        ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "whose examples TensorFlow makes"),
+        (
+            {"data": DataConfig("digits", cache=Cache.file, build={"_target_": "pipeline.data.digits"})},
+            "Expected data.cache=none under backend=jax",
+        ),
+        ({"train": TrainConfig(gradient_bits=16)}, "Expected train.gradient_bits=32 under backend=jax"),
+        (
+            {"train": TrainConfig(batch_statistics="replica")},
+            "Expected train.batch_statistics=global under",
+        ),
+        ({"train": TrainConfig(check="strict")}, "Expected train.check=true under backend=jax"),
+        ({"measure": MeasureConfig(explain=True)}, "Expected measure.explain=false under backend=jax"),
+        ({"collective": "horovod"}, "Expected collective=tensorflow under backend=jax"),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused(values, words):
+    with pytest.raises(PlanError) as refused:
+        make(config(**values), MACHINE)
+    assert words in str(refused.value)
+    assert "Try " in str(refused.value)
+
+
+def test_replicas_of_two_devices_take_four_of_them_in_one_process():
+    plan = make(config(strategy=PARALLEL), MACHINE)
+    (process,) = plan.processes
+    assert (plan.workers, process.replicas, plan.strategy.devices_per_replica) == (2, (0, 1), 2)
+    assert process.devices == ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
+    assert process.cores == (0, 1, 2, 3)
+    one = baseline_of(plan, MACHINE)
+    assert (one.processes[0].devices, one.strategy.devices_per_replica) == (("CPU:0",), 1)

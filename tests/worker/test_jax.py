@@ -1,0 +1,99 @@
+"""JAX's engine in a process without TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import OWN, ROOT
+
+from pipeline.worker.input import batches
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.jax.order import order
+from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.loop import Data, Loop
+
+pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+
+
+@pytest.fixture(scope="module")
+def came(tmp_path_factory):
+    """What each model came to on each mesh, see `own/on_jax.py`."""
+    out = tmp_path_factory.mktemp("jax") / "came.json"
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(OWN / "on_jax.py"), str(out)]
+    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_every_mesh_trains_to_the_losses_of_one_device(came):
+    for name, found in came.items():
+        one = came[f"{name.split()[0]} one{' dropped' * name.endswith('dropped')}"]
+        assert len(found["losses"]) == 50
+        np.testing.assert_allclose(found["losses"], one["losses"], rtol=0, atol=1e-5, err_msg=name)
+        assert len(set(found["digests"])) == 1
+        if "validated" in found:
+            assert found["validated"] == pytest.approx(one["validated"], abs=1e-5)
+            assert found["same"], "steps that were made for time alone are put back"
+
+
+@pytest.mark.slow
+def test_a_replica_of_two_devices_holds_half_on_each_and_slots_are_where_their_weights_are(came):
+    for name in ("mlp", "normalized", "cnn", "transformer"):
+        found = {key.split()[1]: value for key, value in came.items() if key.split()[0] == name}
+        cut = found.get("both") or found["model"]
+        assert cut["held"] < 0.6 * found["one"]["held"], name
+        for path, place in cut["places"].items():
+            for weight in cut["cut"]:
+                if path.partition("/")[2] in (
+                    f"{weight.replace('/', '_')}_{slot}" for slot in ("momentum", "velocity")
+                ):
+                    assert place == cut["places"][weight], path
+
+
+@pytest.mark.slow
+def test_kernels_are_cut_by_column_then_by_row_attention_by_heads_and_embeddings_by_rows(came):
+    cut = came["transformer model"]["cut"]
+    assert cut["embedding/embeddings"] == ["model", None]
+    for name in ("attention/query", "attention/key", "attention/value", "widen"):
+        assert cut[f"block_1/{name}/kernel"] == [None, "model"]
+    for name in ("attention/projection", "narrow"):
+        assert cut[f"block_1/{name}/kernel"] == ["model", None]
+
+
+@pytest.mark.slow
+def test_a_written_layout_that_matches_nothing_twice_or_no_shape_is_refused(came):
+    nothing, twice, unfit = came["mlp both"]["refused"]
+    assert "received kernel, which matches none of dense" in nothing
+    assert "Try .*kernel.*" in nothing
+    assert "which both match dense" in twice
+    assert "that divide it evenly, received [model]" in unfit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "key"), [("mlp", "mlp one"), ("normalized", "normalized one"), ("transformer",) * 2])
+def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, key):
+    sys.path.insert(0, str(OWN))
+    import on_jax
+
+    arrays = on_jax.examples(name)
+    strategy = tf.distribute.get_strategy()
+    model, _ = build.model(lambda: on_jax.made(name), strategy, batches.spec(arrays))
+    layout = Layout(on_jax.BATCH, 1, 0, 1, (len(arrays[1]),))
+    losses = Loop(model, strategy, Data(arrays, layout, True, 5)).call(50).losses[:, 0]
+    key = key if key.endswith("one") else f"{key} one"
+    np.testing.assert_allclose(losses, came[key]["losses"], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("examples", "seed", "epoch"), [(1, 0, 0), (2, 3, 4), (7, 12345, 9), (1438, 0, 0), (9, 2**31 - 1, 5)]
+)
+def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
+    expected = batches.order(examples, seed, tf.constant(epoch, tf.int64)).numpy()
+    np.testing.assert_array_equal(order(examples, seed, epoch), expected)
