@@ -94,7 +94,7 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
     second.serve(said.append, lambda: None)
     second.end_earlier(tmp_path)
     assert first.here.did == ["start point", "stop 0", "ended with 0"]
-    assert said == ["What an earlier command of this run, which was killed, has left is ended."]
+    assert said == [f"What an earlier command, which was killed, has left of {tmp_path} is ended."]
     assert Kept.read(tmp_path) is None
     # Who does not answer is told of, and hears of it whenever it does.
     job = second.start(one, "point", tmp_path)
