@@ -111,7 +111,10 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
-            code = 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
+            if session.preemption.by_person:
+                code = 128 + signal.SIGINT
+            elif code != KILLED:
+                code = PREEMPTED
     except signals.Interrupted as interrupted:
         if session.left is not None:
             say_left(session.left)

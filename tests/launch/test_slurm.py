@@ -243,7 +243,8 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     alone = finish(command, here, began, 240)
     assert alone.code == 0, alone.err
     assert losses(result) == losses(alone.result)
-    typed.type(*LONG, SLOW)
+    # A sweep in turn, all of whose points have that job.
+    typed.type("-m", "train.seed=0,1", *LONG, SLOW)
     typed.more()
     slurm.ask("scancel", typed.job())
     ended = typed.ended()
