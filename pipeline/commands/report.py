@@ -59,15 +59,9 @@ def _track(written: report.Written, output: Path) -> str | None:
     tracker = Tracker(os.environ, output / "tracker.log")
     try:
         report.track(folder, written, tracker, store)
-        drained, problem = tracker.drain(DRAIN_SECONDS)
+        return report.unsent(folder, tracker, DRAIN_SECONDS)
     finally:
         tracker.close(DRAIN_SECONDS)
-    if drained:
-        return None
-    return (
-        f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}. "
-        f"`python -m pipeline sync {folder / report.FOLDER}` sends it."
-    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from pipeline.record.log import from_here
 from pipeline.run import run
 from pipeline.run.errors import SweepError
 from pipeline.run.points import Points, Served, compose, devices, most_at_once
-from pipeline.run.session import Key, PointRequest, Session
+from pipeline.run.session import CLOSE_SECONDS, Key, PointRequest, Session
 from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -102,16 +102,19 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         track=Tracker,
         options=where_configs_are(given),
     )
-    points, written, code = Points(), None, 1
+    points, written, unsent, code = Points(), None, None, 1
     try:
         with signals.interrupt(run.leaves_running(session)):
             compose(composer, given, session, points, partial(tell, console=console))
             _run(points, session, console)
-            written = _report(points, session)
+            written, unsent = _report(points, session)
         code = code_of(_done(points, session))
         # A point that had finished before it heard of the signal has finished, and so has a command of that alone.
         if session.preemption.asked and (points.many or _done(points, session)[-1].result.ending.status == "PREEMPTED"):
-            code = 128 + signal.SIGINT if session.preemption.by_person else PREEMPTED
+            if session.preemption.by_person:
+                code = 128 + signal.SIGINT
+            elif code != KILLED:
+                code = PREEMPTED
     except signals.Interrupted as interrupted:
         if session.left is not None:
             say_left(session.left)
@@ -137,6 +140,8 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         console.print(show.sweep_table(_done(points, session) if written is None else written.results))
     for line in written.shown() if written else ():
         show.say(console, line)
+    if unsent:
+        show.say_error(unsent)
     return code
 
 
@@ -247,22 +252,24 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield show.Terminal(show.console_on(file))
 
 
-def _report(points: Points, session: Session) -> "report.Written | None":
-    """The report of the sweep that has just ended, on its way to MLflow where its points are tracked."""
+def _report(points: Points, session: Session) -> "tuple[report.Written | None, str | None]":
+    """The report of the sweep that has just ended; what of it is not in MLflow, where its points are tracked."""
     if points.sweep is None or session.preemption.asked:
-        return None
+        return None, None
     from pipeline.views import report
 
     folder = points.sweep.folder
     try:
         written = report.write(folder)
         store = report.store_of(written.sweep)
-        if store is not None:
-            report.track(folder, written, session.tracker(folder.parents[1] / "tracker.log"), store)
+        if store is None:
+            return written, None
+        tracker = session.tracker(folder.parents[1] / "tracker.log")
+        report.track(folder, written, tracker, store)
     except (HistoryError, OSError) as error:
         show.say_error(f"The report of the sweep was not written: {error}")
-        return None
-    return written
+        return None, None
+    return written, report.unsent(folder, tracker, CLOSE_SECONDS)
 
 
 def _kept_line(points: Points) -> str:

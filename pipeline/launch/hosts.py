@@ -21,6 +21,7 @@ from pipeline.config.json import Object
 from pipeline.config.schema import ClusterConfig
 from pipeline.launch import machine
 from pipeline.launch.agents.alike import FILES, LOCK, PACKAGE, alike
+from pipeline.launch.agents.conductor import Known
 from pipeline.launch.agents.dialling import Contact, DiallingCluster, reached_from
 from pipeline.launch.asking import MODULE, Helpers, Line, LineError, ProcessLine
 from pipeline.launch.errors import LaunchError
@@ -106,6 +107,19 @@ class HostsCluster(DiallingCluster):
                 f"Expected `{shlex.join(self._ssh(name))}` to start an agent on {name}, received: {why} "
                 f"Try `{shlex.join([*self._options.ssh, self._targets[name], 'true'])}` in a terminal first."
             )
+
+    def gather(self) -> None:
+        """The same. Raises `LaunchError` where one of them is named twice, by its address and by its name, say."""
+        super().gather()
+        there: dict[tuple[str, int], Known] = {}
+        for known in self.agents.ordered() if not self.agents.tolerates else ():
+            for core in known.host.cores if known.hello.network else ():
+                other = there.setdefault((known.hello.network, core), known)
+                if other is not known:
+                    raise LaunchError(
+                        f"Expected cluster.hosts to be different machines, received {other.link.name} and "
+                        f"{known.link.name}, which are one. Try one of these."
+                    )
 
     def waiting(self) -> str:
         """Which hosts are waited for."""

@@ -137,6 +137,11 @@ class MpiCluster(DiallingCluster):
         """Tells the others where they are awaited."""
         Meeting(contact.address, contact.token.decode()).write(self._path)
 
+    def gather(self) -> None:
+        """The same; once all have dialled, nothing is left to be read, however this process is ended."""
+        super().gather()
+        self._path.unlink(missing_ok=True)
+
     def waiting(self) -> str:
         """What is waited for."""
         return f"Waiting for {self.count} other processes of the MPI job."

@@ -73,10 +73,15 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
             )
     known = {name: int(value) for name, value in numbers.items() if value is not None}
     rank, size = known[variables.rank], known[variables.size]
-    if not 0 <= rank < size:
-        raise LaunchError(
-            f"Expected {variables.rank} below {variables.size}, received {rank} and {size}. Try cluster=local."
-        )
-    job = " ".join(environ[name] for name in variables.job if name in environ)
+    local_rank = known.get(variables.local_rank, 0)
     local_size = known.get(variables.local_size) if variables.local_size else None
-    return Place(job, rank, size, known.get(variables.local_rank, 0), local_size)
+    _check(rank, size, variables.rank, variables.size)
+    if local_size is not None:
+        _check(local_rank, local_size, variables.local_rank, variables.local_size)
+    job = " ".join(environ[name] for name in variables.job if name in environ)
+    return Place(job, rank, size, local_rank, local_size)
+
+
+def _check(rank: int, size: int, rank_name: str, size_name: str | None) -> None:
+    if rank >= size:
+        raise LaunchError(f"Expected {rank_name} below {size_name}, received {rank} and {size}. Try cluster=local.")

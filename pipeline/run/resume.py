@@ -5,7 +5,7 @@ A run's folder says all that is needed: its plan, its events, and by a lock whet
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,31 @@ def find(
             f"more with train.epochs=... resume_changes=[train.epochs]."
         )
     return earlier
+
+
+def in_the_way(planned: Plan, base_port: int | None, output: Path) -> Iterator[Path]:
+    """The runs, each locked meanwhile, whose command is gone and whose processes may have the ports that are asked for.
+
+    They save and end by themselves, but only after a while. Not those that are meant to train on without a command.
+    """
+    wanted = set() if base_port is None else {base_port + process.rank for process in planned.processes}
+    hosts = set(planned.hardware.host_names)
+    for path in sorted(output.glob(f"[rs]*/**/{kept.FILE}")):
+        folder, values = path.parent, log.read_whole(path.parent / "plan.json")
+        addresses = [str(process.get("address")) for process in values.get("processes", ())]
+        ports = {int(port) for address in addresses if (port := address.rpartition(":")[2]).isdecimal()}
+        there = set(values.get("host_names", ()))
+        apart = hosts and there and not hosts & there
+        if not ports & wanted or apart or kept.trains_on(folder, time.time()):
+            continue
+        try:
+            lock = Lock(folder)
+        except OSError:
+            continue
+        try:
+            yield folder
+        finally:
+            lock.release()
 
 
 def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:

@@ -83,6 +83,9 @@ def run(request: PointRequest, session: Session) -> PointResult:
             if earlier is not None:
                 # Whose processes have the ports that are asked for, and the files that are written.
                 cluster.end_earlier(earlier.folder)
+            elif starts and _may_be_held(config):
+                for folder in resume.in_the_way(made.plan, config.cluster.base_port, Path(config.output_dir)):
+                    cluster.end_earlier(folder)
             planned = reachable(made.plan, cluster, config, session)
     except Cancelled as cancelled:
         return request.ended(killed(str(cancelled), config, request.folder))

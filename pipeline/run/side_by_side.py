@@ -1,7 +1,7 @@
 """Runs points of a sweep at once, each in a thread: as jobs of a cluster, or on devices that others leave free.
 
 What they show goes into a file of their folders: a screen has room for one. The thread that calls hears of signals, and
-has the others end.
+has the others end. The job of a point that has finished takes the next one that asks for the same, as in turn.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,8 @@ END_SECONDS = 60.0
 
 Open = Callable[[Path], AbstractContextManager[Screen]]
 Outcome = PointResult | BaseException
+# By what tells them from others.
+Clusters = dict[str, Cluster]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class SideBySide:
         self._waiting = dict(points.to_run)
         self._running: dict[Key, _Running] = {}
         self._ended: queue.SimpleQueue[tuple[Key, Outcome]] = queue.SimpleQueue()
+        # Jobs whose point has finished, and what ends those that no other asks for.
+        self._idle: list[tuple[str, Cluster]] = []
+        self._ending: list[threading.Thread] = []
         self._free: Part | None = None
         self._everything = Part()
 
@@ -67,6 +72,7 @@ class SideBySide:
                     self._begin(begun)
                 elif not self._running:
                     return
+                self._end_idle({cluster_key(request.config) for request in self._waiting.values()})
                 try:
                     key, outcome = self._ended.get(timeout=POLL_SECONDS)
                 except queue.Empty:
@@ -82,6 +88,9 @@ class SideBySide:
             self._end(signal.SIGTERM)
             raise
         finally:
+            self._end_idle(())
+            for ending in self._ending:
+                ending.join()
             self._session.busy = False
 
     def _begin(self, begun: Callable[[Key, PointRequest], None]) -> None:
@@ -96,8 +105,9 @@ class SideBySide:
             del self._waiting[key]
             if self._free is not None:
                 self._free = self._free.without(part)
-            work = self._work_on_devices if _kind(request) == DEVICES else self._work_as_job
-            thread = threading.Thread(target=work, args=(key, request, part), daemon=True)
+            on_devices = _kind(request) == DEVICES
+            work, given = (self._on_devices, part) if on_devices else (self._as_job, self._job_for(request))
+            thread = threading.Thread(target=work, args=(key, request, given), daemon=True)
             self._running[key] = _Running(request, thread, time.monotonic(), part)
             begun(key, request)
             thread.start()
@@ -131,7 +141,23 @@ class SideBySide:
         for running in self._running.values():
             running.thread.join(max(0.0, until - time.monotonic()))
 
-    def _work_on_devices(self, key: Key, request: PointRequest, part: Part) -> None:
+    def _job_for(self, request: PointRequest) -> Clusters:
+        """One that is idle and what the point asks for; none where the point makes its own."""
+        wanted = cluster_key(request.config)
+        found = next((job for job in self._idle if job[0] == wanted), None)
+        if found is None:
+            return {}
+        self._idle.remove(found)
+        return dict([found])
+
+    def _end_idle(self, wanted: Iterable[str]) -> None:
+        """Has the jobs end that are not wanted any more, and does not wait for that."""
+        for job in [job for job in self._idle if job[0] not in wanted]:
+            self._idle.remove(job)
+            self._ending.append(threading.Thread(target=_close, args=(dict([job]), 0, self._session.screen)))
+            self._ending[-1].start()
+
+    def _on_devices(self, key: Key, request: PointRequest, part: Part) -> None:
         """Runs a point on a part of this machine. In a thread of its own, as the next one."""
         local = self._session.cluster(request.config)
         assert isinstance(local, LocalCluster)
@@ -143,39 +169,50 @@ class SideBySide:
             request = dataclasses.replace(request, laid_out=dataclasses.replace(made, plan=plan, cluster=share))
         self._work(key, request, {cluster_key(request.config): share}, self._session.preemption)
 
-    def _work_as_job(self, key: Key, request: PointRequest, part: Part) -> None:
+    def _as_job(self, key: Key, request: PointRequest, job: Clusters) -> None:
         # A scheduler's signal to one job is none to another.
         request = dataclasses.replace(request, laid_out=None)
-        self._work(key, request, {}, Preemption(self._session.preemption))
+        self._work(key, request, job, Preemption(self._session.preemption))
 
-    def _work(self, key: Key, request: PointRequest, clusters: dict[str, Cluster], preemption: Preemption) -> None:
+    def _work(self, key: Key, request: PointRequest, clusters: Clusters, preemption: Preemption) -> None:
         outcome: Outcome
         try:
-            with (
-                self._opened(request.folder / LOG) as screen,
-                _own(self._session, screen, clusters, preemption) as session,
-            ):
-                session.serve(request.config)
-                outcome = run.run(request, session)
+            with self._opened(request.folder / LOG) as screen:
+                outcome = _outcome(request, _own(self._session, screen, clusters, preemption))
+                if isinstance(outcome, BaseException):
+                    _close(clusters, 1, screen)
+                elif not outcome.result.finished or _kind(request) != JOBS:
+                    _close(clusters, 0, screen)
+                for job in clusters.values():
+                    # Until another point has it, there is nowhere to say anything.
+                    job.serve(lambda text: None, lambda: None)
         except BaseException as error:
             outcome = error
+        self._idle.extend(clusters.items())
         self._ended.put((key, outcome))
 
 
-@contextmanager
-def _own(session: Session, screen: Screen, clusters: dict[str, Cluster], preemption: Preemption) -> Iterator[Session]:
-    """What a point has for itself of what the points of a command share."""
-    made = dataclasses.replace(session, screen=screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters)
-    code = 1
+def _outcome(request: PointRequest, session: Session) -> Outcome:
+    """What becomes of a point, or what it raises."""
     try:
-        yield made
-        code = 0
-    finally:
-        for cluster in clusters.values():
-            try:
-                cluster.close(code)
-            except (OSError, LaunchError) as error:
-                screen.say(str(error))
+        session.serve(request.config)
+        return run.run(request, session)
+    except BaseException as error:
+        return error
+
+
+def _own(session: Session, screen: Screen, clusters: Clusters, preemption: Preemption) -> Session:
+    """What a point has for itself of what the points of a command share."""
+    return dataclasses.replace(session, screen=screen, preemption=preemption, busy=True, ahead=None, _clusters=clusters)
+
+
+def _close(clusters: Clusters, code: int, screen: Screen) -> None:
+    """Ends all of them."""
+    while clusters:
+        try:
+            clusters.popitem()[1].close(code)
+        except (OSError, LaunchError) as error:
+            screen.say(str(error))
 
 
 def _kind(request: PointRequest) -> str:

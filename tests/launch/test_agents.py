@@ -13,6 +13,8 @@ from pipeline.launch.agents import dialling
 from pipeline.launch.agents.agent import Agent, Place
 from pipeline.launch.agents.dialling import DiallingCluster
 from pipeline.launch.agents.messages import CONDUCTOR, Close, Start, from_bytes
+from pipeline.launch.errors import LaunchError
+from pipeline.launch.hosts import HostsCluster
 from pipeline.launch.line.hub import Hub
 from pipeline.plan import planning
 from pipeline.record.events import Signalled
@@ -94,7 +96,7 @@ def test_what_a_killed_command_has_left_on_hosts_is_ended_before_another_starts_
     second.serve(said.append, lambda: None)
     second.end_earlier(tmp_path)
     assert first.here.did == ["start point", "stop 0", "ended with 0"]
-    assert said == ["What an earlier command of this run, which was killed, has left is ended."]
+    assert said == [f"What an earlier command, which was killed, has left of {tmp_path} is ended."]
     assert Kept.read(tmp_path) is None
     # Who does not answer is told of, and hears of it whenever it does.
     job = second.start(one, "point", tmp_path)
@@ -163,3 +165,23 @@ def test_of_a_host_that_is_taken_away_without_a_command_its_own_processes_save_w
     until(lambda: made.here.did[-1].startswith("ended"))
     assert made.here.did[: len(did)] == did
     assert made.here.did[-1] == "ended with 143"
+
+
+class OneByTwoNames(HostsCluster):
+    """Hosts whose agents are threads here."""
+
+    def listens_at(self):
+        return "127.0.0.1:0"
+
+    def begin(self, contact):
+        for order, name in enumerate(self._targets):
+            here, hub = Here(), Hub(name, contact.token)
+            agent = Agent(hub, hub.dial(CONDUCTOR, contact.address), here, Place(order, name), lambda *_: False)
+            threading.Thread(target=_serve, args=(agent, hub, here), daemon=True).start()
+
+
+def test_one_machine_by_two_names_is_refused():
+    made = OneByTwoNames(config(cluster__hosts=["a", "b"]).cluster, os.environ)
+    with pytest.raises(LaunchError, match="different machines, received a and b, which are one"):
+        made.inventory()
+    made.close(2)

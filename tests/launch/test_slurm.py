@@ -133,13 +133,17 @@ def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice
     every = (*sweep, "strategy=mirrored,multi_worker,parameter_server", "sweep.parallel=2")
     typed.type(*every)
     # The jobs of two points fit on one node: their ports are not the same.
-    typed.until(lambda: typed.told("finished"))
+    typed.until(lambda: len(typed.told("started")) > 1)
+    jobs = set(typed.slurm.jobs("%i"))
+    # The third is run in the job of the first that has finished.
+    typed.until(lambda: len(typed.told("run")) == 3)
+    assert (len(jobs), set(typed.slurm.jobs("%i")) <= jobs) == (2, True)
     os.kill(typed.process.pid, signal.SIGKILL)
     typed.process.communicate()
     kept = {result["strategy"] + str(result["workers"]) for result in _finished(typed)}
     typed.type(*every)
     ran = typed.ended()
-    assert ran.code == 0, ran.out + ran.err
+    assert (ran.code, ran.err) == (0, ""), ran.out + ran.err
     assert f"{len(kept)} of 3 points have finished and are kept." in ran.out or not kept
     points = json.loads((typed.folder / "outputs/sweeps/three/sweep.json").read_text())["points"]
     assert [point["status"] for point in points] == ["FINISHED"] * 3
@@ -239,7 +243,8 @@ def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed
     alone = finish(command, here, began, 240)
     assert alone.code == 0, alone.err
     assert losses(result) == losses(alone.result)
-    typed.type(*LONG, SLOW)
+    # A sweep in turn, all of whose points have that job.
+    typed.type("-m", "train.seed=0,1", *LONG, SLOW)
     typed.more()
     slurm.ask("scancel", typed.job())
     ended = typed.ended()
@@ -333,3 +338,7 @@ def test_an_environment_says_what_an_allocation_has_and_where_a_process_is():
     assert place_of(OPEN_MPI, job | step) is None
     with pytest.raises(LaunchError, match="Expected SLURM_PROCID below SLURM_STEP_NUM_TASKS, received 4 and 4"):
         place_of(SLURM, job | step | {"SLURM_PROCID": "4"})
+    place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    place |= {"OMPI_COMM_WORLD_LOCAL_RANK": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    with pytest.raises(LaunchError, match="Expected OMPI_COMM_WORLD_LOCAL_RANK below OMPI_COMM_WORLD_LOCAL_SIZE, rec"):
+        place_of(OPEN_MPI, place)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import QUICK
+from conftest import QUICK, with_
 from test_plan import config, machine
 
 from pipeline.analyze.measure import Repeat
@@ -247,6 +247,27 @@ def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):
     assert "pipeline.launch 127.0.0.1:PORT" in planned.out
     assert "--detach" in planned.out
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_command_has_left_is_in_the_way_of_those_who_ask_for_its_ports(tmp_path):
+    folder, output = run(tmp_path), tmp_path / "outputs"
+    listening = planning.listening(PLAN, ["here:7000", "here:7001"])
+    (folder / "plan.json").write_text(listening.to_json())
+    # Its processes have ended.
+    assert not [*resume.in_the_way(PLAN, 7001, output)]
+    Kept("127.0.0.1:7", "secret").write(folder)
+    assert [*resume.in_the_way(PLAN, 7001, output)] == [folder]
+    assert not [*resume.in_the_way(PLAN, 7002, output)]
+    assert not [*resume.in_the_way(PLAN, None, output)]
+    one, other = (with_(listening, "hardware", host_names=(name,)) for name in "ab")
+    (folder / "plan.json").write_text(one.to_json())
+    assert [*resume.in_the_way(one, 7001, output)] == [folder]
+    assert not [*resume.in_the_way(other, 7001, output)]
+    lock = Lock(folder)
+    assert not [*resume.in_the_way(PLAN, 7001, output)]
+    lock.release()
+    (folder / "plan.json").write_text(json.dumps(json.loads(listening.to_json()) | {"detach": True}))
+    assert not [*resume.in_the_way(PLAN, 7001, output)]
 
 
 @pytest.mark.parametrize("name", ["auto", "mine"])

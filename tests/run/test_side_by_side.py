@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,8 @@ def ended_by(number: int, folder: Path) -> Ran:
 def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
     interrupted = ended_by(signal.SIGINT, tmp_path)
     assert (interrupted.code, "Nothing was under way" in interrupted.err) == (130, False)
-    assert re.search(
-        r"beside/0_one_device has .* and outputs/sweeps/beside/1_one_device has .*goes on", interrupted.err
-    )
+    # The first two, or where one of those has been quick, the third.
+    assert re.search(r"beside/[01]_one_device has .* and outputs/sweeps/beside/[12]_one_.* has .*on", interrupted.err)
     ended_by(signal.SIGKILL, tmp_path)
     began = time.monotonic()
     ran = finish(start(tmp_path, *POINTS), tmp_path, began, 240)
@@ -120,11 +120,10 @@ def test_points_run_at_once_and_after_a_kill_none_of_them_twice(tmp_path):
     events = [told(log) for log in logs]
     # Each is one run, and those that were under way have gone on.
     assert [sum(event["event"] == "run" for event in point) for point in events] == [1, 1, 1]
-    assert all(sum(event["event"] == "resumed" for event in point) >= 1 for point in events[:2])
-    # The first two were under way at once, on a core each.
-    firsts = [[event["time"] for event in point if event["event"] == "steps"] for point in events[:2]]
-    assert firsts[0][0] < firsts[1][-1]
-    assert firsts[1][0] < firsts[0][-1]
+    assert sum(any(event["event"] == "resumed" for event in point) for point in events) >= 2
+    # Two were under way at once, on a core each.
+    times = [[event["time"] for event in point if event["event"] == "steps"] for point in events]
+    assert any(one[0] < other[-1] and other[0] < one[-1] for one, other in combinations(times, 2))
     for result in ran.results:
         assert result["status"] == "FINISHED"
         assert "Up to 2 points ran at once on this machine" in " ".join(result["notes"])

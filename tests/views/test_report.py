@@ -1,6 +1,7 @@
 """The report of a sweep: what it says, what it shows at which width, and the one MLflow run that stands for it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from test_compare import wrote
 from pipeline.analyze import history
 from pipeline.analyze.errors import HistoryError
 from pipeline.commands.report import main
+from pipeline.record.tracking import Store
 from pipeline.views import report
+from pipeline.views.mlflow import Tracker
 from pipeline.views.report import canvas, facts, figures
 
 WIDTHS = (1280, 360)
@@ -220,6 +223,18 @@ def test_a_report_is_written_again_in_its_place_and_is_no_run(written):
     output = written.sweep.folder.parents[1]
     with pytest.raises(HistoryError):
         history.find("report", output)
+
+
+def test_what_of_a_report_mlflow_does_not_hold_is_said_with_what_sends_it(written, tmp_path):
+    tracker = Tracker(os.environ, tmp_path / "log")
+    folder = written.sweep.folder
+    assert report.unsent(folder, tracker, 1.0) is None
+    report.track(folder, written, tracker, Store("server", "http://127.0.0.1:9", "x"))
+    said = report.unsent(folder, tracker, 1.0)
+    tracker.close(0.1)
+    assert said is not None
+    assert said.startswith("MLflow does not hold the report yet")
+    assert said.endswith(f"`python -m pipeline sync {folder / 'report'}` sends it.")
 
 
 def test_a_figure_with_nothing_to_show_is_left_out_and_the_report_says_why(tmp_path):

@@ -169,7 +169,8 @@ class Agent:
             for number, job in self._jobs.items()
         ]
         here = self._cluster.inventory()
-        self._say(Hello(self._place.order, self._place.address, here, dict(alike()), held, self._life))
+        network = machine.network()
+        self._say(Hello(self._place.order, self._place.address, here, dict(alike()), held, self._life, network))
 
     def _do(self, message: Message, folder: Path) -> None:
         match message:

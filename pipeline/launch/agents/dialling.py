@@ -20,6 +20,7 @@ from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.kept import Kept, forget, write_secret
+from pipeline.record.log import from_here
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
 DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
@@ -165,7 +166,7 @@ class DiallingCluster(Steady, ABC):
         kept = Kept.read(folder)
         if kept is None or kept.token.encode() == self.agents.hub.token:
             return
-        self.say("What an earlier command of this run, which was killed, has left is ended.")
+        self.say(f"What an earlier command, which was killed, has left of {from_here(folder)} is ended.")
         mine = self.contact is not None and self.contact.address == kept.address
         if mine:
             # One that others are told of in advance, at which this command's own agents dial as well.

@@ -117,7 +117,8 @@ class Held(Message):
 class Hello(Message):
     """An agent's place among all, where its processes are reached, what its host has, what must be alike, its jobs.
 
-    `conductor` is the life of the conductor that it is for: one that comes later is told anew.
+    `conductor` is the life of the conductor that it is for: one that comes later is told anew. `network` is what no
+    other machine has, and no other network of the same one.
     """
 
     order: int
@@ -126,6 +127,7 @@ class Hello(Message):
     alike: dict[str, str]
     jobs: list[Held] = field(default_factory=list)
     conductor: str = ""
+    network: str = ""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class SlurmCluster(DiallingCluster):
         self._folder = Path(self._options.folder).resolve() / before.name
         self._log = self._folder / f"slurm-{before.job}.log"
         if not before.step:
-            self._job = Followed(self._slurm, before.job, self.say)
+            self._job = Followed(self._slurm, before.job, self._tell)
             self._job.look(now=True)
 
     def attach(self, folder: Path) -> bool:
@@ -259,11 +259,15 @@ class SlurmCluster(DiallingCluster):
         there = [known for known in self.agents.ordered() if known.life not in self._doomed and not known.link.away]
         return there[: self.count]
 
+    def _tell(self, text: str) -> None:
+        """Says it where the point shows what it does that has the job now."""
+        self.say(text)
+
     def _submit(self) -> None:
         assert self._folder is not None
         job = self._slurm.submit(self._folder / SCRIPT)
         self._log = self._folder / f"slurm-{job}.log"
-        self._job = Followed(self._slurm, job, self.say)
+        self._job = Followed(self._slurm, job, self._tell)
         self._job.look(now=True)
 
     def _script(self, address: str, folder: Path) -> str:

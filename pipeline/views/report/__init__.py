@@ -120,6 +120,17 @@ def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> No
     tracker.follow(beside, store)
 
 
+def unsent(folder: Path, tracker: Tracking, seconds: float) -> str | None:
+    """What to type where the report has not got on for so many seconds, on its way; None where all of it is there."""
+    drained, problem = tracker.drain(seconds)
+    if drained:
+        return None
+    return (
+        f"MLflow does not hold the report yet{f' ({problem})' if problem else ''}. "
+        f"`python -m pipeline sync {from_here(folder / FOLDER)}` sends it."
+    )
+
+
 def store_of(sweep: Sweep) -> Store | None:
     """Where the points of a sweep are tracked; None for nowhere."""
     stores = (recall(point.run.folder).store for point in sweep.points)
