@@ -13,8 +13,8 @@ from pipeline.views import report
 # Each point: strategy, workers, examples a second, and what else its result says. One device makes 100.
 Point = tuple[str, int, float, dict[str, Any]]
 ONCE = (
-    "Each point was run once, so nothing here is surer: if equal runs lie as far apart as elsewhere, chance alone would "
-    "make such a difference about once in {} times."
+    "Each point was run once, so nothing here is surer: if equal runs lie as far apart as elsewhere, chance alone "
+    "would make such a difference about once in {} times."
 )
 
 
@@ -27,7 +27,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 185), _point("mirrored", 4, 340)],
         [
             "mirrored on 4 workers (point 2) is the fastest: 340 examples/s (337 to 343), 3.40 times one device, and "
-            "1.84 times as fast as mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to be surer.",
+            "1.84 times as fast as mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
             ONCE.format("88,000"),
             "Up to 4 workers, the most measured, each brought 50% of one alone or more.",
         ],
@@ -53,7 +54,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 185), _point("mirrored", 4, 0, status="FAILED")],
         [
             "mirrored on 2 workers (point 1) is the fastest: 185 examples/s (183 to 187), 1.85 times one device, and "
-            "1.85 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to be surer.",
+            "1.85 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
             ONCE.format("190,000"),
             "Up to 2 workers, the most measured, each brought 50% of one alone or more.",
             "Without a speed, and so not judged: point 2.",
@@ -94,7 +96,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 180), _point("mirrored", 4, 120)],
         [
             "mirrored on 2 workers (point 1) is the fastest: 180 examples/s (178 to 182), 1.80 times one device, and "
-            "1.50 times as fast as mirrored on 4 workers (point 2), the next; fairly sure; type sweep.repeats=3 to be surer.",
+            "1.50 times as fast as mirrored on 4 workers (point 2), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
             ONCE.format("4,600"),
             "More than 2 workers did not pay under mirrored: from 2 to 4 workers it got slower.",
         ],
@@ -103,7 +106,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("one_device", 1, 101), _point("mirrored", 2, 70), _point("multi_worker", 2, 50)],
         [
             "one_device on 1 worker (point 0) is the fastest: 101 examples/s (100 to 102), and 1.44 times as fast as "
-            "mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to be surer.",
+            "mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
             ONCE.format("2,300"),
             "No point with more workers was as fast as one device.",
         ],
@@ -120,7 +124,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 124), _point("mirrored", 2, 900, model="cnn")],
         [
             "mirrored on 2 workers (point 1) is the fastest: 124 examples/s (123 to 125), 1.24 times one device, and "
-            "1.24 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to be surer.",
+            "1.24 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
             ONCE.format("170"),
             "2 workers are the fastest under mirrored, and not efficient: worker 2 brought 24% of what one of the "
             "first did, and predict.knee_share asks for 50%.",

@@ -154,16 +154,13 @@ def _over_one_device(contestants: Sequence[Contestant]) -> str:
 
 def _sure(difference: Difference) -> str:
     # Where nothing was run again, that is what keeps it from being surer, and not how seldom chance would do it.
-    why = (
-        f", since chance alone would make such a difference {how_often(difference.p_value)}"
-        if difference.repeated
-        else ""
-    )
-    return f"{difference.confidence}{why}"
+    why = f", since chance alone would make such a difference {how_often(difference.p_value)}"
+    return f"{difference.confidence}{why * difference.repeated}"
 
 
 def _by_chance(difference: Difference) -> str:
-    return f"if equal runs lie as far apart as elsewhere, chance alone would make such a difference {how_often(difference.p_value)}"
+    often = how_often(difference.p_value)
+    return f"if equal runs lie as far apart as elsewhere, chance alone would make such a difference {often}"
 
 
 def _surer(verdict: Verdict) -> str:
