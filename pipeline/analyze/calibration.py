@@ -10,6 +10,7 @@ variances and one scale, of which the log tells the more the longer it is (a con
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -31,8 +32,6 @@ HOUR = 3600.0
 MOST = 300
 # What is taken off from here on is told.
 TOLD = 0.02
-# Half the width of an interval of that confidence, in standard deviations of a normal distribution.
-NORMAL = 1.645
 
 
 @dataclass(frozen=True)
@@ -158,10 +157,19 @@ def calibrated(made: Prediction, found: Calibration) -> Prediction:
         step_seconds=made.step_seconds / factor,
         notes=(*made.notes, said) if abs(factor - 1) >= TOLD else made.notes,
         correction=factor,
-        unsure=(below + above) / 2 / NORMAL,
+        unsure=(below + above) / 2 / normal(made.confidence),
         spread=found.spread,
         equal=found.equal,
     )
+
+
+def normal(confidence: float) -> float:
+    """Half the width of an interval of that confidence, in standard deviations of a normal distribution.
+
+    >>> round(normal(0.9), 3), round(normal(0.95), 3)
+    (1.645, 1.96)
+    """
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def _is_like(made: Predicted, planned: Plan, found: Basis) -> bool:
@@ -172,7 +180,11 @@ def _is_like(made: Predicted, planned: Plan, found: Basis) -> bool:
 
 def _unsure(made: Predicted) -> float:
     """How sure the fit of an earlier prediction was, as a standard deviation of the logarithm."""
-    return made.unsure if made.unsure is not None else math.log(made.high / made.low) / 2 / NORMAL
+    return (
+        made.unsure
+        if made.unsure is not None
+        else math.log(made.high / made.low) / 2 / normal(made.confidence or CONFIDENCE)
+    )
 
 
 def _telling(past: Sequence[Past]) -> list[Past]:

@@ -89,14 +89,13 @@ def written(tmp_path_factory) -> report.Written:
 def test_the_verdict_names_the_best_with_its_confidence_and_what_to_change(written):
     assert written.lines == [
         "mirrored on 4 workers (point 2) is the fastest: 320 examples/s (314 to 326), 3.20 times one device, and 1.73 "
-        "times as fast as mirrored on 2 workers (point 1), the next; fairly sure, since chance alone would do that "
-        "about once in 14,000 times; type sweep.repeats=3 to be surer.",
-        "Each point was run once, which does not show how far equal runs lie apart, so nothing here is surer.",
+        "times as fast as mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to be surer.",
+        "Each point was run once, so nothing here is surer: if equal runs lie as far apart as elsewhere, chance alone "
+        "would make such a difference about once in 14,000 times.",
         "Up to 4 workers, the most measured, each brought 50% of one alone or more.",
         "Left out of the verdict: point 5 (oversubscribed).",
         "Without a speed, and so not judged: points 6 and 7.",
-        "Points 2 mirrored, 4 workers; 1 mirrored, 2 workers; 4 multi_worker, 2 workers; 5 multi_worker, 4 workers: "
-        "Communication takes 20% of the ideal throughput: try train.gradient_bits=16.",
+        "Points 1-2,4-5: Communication takes 20% of the ideal throughput: try train.gradient_bits=16.",
         "6 predictions scored: off by 10% (median), 6 of 6 intervals held.",
     ]
 

@@ -12,7 +12,10 @@ from pipeline.views import report
 
 # Each point: strategy, workers, examples a second, and what else its result says. One device makes 100.
 Point = tuple[str, int, float, dict[str, Any]]
-ONCE = "Each point was run once, which does not show how far equal runs lie apart, so nothing here is surer."
+ONCE = (
+    "Each point was run once, so nothing here is surer: if equal runs lie as far apart as elsewhere, chance alone "
+    "would make such a difference about once in {} times."
+)
 
 
 def _point(strategy: str, workers: int, speed: float, **result: Any) -> Point:
@@ -24,9 +27,9 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 185), _point("mirrored", 4, 340)],
         [
             "mirrored on 4 workers (point 2) is the fastest: 340 examples/s (337 to 343), 3.40 times one device, and "
-            "1.84 times as fast as mirrored on 2 workers (point 1), the next; fairly sure, since chance alone would "
-            "do that about once in 88,000 times; type sweep.repeats=3 to be surer.",
-            ONCE,
+            "1.84 times as fast as mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
+            ONCE.format("88,000"),
             "Up to 4 workers, the most measured, each brought 50% of one alone or more.",
         ],
     ),
@@ -36,9 +39,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "A tie: multi_worker on 2 workers (point 1) and mirrored on 2 workers (point 0) cannot be told apart, at "
             "186 and 180 examples/s, 1.80 to 1.86 times one device, since equal runs may well lie as far apart; type "
             "sweep.repeats=3 to tell them apart.",
-            "Next is one_device on 1 worker (point 2): the first of these is 1.84 times as fast, fairly sure, since "
-            "chance alone would do that about once in 90,000 times.",
-            ONCE,
+            "Next is one_device on 1 worker (point 2): the first of these is 1.84 times as fast, fairly sure.",
+            ONCE.format("90,000"),
         ],
     ),
     "one point": (
@@ -52,9 +54,9 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 185), _point("mirrored", 4, 0, status="FAILED")],
         [
             "mirrored on 2 workers (point 1) is the fastest: 185 examples/s (183 to 187), 1.85 times one device, and "
-            "1.85 times as fast as mirrored on 1 worker (point 0), the next; fairly sure, since chance alone would "
-            "do that about once in 190,000 times; type sweep.repeats=3 to be surer.",
-            ONCE,
+            "1.85 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
+            ONCE.format("190,000"),
             "Up to 2 workers, the most measured, each brought 50% of one alone or more.",
             "Without a speed, and so not judged: point 2.",
         ],
@@ -74,9 +76,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "A tie: mirrored on 2 workers (point 0) and mirrored on 1 worker (point 1) cannot be told apart, at 130 "
             "and 128 examples/s, 1.28 to 1.30 times one device, since the ranges of their repeats overlap; type "
             "sweep.repeats=3 to tell them apart.",
-            "Next is one_device on 1 worker (point 2): the first of these is 2.17 times as fast, fairly sure, since "
-            "chance alone would do that about once in 550,000 times.",
-            ONCE,
+            "Next is one_device on 1 worker (point 2): the first of these is 2.17 times as fast, fairly sure.",
+            ONCE.format("550,000"),
             "So mirrored on 1 worker (point 1) does as well, as far as this tells.",
         ],
     ),
@@ -86,9 +87,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "A tie: mirrored on 4 workers (point 0) and multi_worker on 4 workers (point 1) cannot be told apart, at "
             "300 and 290 examples/s, 2.90 to 3.00 times one device, since equal runs may well lie as far apart; type "
             "sweep.repeats=3 to tell them apart.",
-            "Next is mirrored on 2 workers (point 2): the first of these is 1.62 times as fast, fairly sure, since "
-            "chance alone would do that about once in 16,000 times.",
-            ONCE,
+            "Next is mirrored on 2 workers (point 2): the first of these is 1.62 times as fast, fairly sure.",
+            ONCE.format("16,000"),
             "Up to 4 workers, the most measured, each brought 50% of one alone or more.",
         ],
     ),
@@ -96,9 +96,9 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 180), _point("mirrored", 4, 120)],
         [
             "mirrored on 2 workers (point 1) is the fastest: 180 examples/s (178 to 182), 1.80 times one device, and "
-            "1.50 times as fast as mirrored on 4 workers (point 2), the next; fairly sure, since chance alone would "
-            "do that about once in 4,600 times; type sweep.repeats=3 to be surer.",
-            ONCE,
+            "1.50 times as fast as mirrored on 4 workers (point 2), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
+            ONCE.format("4,600"),
             "More than 2 workers did not pay under mirrored: from 2 to 4 workers it got slower.",
         ],
     ),
@@ -106,9 +106,9 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("one_device", 1, 101), _point("mirrored", 2, 70), _point("multi_worker", 2, 50)],
         [
             "one_device on 1 worker (point 0) is the fastest: 101 examples/s (100 to 102), and 1.44 times as fast as "
-            "mirrored on 2 workers (point 1), the next; fairly sure, since chance alone would do that about once in "
-            "2,300 times; type sweep.repeats=3 to be surer.",
-            ONCE,
+            "mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
+            ONCE.format("2,300"),
             "No point with more workers was as fast as one device.",
         ],
     ),
@@ -124,10 +124,10 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         [_point("mirrored", 1, 100), _point("mirrored", 2, 124), _point("mirrored", 2, 900, model="cnn")],
         [
             "mirrored on 2 workers (point 1) is the fastest: 124 examples/s (123 to 125), 1.24 times one device, and "
-            "1.24 times as fast as mirrored on 1 worker (point 0), the next; fairly sure, since chance alone would "
-            "do that about once in 170 times; type sweep.repeats=3 to be surer.",
-            ONCE,
-            "So many workers are fast under mirrored, and not efficient: worker 2 brought 24% of what one of the "
+            "1.24 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to "
+            "be surer.",
+            ONCE.format("170"),
+            "2 workers are the fastest under mirrored, and not efficient: worker 2 brought 24% of what one of the "
             "first did, and predict.knee_share asks for 50%.",
             "Left out of the verdict: point 2 (differs in model).",
         ],
@@ -185,5 +185,7 @@ def test_runs_that_were_repeated_make_it_surer_and_say_nothing_of_one_run(tmp_pa
     )
     (folder / "sweep.json").write_text(f'{{"name": "s", "points": [{listed}]}}')
     _, told = _told(tmp_path, capsys, points)
-    assert told[0].endswith("the next; very sure, since chance alone would do that less than once in a million times.")
-    assert ONCE not in told
+    assert told[0].endswith(
+        "the next; very sure, since chance alone would make such a difference less than once in a million times."
+    )
+    assert not [line for line in told if line.startswith("Each point was run once")]

@@ -120,12 +120,12 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
 def advice(sweep: Sweep, decided: Verdict) -> list[str]:
     """What explaining the lost efficiency came to: of the best point first, then of the others."""
     best = set(decided.best.places) if decided.best else set()
-    points: dict[str, list[str]] = {}
+    places: dict[str, list[int]] = {}
     for point in sorted(sweep.measured, key=lambda point: point.place not in best):
         explained = point.result.explained
         if explained is not None and (said := clean(explained.advice)):
-            points.setdefault(said, []).append(" ".join(point.name.split()))
-    return [f"Point{'s' * (len(names) > 1)} {'; '.join(names)}: {said}" for said, names in points.items()]
+            places.setdefault(said, []).append(point.place)
+    return [f"{points_text(of).capitalize()}: {said}" for said, of in places.items()]
 
 
 def missing(sweep: Sweep) -> list[str]:

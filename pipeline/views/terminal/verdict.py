@@ -76,7 +76,7 @@ def pair_text(number: int, other: int, pair: Pair) -> str:
         case Tie(why):
             return f"{number} and {other}: a tie, since {TIES[why]}"
         case Faster(fast, slow, difference):
-            limit = "" if difference.repeated else " One run of each can tell no more."
+            limit = "" if difference.repeated else f" One run of each can tell no more: {_by_chance(difference)}."
             return f"{fast} is {bare_times(difference.ratio)} times as fast as {slow}, {_sure(difference)}.{limit}"
 
 
@@ -153,7 +153,14 @@ def _over_one_device(contestants: Sequence[Contestant]) -> str:
 
 
 def _sure(difference: Difference) -> str:
-    return f"{difference.confidence}, since chance alone would do that {how_often(difference.p_value)}"
+    # Where nothing was run again, that is what keeps it from being surer, and not how seldom chance would do it.
+    why = f", since chance alone would make such a difference {how_often(difference.p_value)}"
+    return f"{difference.confidence}{why * difference.repeated}"
+
+
+def _by_chance(difference: Difference) -> str:
+    often = how_often(difference.p_value)
+    return f"if equal runs lie as far apart as elsewhere, chance alone would make such a difference {often}"
 
 
 def _surer(verdict: Verdict) -> str:
@@ -171,7 +178,7 @@ def _limit(verdict: Verdict) -> list[str]:
     """What one run of each point cannot tell."""
     if verdict.difference is None or verdict.difference.repeated:
         return []
-    return ["Each point was run once, which does not show how far equal runs lie apart, so nothing here is surer."]
+    return [f"Each point was run once, so nothing here is surer: {_by_chance(verdict.difference)}."]
 
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
@@ -213,7 +220,7 @@ def _knee(knee: Knee, count: int) -> str:
     else:
         of_them = f"from {few} to {many} workers each brought {percent(brought)} of what one of the first did, {asked}"
     if count > few:
-        return f"So many workers are fast under {knee.strategy}, and not efficient: {of_them}."
+        return f"{plural(count, 'worker')} are the fastest under {knee.strategy}, and not efficient: {of_them}."
     return f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."
 
 
