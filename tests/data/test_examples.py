@@ -231,7 +231,9 @@ def test_examples_of_several_sizes_cannot_be_kept():
         cache.in_memory(part)
 
 
-@pytest.mark.parametrize("make", [in_files, own.serial_set, opened])
+@pytest.mark.parametrize(
+    "make", [in_files, *(pytest.param(make, marks=pytest.mark.slow) for make in (own.serial_set, opened))]
+)
 def test_services_make_the_same_batches_in_the_same_order(tmp_path, make):
     part = own.serial_set(50)[0] if make is own.serial_set else make(tmp_path, 50)
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(3))

@@ -66,7 +66,7 @@ def expect_seen_once(folder: Path, lost=(), epochs: int = 2) -> None:
     ("files", "said"),
     [
         ((40, 43), "2 files; each of 2 processes reads all of them, since they cannot be divided evenly"),
-        ((21, 21, 21, 20), "4 files; each of 2 processes reads its own"),
+        pytest.param((21, 21, 21, 20), "4 files; each of 2 processes reads its own", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_read_each_record_once_an_epoch(pipeline, tmp_path, files, said):

@@ -178,6 +178,7 @@ def test_a_token_of_the_transformer_sees_those_before_it_alone_and_where_they_ar
     assert np.abs(keras.ops.convert_to_numpy(model(swapped))[:, -1] - logits[:, -1]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_the_transformer_learns_text_and_its_perplexity_is_that_of_its_loss(tmp_path: Path) -> None:
     model, tokens = SMALL(learning_rate=0.01), np.tile(np.arange(17, dtype=np.int32) % 5, (16, 1))
     history = model.fit(tokens[:, :-1], tokens[:, 1:], epochs=30, verbose=0).history

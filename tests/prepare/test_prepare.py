@@ -643,6 +643,7 @@ def test_a_scheduler_that_is_not_there_is_told(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_a_choice_of_ones_own_folder_is_prepared_by_the_workers_of_a_scheduler_that_runs_already(tmp_path):
     code = (
         "from distributed import LocalCluster\n"

@@ -394,6 +394,7 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     assert len(MlflowClient(uri).search_experiments()) == experiments
 
 
+@pytest.mark.slow
 def test_steps_are_followed_while_they_are_written(home: Path, tracker: Tracker) -> None:
     writer, uri = Writer(home / "steps"), local(home).uri
     tracker.follow(writer.folder, local(home))
@@ -889,6 +890,7 @@ def test_a_server_that_is_ill_is_named(tmp_path: Path) -> None:
         assert sync(writer.folder)[1][0] == said
 
 
+@pytest.mark.slow
 def test_a_follower_that_gets_on_is_waited_for_as_long_as_the_caller_waits(tmp_path: Path) -> None:
     busy = tmp_path / "busy"
     busy.mkdir()

@@ -251,7 +251,8 @@ OWN_EQUAL: dict[str, tuple[Callable[[], keras.Model], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OWN_EQUAL)
+# Each takes seconds: other ones in each run of CI.
+@pytest.mark.parametrize("name", sampled(list(OWN_EQUAL), 3))
 def test_nothing_is_told_of_a_step_of_its_own_that_is_equal_and_nothing_is_changed(name: str, mirrored):
     make, part = OWN_EQUAL[name]
     loop, collective = loop_over(mirrored, make, part)
@@ -272,7 +273,7 @@ OWN_FOUND: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OWN_FOUND)
+@pytest.mark.parametrize("name", sampled(list(OWN_FOUND), 2))
 def test_a_step_of_its_own_that_looks_at_its_batch_is_found(name: str, mirrored):
     make, part, what, named, words = OWN_FOUND[name]
     found = checked(mirrored, make, part)

@@ -248,6 +248,7 @@ def finished(folder: Path) -> list[Any]:
     return sorted(event["weights"] for event in events if event["event"] == "finished")
 
 
+@pytest.mark.slow
 def test_fit_answers_callbacks_and_refuses_a_training_inside_another(mirrored, tmp_path):
     class Lambda(keras.Model):
         """Not functional, and copied by its arguments."""
