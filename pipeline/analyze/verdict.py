@@ -307,11 +307,11 @@ def _of_several(p_value: float | None, comparisons: int) -> float | None:
 
 def knee(runs: Sequence[Run], best: Run, share: float) -> Knee | None:
     """The most workers under the best's strategy of which each brings at least `share` of what one alone does."""
-    strategy = best.result.choices.strategy
+    strategy = best.result.choices.called
     speeds: dict[int, list[float]] = {}
     for run in runs:
         workers = run.result.layout.workers
-        if run.result.choices.strategy == strategy and workers is not None:
+        if run.result.choices.called == strategy and workers is not None:
             speeds.setdefault(workers, []).append(measure.interval(run.repeats)[0])
     if len(speeds) < 2:
         return None
@@ -355,6 +355,6 @@ def _asked(run: Run, group: str) -> Hashable:
     asked: dict[str, object] = {"facts": comparable.facts(run), "group": group}
     if group == "point":
         choices, layout = run.result.choices, run.result.layout
-        asked["layout"] = [choices.strategy, layout.workers, layout.processes, choices.hardware]
+        asked["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
         asked["build"] = run.settings.get("strategy_build")
     return json.dumps(asked, sort_keys=True, default=str)

@@ -194,7 +194,7 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
     mark = ", ".join(mark_texts(point.marks))
     texts = {
         "point": Cell(str(point.place)),
-        "strategy": Cell(clean(point.result.choices.strategy) or MISSING),
+        "strategy": Cell(clean(point.result.choices.called) or MISSING),
         "workers": Cell(MISSING if workers is None else f"{workers:,}"),
         "group": Cell(point.group or MISSING),
         "examples/s": _figure(

@@ -102,7 +102,7 @@ def contestant_name(contestant: Contestant) -> str:
     result = contestant.runs[0].result
     failed = "failed after it was timed" * any(run.result.ending.status == "FAILED" for run in contestant.runs)
     where = listed(_points(contestant.places), failed)
-    return f"{result.choices.strategy} on {plural(result.layout.workers, 'worker')} ({where})"
+    return f"{result.choices.called} on {plural(result.layout.workers, 'worker')} ({where})"
 
 
 def _fastest(best: Contestant, verdict: Verdict) -> str:
@@ -176,8 +176,8 @@ def _limit(verdict: Verdict) -> list[str]:
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     """How many workers pay, as far as that can be told from what was measured."""
-    first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.strategy
-    counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.strategy == strategy}
+    first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.called
+    counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.called == strategy}
     if len({_on_one_device(contestant) for contestant in first}) > 1:
         names = enumerated([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
         # "One device" would be said of the slower ones, too.
