@@ -24,6 +24,7 @@ TIES = {
     "repeats": "the ranges of their repeats overlap",
     "speedups": "their speedups over baselines measured in turn overlap",
     "equal runs": "equal runs may well lie as far apart",
+    "unsteady": "repeats within a run vary too much",
 }
 # What gives a sweep a verdict whose only speeds have one doubt.
 INSTEAD = {
@@ -125,9 +126,12 @@ def _tie(best: Contestant, verdict: Verdict) -> list[str]:
     lines = [f"A tie: {names} cannot be told apart, at {figures}, since {_why(verdict.ties)}{_surer(verdict)}."]
     difference = verdict.difference
     if difference is not None:
-        next_one = contestant_name(verdict.slower[0])
-        ratio = bare_times(difference.ratio)
-        lines.append(f"Next is {next_one}: the first of these is {ratio} times as fast, {_sure(difference)}.")
+        behind, ratio = verdict.slower[0], bare_times(difference.ratio)
+        # What varies much may tie, and be slower than what does not.
+        which = ", the next" * all(behind.interval[0] < contestant.interval[0] for contestant in tied)
+        lines.append(
+            f"The first of these is {ratio} times as fast as {contestant_name(behind)}{which}, {_sure(difference)}."
+        )
     return lines
 
 
