@@ -95,8 +95,8 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
     "one that varies much": (
         [_point("mirrored", 2, 240), _point("multi_worker", 2, 50, within=0.8), _point("one_device", 1, 75)],
         [
-            "A tie: mirrored on 2 workers (point 0) and multi_worker on 2 workers (point 1) cannot be told apart, at 240 "
-            "and 50.0 examples/s, 0.50 to 2.40 times one device, since repeats within a run vary too much; type "
+            "A tie: mirrored on 2 workers (point 0) and multi_worker on 2 workers (point 1) cannot be told apart, at "
+            "240 and 50.0 examples/s, 0.50 to 2.40 times one device, since repeats within a run vary too much; type "
             "sweep.repeats=3 to tell them apart.",
             "The first of these is 3.20 times as fast as one_device on 1 worker (point 2), fairly sure.",
             ONCE.replace("about once in {} times", "less than once in a million times"),
