@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Ran, finish, left_behind, start
+from conftest import ROOT, Ran, finish, left_behind, sampled, start
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
@@ -84,12 +84,39 @@ def test_every_command_of_a_page_has_keys_and_choices_that_are_there(tmp_path, p
     assert isinstance(configs.typed_as(schema, composed, overrides), schema)
 
 
+# What a plan would have to reach, or to find made; other tests run these for real.
+NOT_PLANNED = re.compile(r"^(prepare|doctor)\b|data=(tfds|tfrecord)|cluster=(env|mpi)|experiment=theirs")
+PLANNED = [(page, typed) for page, typed in documented(for_a_run=False) if not NOT_PLANNED.search(typed)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "typed"), sampled(PLANNED, 12))
+def test_every_command_of_a_page_is_planned_as_it_stands_there(asked, tmp_path, page, typed):
+    write_configs_of(page, tmp_path / "conf")
+    write_modules_of(page, tmp_path)
+    words = [word for word in shlex.split(typed) if word not in ("...", "predict", "explain", "mode=predict")]
+    ran: Ran = asked(*words, "mode=plan")
+    assert ran.code == 0, ran.err
+    assert ran.out
+
+
+def write_modules_of(page: str, folder: Path) -> None:
+    """Writes the module that a page shows functions of, and those that it leaves to the reader."""
+    (path,) = [path for path in (ROOT / page, ROOT / "docs" / page) if path.exists()]
+    text = path.read_text()
+    codes = re.findall(r"```python\n(.*?)```", text, re.S)
+    if named := re.search(r"\b(my_\w+)\.py\b", text):
+        (folder / f"{named[1]}.py").write_text("\n\n".join([*codes, "gan = globals().get('wide')\n"]))
+    if named and named[1] != "my_data":
+        (folder / "my_data.py").write_text("from pipeline.data import digits\n")
+
+
 def write_configs_of(page: str, folder: Path) -> None:
     """Writes the choices of one's own that a page shows."""
     (path,) = [path for path in (ROOT / page, ROOT / "docs" / page) if path.exists()]
     shown = r"`conf/(\w+/\w+\.yaml)`[^\n]*:\n\n(?:```yaml\n(.*?)```| {4}(\{.*?\})\n)"
     for name, block, line in re.findall(shown, path.read_text(), re.S):
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(block or line)
 
 

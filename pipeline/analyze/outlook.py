@@ -125,4 +125,4 @@ def _knee(results: Sequence[Result], share: float) -> tuple[bool, int | None, fl
 def _but_workers(result: Result) -> tuple[str | int | None, ...]:
     choices, layout = result.choices, result.layout
     held = layout.global_batch if layout.scaling == "strong" else layout.replica_batch
-    return choices.strategy, choices.model, choices.data, layout.precision, layout.scaling, held
+    return choices.called, choices.model, choices.data, layout.precision, layout.scaling, held

@@ -92,11 +92,12 @@ class NotAlike:
 
 
 class Overlap(StrEnum):
-    """Why a pair ties: what of them overlaps, or that equal runs may differ so."""
+    """Why a pair ties: what of them overlaps, or that equal runs may differ so, be it since repeats of one do."""
 
     REPEATS = "repeats"
     SPEEDUPS = "speedups"
     EQUAL_RUNS = "equal runs"
+    UNSTEADY = "unsteady"
 
 
 @dataclass(frozen=True)
@@ -197,17 +198,19 @@ def spread(runs: Sequence[Run]) -> Spread:
     return Spread(math.sqrt(squares / degrees) if degrees else 0.0, degrees)
 
 
-def p_value_of(one: Contestant, two: Contestant, seen: Spread) -> float:
+def p_value_of(one: Contestant, two: Contestant, seen: Spread, within: float | None = None) -> float:
     """The probability that equal configurations differ as these do.
 
     A t-test on the logarithms of the runs' speeds, whose variance is drawn together from what was `seen` and what is to
     be expected, each by its degrees of freedom (the moderated t of Smyth, 2004). What disturbs a run's repeats may last
-    for longer than that run, so their variance is added, and not divided by their number.
+    for longer than that run, so their variance is added, and not divided by their number; `within` stands in its place.
     """
     from scipy.special import stdtr
 
-    within = [np.var(np.log(run.repeats), ddof=1) for run in one.runs + two.runs if run.repeats[1:]]
-    expected = PRIOR_SPREAD**2 + (float(np.mean(within)) if within else 0.0)
+    if within is None:
+        variances = [np.var(np.log(run.repeats), ddof=1) for run in one.runs + two.runs if run.repeats[1:]]
+        within = float(np.mean(variances)) if variances else 0.0
+    expected = PRIOR_SPREAD**2 + within
     degrees = PRIOR_DEGREES + seen.degrees
     variance = (PRIOR_DEGREES * expected + seen.degrees * seen.deviation**2) / degrees
     apart = abs(np.mean(np.log(one.speeds)) - np.mean(np.log(two.speeds)))
@@ -236,15 +239,19 @@ def between(number: int, other: int, one: Run, two: Run, seen: Spread) -> Pair:
     ours, theirs = Contestant((number,), (one,)), Contestant((other,), (two,))
     p_value = told_apart(ours, theirs, seen)
     if p_value is None:
-        return Tie(_why_tied(ours, theirs))
+        return Tie(_why_tied(ours, theirs, seen))
     fast, slow = (ours, theirs) if ours.interval[0] > theirs.interval[0] else (theirs, ours)
     return Faster(fast.places[0], slow.places[0], _difference(fast, slow, p_value, seen))
 
 
-def _why_tied(one: Contestant, two: Contestant) -> Overlap:
+def _why_tied(one: Contestant, two: Contestant, seen: Spread) -> Overlap:
     if _overlap(one.interval, two.interval):
         return Overlap.REPEATS
-    return Overlap.SPEEDUPS if _overlap_in_turn(one, two) else Overlap.EQUAL_RUNS
+    if _overlap_in_turn(one, two):
+        return Overlap.SPEEDUPS
+    # Were they as steady as runs are elsewhere, would they differ?
+    steady = p_value_of(one, two, seen, within=0.0) < SIGNIFICANCE_LEVEL
+    return Overlap.UNSTEADY if steady else Overlap.EQUAL_RUNS
 
 
 def _difference(fast: Contestant, slow: Contestant, p_value: float, seen: Spread) -> Difference:
@@ -289,7 +296,7 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     return Verdict(
         measured=True,
         best=best,
-        ties=tuple(Tied(other, _why_tied(best, other)) for other, p_value in p_values if p_value is None),
+        ties=tuple(Tied(other, _why_tied(best, other, seen)) for other, p_value in p_values if p_value is None),
         slower=tuple(other for other, _ in slower),
         difference=None if least_sure is None else _difference(best, slower[0][0], least_sure, seen),
         knee=knee([run for contestant in contestants for run in contestant.runs], best.runs[0], knee_share),
@@ -307,11 +314,11 @@ def _of_several(p_value: float | None, comparisons: int) -> float | None:
 
 def knee(runs: Sequence[Run], best: Run, share: float) -> Knee | None:
     """The most workers under the best's strategy of which each brings at least `share` of what one alone does."""
-    strategy = best.result.choices.strategy
+    strategy = best.result.choices.called
     speeds: dict[int, list[float]] = {}
     for run in runs:
         workers = run.result.layout.workers
-        if run.result.choices.strategy == strategy and workers is not None:
+        if run.result.choices.called == strategy and workers is not None:
             speeds.setdefault(workers, []).append(measure.interval(run.repeats)[0])
     if len(speeds) < 2:
         return None
@@ -355,6 +362,6 @@ def _asked(run: Run, group: str) -> Hashable:
     asked: dict[str, object] = {"facts": comparable.facts(run), "group": group}
     if group == "point":
         choices, layout = run.result.choices, run.result.layout
-        asked["layout"] = [choices.strategy, layout.workers, layout.processes, choices.hardware]
+        asked["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
         asked["build"] = run.settings.get("strategy_build")
     return json.dumps(asked, sort_keys=True, default=str)

@@ -1,5 +1,7 @@
 """Refuses what a backend cannot do, before anything is started."""
 
+from importlib.util import find_spec
+
 from pipeline.config.schema import Cache, Config
 from pipeline.plan.errors import PlanError
 
@@ -36,6 +38,24 @@ def check_backend(config: Config) -> None:
         _check_strategy(config)
         _check_data(config)
         _check_settings(config)
+
+
+def other(backend: str) -> str | None:
+    """A backend that is not TensorFlow, which goes without saying.
+
+    >>> other("jax"), other("tensorflow")
+    ('jax', None)
+    """
+    return None if backend == TENSORFLOW else backend
+
+
+def check_installed(backend: str) -> None:
+    """Refuses JAX where it is not installed, without importing it. Raises `PlanError`."""
+    if backend == JAX and find_spec("jax") is None:
+        raise PlanError(
+            "Expected the package jax for backend=jax, received a Python without it. Try `pip install jax`, or "
+            "backend=tensorflow."
+        )
 
 
 def _check_strategy(config: Config) -> None:

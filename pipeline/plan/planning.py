@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config
-from pipeline.plan.backends import check_backend
+from pipeline.plan.backends import JAX, check_backend
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
@@ -200,7 +200,9 @@ def listening(plan: Plan, given: Sequence[str]) -> Plan:
     addresses = [process.address for process in processes if process.address]
     # Where others were given than was asked for, a cluster knows where its hosts are reached.
     asked = {_host(process.address) for process in plan.processes if process.address}
-    notes = _notes_on_network(addresses, asked >= set(map(_host, addresses)))
+    notes = _notes_on_network(
+        addresses, asked >= set(map(_host, addresses)), "JAX" if plan.backend == JAX else "TensorFlow"
+    )
     return replace(plan, processes=processes, notes=(*plan.notes, *notes))
 
 
@@ -316,7 +318,7 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _notes_on_network(addresses: Collection[str], asked: bool) -> list[str]:
+def _notes_on_network(addresses: Collection[str], asked: bool, whose: str) -> list[str]:
     """What is open to others where processes listen beyond this machine."""
     if all(stays_here(address) for address in addresses):
         return []
@@ -325,7 +327,7 @@ def _notes_on_network(addresses: Collection[str], asked: bool) -> list[str]:
     instead = ", or try cluster.host=127.0.0.1" if asked else ""
     which = f"ports {ports[0]} to {ports[-1]}" if ports[0] else "free ports"
     return [
-        f"TensorFlow's own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
+        f"{whose}'s own transport is open, unauthenticated and unencrypted: whoever reaches a port can read this "
         f"training, change it and run code in it. It binds every network interface of each host, not "
         f"{host} alone ({which}). Keep others out of this network{instead}."
     ]

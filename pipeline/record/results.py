@@ -46,6 +46,17 @@ class Choices:
     hardware: str | None = None
     model: str | None = None
     data: str | None = None
+    # What trained, where it was not TensorFlow.
+    backend: str | None = None
+
+    @property
+    def called(self) -> str | None:
+        """The strategy as it is shown beside others.
+
+        >>> Choices("mirrored").called, Choices("mirrored", backend="jax").called
+        ('mirrored', 'mirrored under jax')
+        """
+        return f"{self.strategy} under {self.backend}" if self.strategy and self.backend else self.strategy
 
 
 @dataclass(frozen=True)

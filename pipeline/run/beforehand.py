@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.config.schema import Config
+from pipeline.plan.backends import other
 from pipeline.plan.plan import Plan
 from pipeline.record import results
 from pipeline.record.results import Choices, Ending, Layout, Result
@@ -11,12 +12,16 @@ from pipeline.record.results import Choices, Ending, Layout, Result
 
 def chosen(config: Config) -> Choices:
     """The choices of a config, by name."""
-    return Choices(config.strategy.name, config.hardware.name, config.model.name, config.data.name)
+    return Choices(
+        config.strategy.name, config.hardware.name, config.model.name, config.data.name, other(config.backend)
+    )
 
 
 def choices_of(planned: Plan) -> Choices:
     """The choices of a plan, by name."""
-    return Choices(planned.strategy.name, planned.hardware.name, planned.model.name, planned.data.name)
+    return Choices(
+        planned.strategy.name, planned.hardware.name, planned.model.name, planned.data.name, other(planned.backend)
+    )
 
 
 def layout_of(planned: Plan, timed_workers: int | None) -> Layout:

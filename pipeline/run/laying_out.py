@@ -8,6 +8,7 @@ from pipeline.config import targets
 from pipeline.config.schema import Config, Mode
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
+from pipeline.plan.backends import check_installed
 from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -28,6 +29,7 @@ def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
     """
     check_targets(config, session.search)
     check_engine(config.backend)
+    check_installed(config.backend)
     check_collective(config.collective)
     views.offered(config.views)
     cluster = session.cluster(config)

@@ -94,6 +94,8 @@ def most_at_once(points: Points, session: Session) -> int:
     first = next(iter(points.to_run.values()), None)
     if first is None or not points.many or first.config.sweep.parallel == 1:
         return 1
+    if any(request.config.mode is not Mode.run for request in points.to_run.values()):
+        return 1  # Planning and predicting take too little to be worth processes of their own.
     names = {request.config.cluster.name for request in points.to_run.values()}
     in_turn = sorted(name for name in names if name not in AT_ONCE)
     if in_turn:

@@ -47,7 +47,7 @@ def test_a_run_without_tensorflow_that_is_killed_and_goes_on_on_another_mesh_tra
     environ = {"PYTHONPATH": os.pathsep.join(map(str, (site, ROOT, OWN)))}
     dies = f"train.callbacks=[{{_target_: dying.Dies, at: 3, marker: {tmp_path / 'died'}}}]"
 
-    killed = pipeline(*SMALL, "strategy=mirrored", "workers=2", "train.steps=8", "measure.steps=0", dies, **environ)
+    killed = pipeline(*SMALL, "strategy=multi_worker", "workers=2", "train.steps=8", "measure.steps=0", dies, **environ)
     assert killed.code == 0, killed.err
     assert killed.result["restarts"] == 1
     assert killed.result["versions"].keys() == {"python", "jax", "jaxlib", "keras", "numpy"}
@@ -63,7 +63,7 @@ def test_a_run_without_tensorflow_that_is_killed_and_goes_on_on_another_mesh_tra
     assert on.code == 0, on.err
 
     measured = pipeline(
-        *SMALL, "strategy=multi_worker", "workers=2", "train.steps=16", "measure.steps=4", "measure.repeats=2", dies,
+        *SMALL, "strategy=mirrored", "workers=2", "train.steps=16", "measure.steps=4", "measure.repeats=2", dies,
         "output_dir=whole", **environ,
     )  # fmt: skip
     assert measured.code == 0, measured.err

@@ -116,7 +116,7 @@ def test_the_page_asks_no_host_and_shows_what_was_typed_as_text(written):
     page = written.html.read_text()
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page
     assert not re.search(r"https?://|<script|<link|url\(", page)
-    assert "+note=&lt;script&gt;" in page
+    assert "+note=<wbr>&lt;script&gt;" in page
 
 
 def test_the_page_tells_what_failed_and_what_was_skipped_and_why(written):
@@ -162,7 +162,7 @@ def test_the_head_says_what_was_run_and_how_to_run_it_again(written):
     assert all(f"<dt>{name}</dt>" in page for name in told)
     assert "Under throughput and speedup: 94% interval." in page
     # In the table stands what not all points share.
-    assert '<td class="long">strategy=mirrored workers=2</td>' in page
+    assert '<td class="long">strategy=<wbr>mirrored workers=<wbr>2</td>' in page
 
 
 def test_points_that_differ_in_what_was_run_are_told_with_it(tmp_path):

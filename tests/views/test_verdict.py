@@ -39,7 +39,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "A tie: multi_worker on 2 workers (point 1) and mirrored on 2 workers (point 0) cannot be told apart, at "
             "186 and 180 examples/s, 1.80 to 1.86 times one device, since equal runs may well lie as far apart; type "
             "sweep.repeats=3 to tell them apart.",
-            "Next is one_device on 1 worker (point 2): the first of these is 1.84 times as fast, fairly sure.",
+            "The first of these is 1.84 times as fast as one_device on 1 worker (point 2), the next, fairly sure.",
             ONCE.format("90,000"),
         ],
     ),
@@ -76,7 +76,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "A tie: mirrored on 2 workers (point 0) and mirrored on 1 worker (point 1) cannot be told apart, at 130 "
             "and 128 examples/s, 1.28 to 1.30 times one device, since the ranges of their repeats overlap; type "
             "sweep.repeats=3 to tell them apart.",
-            "Next is one_device on 1 worker (point 2): the first of these is 2.17 times as fast, fairly sure.",
+            "The first of these is 2.17 times as fast as one_device on 1 worker (point 2), the next, fairly sure.",
             ONCE.format("550,000"),
             "So mirrored on 1 worker (point 1) does as well, as far as this tells.",
         ],
@@ -87,9 +87,19 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
             "A tie: mirrored on 4 workers (point 0) and multi_worker on 4 workers (point 1) cannot be told apart, at "
             "300 and 290 examples/s, 2.90 to 3.00 times one device, since equal runs may well lie as far apart; type "
             "sweep.repeats=3 to tell them apart.",
-            "Next is mirrored on 2 workers (point 2): the first of these is 1.62 times as fast, fairly sure.",
+            "The first of these is 1.62 times as fast as mirrored on 2 workers (point 2), the next, fairly sure.",
             ONCE.format("16,000"),
             "Up to 4 workers, the most measured, each brought 50% of one alone or more.",
+        ],
+    ),
+    "one that varies much": (
+        [_point("mirrored", 2, 240), _point("multi_worker", 2, 50, within=0.8), _point("one_device", 1, 75)],
+        [
+            "A tie: mirrored on 2 workers (point 0) and multi_worker on 2 workers (point 1) cannot be told apart, at "
+            "240 and 50.0 examples/s, 0.50 to 2.40 times one device, since repeats within a run vary too much; type "
+            "sweep.repeats=3 to tell them apart.",
+            "The first of these is 3.20 times as fast as one_device on 1 worker (point 2), fairly sure.",
+            ONCE.replace("about once in {} times", "less than once in a million times"),
         ],
     ),
     "more workers slower": (

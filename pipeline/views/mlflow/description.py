@@ -72,7 +72,7 @@ def sentence(result: Result) -> str:
         efficiency = "" if speed.efficiency is None else f", {percent(speed.efficiency)} efficiency"
         said = f"**{speed.speedup:.2f} times one device**{brackets(listed(doubtful, of_speedup))}{efficiency}: "
         said += f"{throughput}{brackets(ends)}"
-    strategy = " on ".join(filter(None, [clean(result.choices.strategy), plural(layout.workers, "worker")]))
+    strategy = " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")]))
     scaling = f"{layout.scaling} scaling" if layout.scaling else ""
     sure = f"{percent(speed.interval_confidence)} intervals" if ends and speed.interval_confidence else ""
     known = [(clean(name), value) for name, value in training.val_metrics.items()][:1]

@@ -59,9 +59,9 @@ def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> li
 
 
 def _told(sweep: Sweep, of: Callable[[Point], str | None]) -> str:
-    """What `of` says of the points: once where it is the same for all of which it is known."""
+    """What `of` says of measured points, or of all where none is: once where it is the same for all it is known of."""
     places: dict[str, list[int]] = {}
-    for point in sweep.points:
+    for point in sweep.measured or sweep.points:
         if said := clean(of(point)):
             places.setdefault(said, []).append(point.place)
     if len(places) == 1:

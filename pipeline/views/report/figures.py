@@ -292,7 +292,7 @@ def _first(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _strategy(point: Point) -> str:
-    return str(point.result.choices.strategy)
+    return str(point.result.choices.called)
 
 
 def _looks(sweep: Sweep, theme: Theme) -> Mapping[str, Look]:

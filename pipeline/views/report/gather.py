@@ -62,7 +62,7 @@ class Point:
         """What a figure calls it."""
         workers = self.result.layout.workers
         counted = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
-        return f"{self.place}  {self.result.choices.strategy or 'unknown'}{counted}"
+        return f"{self.place}  {self.result.choices.called or 'unknown'}{counted}"
 
     @cached_property
     def learnt(self) -> list[tuple[float, Mapping[str, float]]]:

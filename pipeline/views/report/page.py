@@ -1,9 +1,13 @@
 """Turns a sweep, its verdict and its figures into one page of HTML that asks no other host for anything."""
 
+from __future__ import annotations
+
 import base64
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, scoring
 from pipeline.analyze.verdict import SIGNIFICANCE_LEVEL, Verdict
@@ -26,6 +30,9 @@ from pipeline.views.terminal.words import (
     span,
     times,
 )
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 MISSING = "–"
@@ -84,9 +91,9 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
     """The page. All that people named or typed is escaped."""
     import jinja2
 
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined).from_string(
-        TEMPLATE.read_text()
-    )
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters["breakable"] = _breakable
+    template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
     columns = _columns(sweep)
     used = {doubt for point in sweep.measured for doubt in point.marks.doubts} | (
@@ -185,7 +192,7 @@ def _columns(sweep: Sweep) -> list[Column]:
         *[Column(f"s to {sweep.metric} {figure(sweep.target or 0.0)}", kind=NUMBER)] * learnt,
         Column("status"),
         Column("overrides", kind=LONG),
-        Column("MLflow run"),
+        *[Column("MLflow run")] * any(point.result.tracked.mlflow_run_id for point in sweep.points),
     ]
 
 
@@ -194,7 +201,7 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
     mark = ", ".join(mark_texts(point.marks))
     texts = {
         "point": Cell(str(point.place)),
-        "strategy": Cell(clean(point.result.choices.strategy) or MISSING),
+        "strategy": Cell(clean(point.result.choices.called) or MISSING),
         "workers": Cell(MISSING if workers is None else f"{workers:,}"),
         "group": Cell(point.group or MISSING),
         "examples/s": _figure(
@@ -214,6 +221,13 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
     reached = Cell(MISSING if seconds is None else duration(seconds))
     cells = [texts.get(column.title, reached) for column in columns]
     return [Cell(cell.text, cell.under, cell.mark, column.kind) for cell, column in zip(cells, columns, strict=True)]
+
+
+def _breakable(typed: str) -> Markup:
+    """What was typed, escaped, where a line may break behind its = and commas."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.split(r"(?<=[,=])", typed))
 
 
 def _figure(value: float | None, write: Callable[[float], str], under: str = "", mark: str = "") -> Cell:

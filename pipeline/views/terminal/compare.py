@@ -60,7 +60,7 @@ def _row(place: int, name: str, result: Result, marks: Marks) -> tuple[str, ...]
     return (
         str(place),
         clean(name),
-        clean(result.choices.strategy) or MISSING,
+        clean(result.choices.called) or MISSING,
         MISSING if workers is None else str(workers),
         throughput,
         speedup,

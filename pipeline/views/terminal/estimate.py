@@ -55,7 +55,7 @@ def _planned(place: int, point: PointResult) -> tuple[str, ...]:
     workers = result.layout.workers
     return (
         str(place),
-        clean(result.choices.strategy) or MISSING,
+        clean(result.choices.called) or MISSING,
         MISSING if workers is None else f"{workers:,}",
         memory,
         exchanged,

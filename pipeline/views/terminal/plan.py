@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from pipeline.plan.backends import other
 from pipeline.plan.plan import REPEAT_SECONDS, Plan
 from pipeline.record.results import Layout
 from pipeline.views.terminal.words import clean, columns, listed, marks, named, plural, ranges, spread
@@ -35,7 +36,8 @@ def _headline(plan: Plan) -> str:
     model, data, strategy, hardware = (
         clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
-    what = f"{model} on {data}, {strategy} on {hardware}"
+    under = other(plan.backend)
+    what = f"{model} on {data}, {strategy}{f' under {clean(under)}' if under else ''} on {hardware}"
     believed = marks(
         Layout(
             rehearsal=plan.hardware.rehearsal,

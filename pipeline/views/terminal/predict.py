@@ -98,7 +98,7 @@ def _row(place: int, result: Result) -> tuple[str, ...]:
     layout, speed, cost = result.layout, result.speed, result.cost
     return (
         str(place),
-        clean(result.choices.strategy) or MISSING,
+        clean(result.choices.called) or MISSING,
         MISSING if layout.workers is None else f"{layout.workers:,}",
         MISSING if layout.replica_batch is None else f"{layout.replica_batch:,}",
         MISSING if speed.examples_per_second is None else rate(speed.examples_per_second),
@@ -165,4 +165,4 @@ def _few(values: Sequence[str]) -> str:
 
 
 def _name(result: Result) -> str:
-    return listed(clean(result.choices.strategy), plural(result.layout.workers, "worker")) + marks(result.layout)
+    return listed(clean(result.choices.called), plural(result.layout.workers, "worker")) + marks(result.layout)

@@ -96,7 +96,7 @@ def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 def _what(result: Result) -> str:
     """What was trained on what, and how far its speed can be believed."""
     chosen = result.choices
-    model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.strategy, chosen.hardware))
+    model, data, strategy, hardware = map(clean, (chosen.model, chosen.data, chosen.called, chosen.hardware))
     workers = plural(result.layout.workers, "worker")
     processes = plural(result.layout.processes, "process")
     return (

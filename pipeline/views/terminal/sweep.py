@@ -139,7 +139,7 @@ def stacked_rows(points: Sequence[PointResult]) -> list[str]:
     rows = []
     for place, point in enumerate(points):
         result = point.result
-        what = listed(clean(result.choices.strategy) or MISSING, plural(result.layout.workers, "worker"))
+        what = listed(clean(result.choices.called) or MISSING, plural(result.layout.workers, "worker"))
         rows.append(f"{numbers[place]:>{len(left) - 2}}  {what}  {clean(result.ending.status) or MISSING}")
         doubts = listed(marked[place], "input-bound" * (result.input.bound is True))
         said = (doubts, profile_line(result.profile), explained_line(result.explained), " ".join(owns[place]))
@@ -183,7 +183,7 @@ def _runs(points: Iterable[PointResult]) -> list[history.Run]:
 
 def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, ...]:
     workers, value, speed = result.layout.workers, _validation(result, metric), result.speed
-    strategy = clean(result.choices.strategy) or MISSING
+    strategy = clean(result.choices.called) or MISSING
     return (
         str(place),
         strategy if len(strategy) <= width else f"{strategy[: width - 2]}..",

@@ -24,6 +24,7 @@ TIES = {
     "repeats": "the ranges of their repeats overlap",
     "speedups": "their speedups over baselines measured in turn overlap",
     "equal runs": "equal runs may well lie as far apart",
+    "unsteady": "repeats within a run vary too much",
 }
 # What gives a sweep a verdict whose only speeds have one doubt.
 INSTEAD = {
@@ -102,7 +103,7 @@ def contestant_name(contestant: Contestant) -> str:
     result = contestant.runs[0].result
     failed = "failed after it was timed" * any(run.result.ending.status == "FAILED" for run in contestant.runs)
     where = listed(_points(contestant.places), failed)
-    return f"{result.choices.strategy} on {plural(result.layout.workers, 'worker')} ({where})"
+    return f"{result.choices.called} on {plural(result.layout.workers, 'worker')} ({where})"
 
 
 def _fastest(best: Contestant, verdict: Verdict) -> str:
@@ -125,9 +126,12 @@ def _tie(best: Contestant, verdict: Verdict) -> list[str]:
     lines = [f"A tie: {names} cannot be told apart, at {figures}, since {_why(verdict.ties)}{_surer(verdict)}."]
     difference = verdict.difference
     if difference is not None:
-        next_one = contestant_name(verdict.slower[0])
-        ratio = bare_times(difference.ratio)
-        lines.append(f"Next is {next_one}: the first of these is {ratio} times as fast, {_sure(difference)}.")
+        behind, ratio = verdict.slower[0], bare_times(difference.ratio)
+        # What varies much may tie, and be slower than what does not.
+        which = ", the next" * all(behind.interval[0] < contestant.interval[0] for contestant in tied)
+        lines.append(
+            f"The first of these is {ratio} times as fast as {contestant_name(behind)}{which}, {_sure(difference)}."
+        )
     return lines
 
 
@@ -183,8 +187,8 @@ def _limit(verdict: Verdict) -> list[str]:
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     """How many workers pay, as far as that can be told from what was measured."""
-    first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.strategy
-    counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.strategy == strategy}
+    first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.called
+    counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.called == strategy}
     if len({_on_one_device(contestant) for contestant in first}) > 1:
         names = enumerated([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
         # "One device" would be said of the slower ones, too.

@@ -79,6 +79,8 @@ def _join(plan: Plan, process: Process) -> None:
     """Joins the others, of which the first coordinates; on one machine nobody listens beyond it."""
     first, mine = str(plan.processes[plan.leaders[0]].address), str(process.address)
     gpus = [int(name.split(":")[1]) for name in process.devices] if plan.hardware.kind == "gpu" else None
+    # A scheduler's signals are the conductor's to handle.
+    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=first,
         num_processes=len(plan.leaders),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from pipeline.config import targets
@@ -26,7 +25,7 @@ from pipeline.worker.jax import build, layouts
 from pipeline.worker.jax.data import Data, OwnData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.errors import explain, lost_a_peer
-from pipeline.worker.jax.loop import JaxLoop, whole
+from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
 from pipeline.worker.loop import TrainingError
 from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
@@ -199,14 +198,13 @@ class Work:
     def _on_all(self, state: State | None) -> State | None:
         """The first process's state on every process, all of which call this together."""
         header, body = packed(state) if state is not None else (b"", b"")
-        sizes = multihost_utils.broadcast_one_to_all(np.array([len(header), len(body)], np.int32))
-        first, second = (int(size) for size in np.asarray(sizes))
+        first, second = told_by_first(np.array([len(header), len(body)])).tolist()
         if not first:
             return None
         sent = np.zeros(first + second, np.uint8)
         if state is not None:
             sent[:] = np.frombuffer(header + body, np.uint8)
-        data = np.asarray(multihost_utils.broadcast_one_to_all(sent)).tobytes()
+        data = told_by_first(sent).tobytes()
         return state or unpacked(data[:first], data[first:])
 
     def _paced(self) -> Pace:

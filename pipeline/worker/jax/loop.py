@@ -171,8 +171,7 @@ class JaxLoop:
         """The first process's arrays on all, which call it together with arrays of equal types and shapes."""
         if self.alone:
             return [np.asarray(value) for value in values]
-        # As bytes: JAX would make 32 bits of 64.
-        return [_from_first(np.asarray(value)) for value in values]
+        return [told_by_first(np.asarray(value)) for value in values]
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -283,7 +282,9 @@ def _padded(array: np.ndarray, room: int) -> np.ndarray:
     return made
 
 
-def _from_first(value: np.ndarray) -> np.ndarray:
-    sent = np.ascontiguousarray(value).view(np.uint8) if value.ndim else value.reshape(1).view(np.uint8)
+def told_by_first(value: np.ndarray) -> np.ndarray:
+    """The first process's array on all, which call this together with arrays of one type and shape, as its bytes."""
+    # Not as they are: JAX would make 32 bits of 64.
+    sent = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     told = np.asarray(multihost_utils.broadcast_one_to_all(sent))
     return told.view(value.dtype).reshape(value.shape)
