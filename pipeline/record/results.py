@@ -68,7 +68,6 @@ class Layout:
     hosts: int | None = None
     processes: int | None = None
     replicas: int | None = None
-    devices: int | None = None
     replica_batch: int | None = None
     global_batch: int | None = None
     scaling: str | None = None
@@ -76,6 +75,8 @@ class Layout:
     rehearsal: bool = False
     oversubscribed: bool = False
     asynchronous: bool = False
+    # Where there are several for each replica.
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class Result:
 
 def to_values(result: Result) -> dict[str, object]:
     """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
-    only one that was compared with one device has.
+    only one has that was compared with one device, trained by another backend, or has several devices a replica.
 
     Of one that was refused those that are known.
 
@@ -220,8 +221,9 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    if result.check is None:
-        values.pop("check", None)
+    for name in ("check", "backend", "devices"):
+        if values.get(name) is None:
+            values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
 
 

@@ -26,13 +26,13 @@ def choices_of(planned: Plan) -> Choices:
 
 def layout_of(planned: Plan, timed_workers: int | None) -> Layout:
     """How a plan is laid out, and how many of its workers were timed."""
+    each = planned.strategy.devices_per_replica
     return Layout(
         workers=planned.workers,
         timed_workers=timed_workers,
         hosts=planned.hardware.hosts,
         processes=len(planned.processes),
         replicas=planned.workers,
-        devices=planned.workers * planned.strategy.devices_per_replica,
         replica_batch=planned.training.replica_batch,
         global_batch=planned.training.global_batch,
         scaling=planned.training.scaling,
@@ -40,6 +40,7 @@ def layout_of(planned: Plan, timed_workers: int | None) -> Layout:
         rehearsal=planned.hardware.rehearsal,
         oversubscribed=planned.hardware.oversubscribed,
         asynchronous=planned.strategy.asynchronous,
+        devices=planned.workers * each if each > 1 else None,
     )
 
 

@@ -46,8 +46,8 @@ def refusal(ran: Ran) -> str:
         # Choices.
         (
             ["strategy=mirored"],
-            "one of central_storage, default, mirrored, multi_worker, one_device, parameter_server, tpu, "
-            "received mirored. Try strategy=mirrored.",
+            "one of central_storage, default, mirrored, model_parallel, multi_worker, one_device, parameter_server, "
+            "tpu, received mirored. Try strategy=mirrored.",
         ),
         (["model=tiny"], "Expected model to be one of cnn, mlp, recommender, resnet20, transformer, received tiny."),
         ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),

@@ -38,8 +38,8 @@ SCORED = Scored(
 )
 WHOLE = Result(
     Ending("FAILED", "It was killed.", "point-0.log"),
-    Choices("parameter_server", "2cpu", "mlp", "digits"),
-    Layout(2, 1, 1, 4, 2, 64, 64, "weak", "float32", True, True, True),
+    Choices("parameter_server", "2cpu", "mlp", "digits", "jax"),
+    Layout(2, 1, 1, 4, 2, 64, 64, "weak", "float32", True, True, True, 8),
     Speed(100.0, 90.0, 110.0, 1.0, 2.0, 3.0, 50.0, "measured in this run", 2.0, 1.8, 2.2, 1.0, 0.9375, 5, 10),
     Input(0.2, {"worker 1": 0.2}, True, 3, 4),
     Training(3, 0.5, {"accuracy": 0.9}, 0.6, {"accuracy": 0.8}, 9610, 153_772, 1.5, 2.5, "model.keras"),
@@ -124,7 +124,11 @@ def test_a_fresh_result_has_all_values_whether_they_are_known_or_not(pipeline):
     assert ran.code == 0, ran.err
     then = json.loads((OLD / "sweeps" / "both" / "1_mirrored" / "result.json").read_text())
     # One device has nothing to be compared with.
-    assert ran.result.keys() == {"version", *leaves(Result)} - OF_ASYNCHRONOUS - {"check"} == {"version", *then}
+    assert (
+        ran.result.keys()
+        == {"version", *leaves(Result)} - OF_ASYNCHRONOUS - {"check", "backend", "devices"}
+        == {"version", *then}
+    )
     (told,) = ran.events("result")
     assert told["values"] == ran.result
 

@@ -93,7 +93,7 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
         ),
         (
             "backend=torch",
-            "Expected backend to be one that is there (fails, mean, tensorflow), received torch. Try backend=tensor",
+            "Expected backend to be one that is there (fails, jax, mean, tensorflow), received torch. Try backend",
         ),
         ("views=[pages]", "Expected views to be one that is there (falls, lines), received pages. Try views=[]."),
     ],

@@ -7,7 +7,9 @@ from pipeline.worker.loop import TrainingError
 from pipeline.worker.model_error import ModelError
 
 # What Gloo and JAX's coordination say where another process is gone.
-_LOST = re.compile(r"(?i)gloo|connection (closed|reset|refused)|UNAVAILABLE|DEADLINE_EXCEEDED|heartbeat|peer")
+_LOST = re.compile(r"Gloo|UNAVAILABLE|DEADLINE_EXCEEDED|coordination service|[Cc]onnection (closed|reset|refused)")
+# What XLA raises, also as plain errors of Python.
+_KINDS = ("JaxRuntimeError", "XlaRuntimeError", "ValueError", "RuntimeError")
 
 
 def explain(error: BaseException) -> str:
@@ -19,5 +21,9 @@ def explain(error: BaseException) -> str:
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Is this what is raised in a process whose peers have gone?"""
-    return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and bool(_LOST.search(str(error)))
+    """Is this what is raised in a process whose peers have gone?
+
+    >>> lost_a_peer(ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
+    True
+    """
+    return type(error).__name__ in _KINDS and bool(_LOST.search(str(error)))
