@@ -106,21 +106,23 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
     here.mkdir()
     # Meanwhile, since pods mostly wait.
     on_this_machine = start(here, *TWO)
-    command = start(tmp_path, *TWO, *HERE, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= 200 or command.poll() is not None, 180.0)
+    # Slow enough to be harmed on the way: each call of ten steps waits a while.
+    slow = "train.callbacks=[{_target_: own.Pausing, seconds: 0.3}]"
+    command = start(tmp_path, *TWO, *HERE, slow, "cluster.options.claim=kept", KUBECONFIG=str(cluster.kubeconfig))
+    cluster.wait(lambda: steps(tmp_path) >= 100 or command.poll() is not None, 180.0)
     # Its conductor killed outright, and another in its place.
     command.kill()
     command.communicate()
     (run,) = tmp_path.glob("outputs/runs/*")
     step = steps(tmp_path)
     command = start(tmp_path, "attach", run.name, KUBECONFIG=str(cluster.kubeconfig))
-    cluster.wait(lambda: steps(tmp_path) >= step + 200 or command.poll() is not None, 180.0)
+    cluster.wait(lambda: steps(tmp_path) >= step + 50 or command.poll() is not None, 180.0)
     # Of what is taken away all save a checkpoint first; of what dies none can.
     (chief,) = cluster.running("chief")
     cluster.kubelet.evict(chief)
     cluster.wait(lambda: told(tmp_path, "restarted") or command.poll() is not None, 60.0)
     step = steps(tmp_path)
-    cluster.wait(lambda: steps(tmp_path) >= step + 100 or command.poll() is not None, 180.0)
+    cluster.wait(lambda: steps(tmp_path) >= step + 50 or command.poll() is not None, 180.0)
     assert "was asked to leave by SIGTERM to chief 0" in told(tmp_path, "restarted")[0]["text"]
     # Nothing that was made before is made again.
     made = [event["step"] for event in told(tmp_path, "steps")]

@@ -71,8 +71,8 @@ def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bo
 def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
     points = Points(True, {(0, 0): PointRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)})
-    with _own(session, session.screen, {}, Preemption(session.preemption)) as own:
-        own.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=8)), "c"))
+    own = _own(session, session.screen, {}, Preemption(session.preemption))
+    own.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=8)), "c"))
     for name in ("a", "b"):
         session.ended_early.append(PointResult(Result(), name))
     assert train._how_to_go_on(points, session) == (
