@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from omegaconf.errors import (
 )
 from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
-from pipeline.config import shipped
+from pipeline.config import shipped, targets
 from pipeline.config.hydra_node import ALONE, not_alone
 from pipeline.config.near import near, near_keys
 from pipeline.config.schema import Config
@@ -123,7 +124,10 @@ def _misplaced(override: Override, schema: type) -> str:
 
 
 def _new_argument(error: OmegaConfBaseException, override: Override, schema: type) -> str:
-    """What is wrong with an argument that a function has none of, or that its choice has not named yet."""
+    """What is wrong with an argument that a function has none of, or that its choice has not named yet.
+
+    That it is new is said of one that the function may take alone.
+    """
     key, line = override.key_or_group, override.input_line
     group, _, name = key.rpartition(".")
     node = error.parent_node
@@ -131,6 +135,12 @@ def _new_argument(error: OmegaConfBaseException, override: Override, schema: typ
     if closest := near(name, there):
         instead = f"{group}.{closest[0]}={_value_of(override)}"
         return f"Expected a key of {group} ({', '.join(there)}), received {key}. Try {instead}."
+    if isinstance(node, DictConfig) and targets.KEY in node:
+        try:
+            targets.check({targets.KEY: str(node[targets.KEY]), name: None}, group, search=sys.path)
+        except targets.TargetError as refused:
+            if key in str(refused):
+                return str(refused)
     return f"Expected {_known(key, schema)} that is there already, received {key}. Try +{line}."
 
 

@@ -290,7 +290,7 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["train.epochs.x=3"], "Expected train.epochs to be a whole number or null, received train.epochs.x=3."),
         (["~nothing"], "received ~nothing."),
         (["+train.seed=3"], "received +train.seed=3. Try train.seed=3."),
-        (["model.build.widths=[3]"], "there already, received model.build.widths. Try +model.build.widths=[3]."),
+        (["model.build.widths=[3]"], "Expected an argument of pipeline.models.cnn "),
         (["workers=range(1,3)"], "Try -m workers=range(1,3) for a run with each."),
         (["workers=${oc.env:NOTHING_THERE}"], "Environment variable 'NOTHING_THERE' not found"),
         (["workers=${nowhere:x}"], "Unsupported interpolation type nowhere"),

@@ -182,7 +182,9 @@ def _bars(view: View, elapsed: float, ahead: Ahead | None = None, width: int = 8
     where = "" if narrow else view.where
     row.add_row(Text(view.label, style="bold"), bar, Text(where), Text(duration(elapsed), style="dim"))
     if ahead is not None:
-        left = "" if ahead.seconds_left is None else f"{duration(max(0.0, ahead.seconds_left - elapsed))} left"
+        seconds = 0.0 if ahead.seconds_left is None else ahead.seconds_left - elapsed
+        # A point that takes longer than those before it leaves it open.
+        left = f"{duration(seconds)} left" if seconds > 0 else ""
         count = len(ahead.points)
         done = f"{ahead.done} of {count}" if narrow else f"{ahead.done} of {count} points"
         bar = ProgressBar(total=count, completed=ahead.done)
