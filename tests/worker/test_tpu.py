@@ -226,11 +226,20 @@ def test_a_rehearsal_trains_in_bfloat16_says_so_and_validates_every_example(pipe
     "arguments",
     [
         pytest.param(["model=cnn", "data=digits"], id="cnn"),
-        pytest.param(["model=resnet20", "data=digits"], id="resnet20", marks=pytest.mark.slow),
-        pytest.param(
-            ["model=recommender", "data=clicks", "data.build.train_examples=100", "data.build.validation_examples=40"],
-            id="recommender",
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(others, id=others[0], marks=pytest.mark.slow)
+            for others in sampled(
+                (
+                    ["model=resnet20", "data=digits"],
+                    [
+                        "model=recommender",
+                        "data=clicks",
+                        "data.build.train_examples=100",
+                        "data.build.validation_examples=40",
+                    ],
+                ),
+                1,
+            )
         ),
     ],
 )
