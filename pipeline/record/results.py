@@ -54,9 +54,9 @@ class Choices:
         """The strategy as it is shown beside others.
 
         >>> Choices("mirrored").called, Choices("mirrored", backend="jax").called
-        ('mirrored', 'mirrored under jax')
+        ('mirrored', 'mirrored/jax')
         """
-        return f"{self.strategy} under {self.backend}" if self.strategy and self.backend else self.strategy
+        return f"{self.strategy}/{self.backend}" if self.strategy and self.backend else self.strategy
 
 
 @dataclass(frozen=True)

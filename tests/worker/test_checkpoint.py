@@ -20,6 +20,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 
 from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Event, to_plain
+from pipeline.worker import rates
 from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.loop import TrainingError
@@ -407,7 +408,7 @@ def test_a_rolled_back_rate_is_half_of_the_one_that_was_saved(tmp_path):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.0005)
     scheduled, _ = training(tmp_path, told, optimizer=decaying, rate_scale=0.5)
     assert float(scheduled.optimizer.learning_rate) == pytest.approx(0.05)
-    build.unscaled(scheduled.optimizer)
+    rates.unscaled(scheduled.optimizer)
     assert type(scheduled.optimizer._learning_rate).__name__ == "ExponentialDecay"
 
 

@@ -8,11 +8,15 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import shards
 import tensorflow as tf
 from conftest import OWN, ROOT
 
+from pipeline.data import tfrecord
+from pipeline.data.errors import DataError
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
+from pipeline.worker.jax import data
 from pipeline.worker.jax.order import order
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Data, Loop
@@ -97,3 +101,21 @@ def test_tensorflow_trains_to_the_same_losses_from_the_same_weights(came, name, 
 def test_the_order_of_an_epoch_is_that_of_tensorflow(examples, seed, epoch):
     expected = batches.order(examples, seed, tf.constant(epoch, tf.int64)).numpy()
     np.testing.assert_array_equal(order(examples, seed, epoch), expected)
+
+
+def test_prepared_files_are_read_without_tensorflow_also_without_what_is_broken(tmp_path):
+    train, validation = tfrecord(path=str(shards.write(tmp_path, [5, 3], [2])))
+    x, y = data._arrays(train)
+    assert (x.dtype, x.shape, y.dtype, y.tolist()) == (np.float32, (8, 4), np.int32, list(range(8)))
+    np.testing.assert_array_equal(x[:, 0], np.arange(8, dtype=np.float32) / 100)
+    shards.flip(tmp_path, 0, (2, 20))
+    (flaw,) = train.look(train, 0, 1, True)
+    assert data._arrays(train.without([flaw]))[1].tolist() == [0, 1, 3, 4, 5, 6, 7]
+    assert data._arrays(validation)[1].tolist() == [8, 9]
+
+
+def test_data_that_tensorflow_makes_are_refused_and_class_weights_weigh_examples():
+    with pytest.raises(DataError, match="received a _RangeDataset"):
+        data._known(tf.data.Dataset.range(3), "train")
+    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
+    assert data._weighed((x, y), {1: 5.0})[2].tolist() == [1.0, 5.0, 1.0]

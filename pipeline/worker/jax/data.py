@@ -5,7 +5,6 @@ Every process reads everything; of each global batch a device is given its rows 
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -250,7 +249,7 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
     if labels is None or labels.ndim > 2:
         raise DataError(
             "Expected a class, or a number for each class, as the label of an example for train.class_weight, received "
-            f"{json.dumps(str(type(y).__name__))}. Try train.class_weight=null, and weights in the data."
+            f"{type(y).__name__}. Try train.class_weight=null, and weights in the data."
         )
     if labels.ndim == 2:
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)

@@ -60,6 +60,8 @@ class JaxLoop:
         self._train = step.training_steps(model, mesh, places)  # type: ignore[arg-type]
         self._validate = step.validation_steps(model, mesh, places)  # type: ignore[arg-type]
         self._results = step.results(model)
+        # By the function, the size of its batches, and for how many it has room.
+        self._compiled: dict[tuple[step.Steps, int, int], Any] = {}
         self._reader = Reader(train, position)
 
     @property
@@ -83,8 +85,9 @@ class JaxLoop:
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
         began = time.perf_counter()
-        losses, sizes, waited = self._through(self._train, self._reader, count)
-        return Call(losses[:, None], sizes, time.perf_counter() - began, np.full(len(sizes), waited / len(sizes)))
+        losses, sizes, waited, compiling = self._through(self._train, self._reader, count)
+        seconds = time.perf_counter() - began - compiling
+        return Call(losses[:, None], sizes, seconds, np.full(len(sizes), waited / len(sizes)))
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
@@ -94,7 +97,7 @@ class JaxLoop:
         self.reset_metrics()
         totals, reader, done = self.totals(), Reader(data), 0
         while done < data.layout.steps:
-            losses, sizes, _ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
+            losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
             totals.add(losses[:, None], sizes)
             done += len(sizes)
             tell(Beat(validated=done))
@@ -205,19 +208,28 @@ class JaxLoop:
             found.append(digest.hexdigest()[:16])
         return found
 
-    def _through(self, function: step.Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """(losses [steps], examples [steps], seconds that reading took) of `count` steps."""
-        losses, sizes, waited = [], [], 0.0
+    def _through(self, function: step.Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
+        """(losses [steps], examples [steps], seconds that reading took, seconds that compiling took) of `count` steps.
+
+        Batches of another size, or more of them in a call, are compiled for the first time that they come.
+        """
+        losses, sizes, waited, compiling = [], [], 0.0, 0.0
         for steps, chosen in reader.take(count):
             began = time.perf_counter()
             size = len(chosen) // steps
             batches = self._batches(reader, steps, chosen, size)
             waited += time.perf_counter() - began
-            state, found = function(self._values(), batches, np.int32(steps))  # type: ignore[arg-type]
+            given = self._values(), batches, np.int32(steps)
+            key = (function, size, jax.tree.leaves(batches)[0].shape[0])
+            if key not in self._compiled:
+                began = time.perf_counter()
+                self._compiled[key] = function.lower(*given).compile()  # type: ignore[attr-defined]
+                compiling += time.perf_counter() - began
+            state, found = self._compiled[key](*given)
             self._keep(state)
             losses.append(np.asarray(found)[:steps])
             sizes.append(np.full(steps, size, np.float32))
-        return np.concatenate(losses), np.concatenate(sizes), waited
+        return np.concatenate(losses), np.concatenate(sizes), waited, compiling
 
     def _batches(self, reader: Reader, steps: int, chosen: np.ndarray, size: int) -> Any:
         """Batches of a block on their devices, with room for as many steps as the call was compiled for."""
