@@ -25,7 +25,8 @@ SWEEP = Path("outputs/sweeps/beside")
 # Long enough to be killed in the middle of two.
 POINTS = (
     "-m", "strategy=one_device", "train.seed=0,1,2", "sweep.name=beside", "sweep.parallel=2", "data=digits",
-    "model=mlp", "train.steps=1200", "train.steps_per_call=5", "checkpoint.every_steps=20", *QUICK,
+    "model=mlp", "train.steps=600", "train.steps_per_call=5", "checkpoint.every_steps=20", *QUICK,
+    "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
 )  # fmt: skip
 
 
