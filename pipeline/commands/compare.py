@@ -23,6 +23,8 @@ from pipeline.views.terminal.verdict import pair_text, unlike_text
 
 # What a plan holds that nobody asked for, or that follows from the rest.
 OF_NO_INTEREST = ("version", "processes", "notes", "machine", "rehearsal", "oversubscribed")
+# Each run's own.
+PLACES = ("checkpoint.folder", "checkpoint.before")
 
 
 VERB = Verb(
@@ -72,7 +74,7 @@ class Compared:
 def compared(runs: Sequence[Run]) -> Compared:
     """What differs between `runs`."""
     flat = [dict(comparable.flat(_asked(run))) for run in runs]
-    keys = list(dict.fromkeys(key for asked in flat for key in asked))
+    keys = list(dict.fromkeys(key for asked in flat for key in asked if key not in PLACES))
     settings = [(key, tuple(asked.get(key) for asked in flat)) for key in keys]
     outcomes = [dict(comparable.flat(_came_to(run.result))) for run in runs]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))

@@ -101,11 +101,12 @@ def run(request: PointRequest, session: Session) -> PointResult:
         from pipeline.run.point import Point, known_baseline
 
         known = known_baseline(baseline, Path(config.output_dir), session)
+    if not starts:
+        # First: who reads what follows may leave in the middle of it.
+        remove(folder, Path(config.output_dir))
     session.screen.planned(planned, full, None if known is None else str(log.from_here(Path(known.folder))))
     if full and (typed := cluster.describe(planned)):
         session.screen.described(typed)
-    if not starts:
-        remove(folder, Path(config.output_dir))
     if config.mode is Mode.predict:
         from pipeline.run.predicting import predicted
 

@@ -42,8 +42,10 @@ def said(capsys: pytest.CaptureFixture[str], *runs: str) -> str:
 def test_a_faster_run_is_named_with_how_much_and_how_sure(tmp_path, capsys):
     other = {"strategy": "multi_worker"}
     one = wrote(tmp_path / "one", [100.0, 101.0, 99.0, 100.0, 102.0])
-    two = wrote(tmp_path / "two", [150.0, 149.0, 151.0, 150.0, 160.0], other, **other)
+    elsewhere = other | {"checkpoint": {"folder": "two/checkpoints"}}
+    two = wrote(tmp_path / "two", [150.0, 149.0, 151.0, 150.0, 160.0], elsewhere, **other)
     out = said(capsys, one, two)
+    assert "checkpoint.folder" not in out
     assert "1 is 1.50 times as fast as 0, fairly sure. One run of each can tell no more: if equal runs " in out
     assert "strategy   mirrored  multi_worker" in out
     assert "model_build" not in out
