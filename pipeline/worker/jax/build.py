@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.config import targets
 from pipeline.plan.plan import Plan
 from pipeline.worker import labels, rates
+from pipeline.worker.compiling import compile_anew
 from pipeline.worker.jax.data import PARTS, OwnData
 from pipeline.worker.model_error import ModelError
 
@@ -35,6 +36,7 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
     )
     labels.check(made, sample)
     made._symbolic_build(data_batch=sample)
+    _expect_loss(made)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if plan.training.rate_scale != 1.0:
@@ -77,12 +79,20 @@ def _check(made: keras.Model, note: Callable[[str], object]) -> None:
             )
 
 
+def _expect_loss(made: keras.Model) -> None:
+    """Refuses a model whose loss would be nothing, which Keras trains in silence under JAX."""
+    if made._compile_loss is None and not made.losses and type(made).compute_loss is keras.Model.compute_loss:
+        raise ModelError(
+            "Expected a model that is compiled with a loss, or whose layers add one, received one of neither. "
+            "Try train.loss=sparse_categorical_crossentropy, or whatever fits its labels."
+        )
+
+
 def _compile(made: keras.Model, plan: Plan) -> None:
     train = plan.training
     optimizer: Any = targets.value(train.optimizer, "train.optimizer")
     loss, metrics = targets.value(train.loss, "train.loss"), targets.value(train.metrics, "train.metrics")
     if made.compiled:
-        # What compile is not given, it keeps.
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
     else:
         chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
@@ -90,4 +100,4 @@ def _compile(made: keras.Model, plan: Plan) -> None:
         metrics = ["accuracy"] if metrics is None else metrics
     if train.learning_rate is not None:
         chosen = rates.with_learning_rate(chosen, train.learning_rate)
-    made.compile(optimizer=chosen, loss=loss, metrics=metrics)
+    compile_anew(made, chosen, loss, metrics)

@@ -12,6 +12,7 @@ from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker import labels, rates
 from pipeline.worker.collective import Collective
+from pipeline.worker.compiling import compile_anew
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
@@ -271,7 +272,6 @@ def _compile(
                 f"Try arguments of model.build for what compile takes."
             )
     if made.compiled:
-        # What compile is not given, it keeps.
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
     else:
         chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
@@ -280,7 +280,7 @@ def _compile(
             metrics = ["accuracy"] if metrics is None else metrics
     if learning_rate is not None:
         chosen = rates.with_learning_rate(chosen, learning_rate)
-    made.compile(optimizer=chosen, loss=loss, metrics=metrics)
+    compile_anew(made, chosen, loss, metrics)
 
 
 def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
