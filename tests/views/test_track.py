@@ -768,7 +768,9 @@ def test_a_server_that_dies_while_a_run_trains_costs_it_nothing(tmp_path: Path) 
     try:
         process = start(
             folder, "tracking=server", f"tracking.uri={server.uri}", "tracking.drain_timeout=2", "measure.repeats=2",
-            "measure.steps=4", "workers=1", "train.steps=600", "train.steps_per_call=2", "data=digits", "model=cnn",
+            "measure.steps=4", "workers=1", "train.steps=400", "train.steps_per_call=2", "data=digits", "model=cnn",
+            # Some 20 s, so that it still trains when its server has answered for the first time.
+            "train.callbacks=[{_target_: own.Pausing, seconds: 0.05}]",
         )  # fmt: skip
         log = wait_for(lambda: next(folder.glob("outputs/runs/*/events.jsonl"), None), 60)
         wait_for(lambda: log.read_text().count('"event": "steps"') > 10 and recall(log.parent).copied.offset, 60)
