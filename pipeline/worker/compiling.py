@@ -4,8 +4,53 @@ from typing import Any
 
 import keras
 
+from pipeline.worker import rates
+from pipeline.worker.model_error import ModelError
+
 # What a loss brings along, and what metrics do: given anew together.
 TOGETHER = (("loss", "loss_weights"), ("metrics", "weighted_metrics"))
+
+
+def check_made(made: object) -> None:
+    """Refuses what no engine trains: what is no model, and a model whose steps must not be compiled."""
+    if not isinstance(made, keras.Model):
+        raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+    if made.compiled and made.run_eagerly:
+        raise ModelError(
+            "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
+            "Try run_eagerly=False; to debug, model.fit without this program."
+        )
+
+
+def check_batches(made: keras.Model) -> None:
+    """Refuses a model that takes batches of one size alone, as a stateful RNN does."""
+    for tensor in keras.tree.flatten(getattr(made, "inputs", None) or ()):
+        if tensor.shape[0] is not None:
+            raise ModelError(
+                f"Expected a model that takes batches of any size, since each replica has a part of a batch and the "
+                f"last one may be short, received one that takes {tensor.shape[0]} alone (input {tensor.name}). "
+                f"Try keras.Input(shape) without a batch size, and stateful=False in recurrent layers."
+            )
+
+
+def compile_chosen(
+    made: keras.Model, optimizer: Any, learning_rate: float | None, loss: Any, metrics: Any, own_steps: bool = False
+) -> None:
+    """Compiles with what is not None.
+
+    A model that is not compiled gets Adam, and, unless it has steps of its own, sparse categorical cross-entropy and
+    accuracy.
+    """
+    if made.compiled:
+        chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
+    else:
+        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
+        if not own_steps:
+            loss = "sparse_categorical_crossentropy" if loss is None else loss
+            metrics = ["accuracy"] if metrics is None else metrics
+    if learning_rate is not None:
+        chosen = rates.with_learning_rate(chosen, learning_rate)
+    compile_anew(made, chosen, loss, metrics)
 
 
 def compile_anew(made: keras.Model, optimizer: Any, loss: Any, metrics: Any) -> None:

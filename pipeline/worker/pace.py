@@ -1,13 +1,17 @@
 """Has a loop make steps: of a training while it lasts, then for the sake of timing alone."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
+from pipeline.config import targets
+from pipeline.plan.plan import Plan
 from pipeline.record import commands, events
+from pipeline.worker.callbacks import Callbacks, check
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, waited
 from pipeline.worker.telling import Telling
-from pipeline.worker.training import Training
+from pipeline.worker.training import Survival, Training
 
 CALIBRATION_STEPS = 3
 
@@ -37,6 +41,17 @@ class Pace:
         self.telling = Telling(tell)
         self._put_back = contextlib.ExitStack()
         self._spare = False
+
+    def begin(self, plan: Plan, make_hooks: Callable[..., Callbacks], survival: Survival | None) -> None:
+        """Begins the plan's training, which goes on where its checkpoint was, if it has one."""
+        train = plan.training
+        callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
+        check(callbacks)
+        if survival is not None and self._loop.chief:
+            survival.checkpointer.check()
+        self.training = Training(
+            self._loop, train.epochs, train.steps, callbacks, self.telling.tell, hooks=make_hooks, survival=survival
+        )
 
     def calibrate(self, steps_per_call: int | None) -> events.Calibrated:
         """Has the step compiled, and times a few."""

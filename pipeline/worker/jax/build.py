@@ -1,7 +1,6 @@
 """Makes the plan's model under JAX, compiled with what the plan chooses, and refuses what its steps cannot do."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from pipeline.config import targets
 from pipeline.plan.plan import Plan
 from pipeline.worker import labels, rates
-from pipeline.worker.compiling import compile_anew
+from pipeline.worker.compiling import check_batches, check_made, compile_chosen
 from pipeline.worker.jax.data import PARTS, OwnData
 from pipeline.worker.model_error import ModelError
 
@@ -27,10 +26,16 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
             "Try data.num_classes=10, or whatever it is."
         )
     made = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
-    if not isinstance(made, keras.Model):
-        raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+    check_made(made)
     _check(made, note)
-    _compile(made, plan)
+    check_batches(made)
+    compile_chosen(
+        made,
+        targets.value(plan.training.optimizer, "train.optimizer"),
+        plan.training.learning_rate,
+        targets.value(plan.training.loss, "train.loss"),
+        targets.value(plan.training.metrics, "train.metrics"),
+    )
     sample = keras.tree.map_structure(
         lambda leaf: None if leaf is None else np.zeros((2, *leaf.shape[1:]), leaf.dtype), data.train
     )
@@ -64,19 +69,8 @@ def _check(made: keras.Model, note: Callable[[str], object]) -> None:
                 f"Expected a model with Keras's own {name} under backend=jax, received {type(made).__name__}, which "
                 f"has one of its own. Try backend=tensorflow."
             )
-    if made.compiled and made.run_eagerly:
-        raise ModelError(
-            "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
-            "Try run_eagerly=False; to debug, model.fit without this program."
-        )
     if made.compiled and made.jit_compile is False:
         note("The model was compiled with jit_compile=False, which is left out: under backend=jax XLA compiles steps.")
-    for tensor in keras.tree.flatten(getattr(made, "inputs", None) or ()):
-        if tensor.shape[0] is not None:
-            raise ModelError(
-                f"Expected a model that takes batches of any size, since the last one may be short, received one that "
-                f"takes {tensor.shape[0]} alone (input {tensor.name}). Try keras.Input(shape) without a batch size."
-            )
 
 
 def _expect_loss(made: keras.Model) -> None:
@@ -86,18 +80,3 @@ def _expect_loss(made: keras.Model) -> None:
             "Expected a model that is compiled with a loss, or whose layers add one, received one of neither. "
             "Try train.loss=sparse_categorical_crossentropy, or whatever fits its labels."
         )
-
-
-def _compile(made: keras.Model, plan: Plan) -> None:
-    train = plan.training
-    optimizer: Any = targets.value(train.optimizer, "train.optimizer")
-    loss, metrics = targets.value(train.loss, "train.loss"), targets.value(train.metrics, "train.metrics")
-    if made.compiled:
-        chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
-    else:
-        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
-        loss = "sparse_categorical_crossentropy" if loss is None else loss
-        metrics = ["accuracy"] if metrics is None else metrics
-    if train.learning_rate is not None:
-        chosen = rates.with_learning_rate(chosen, train.learning_rate)
-    compile_anew(made, chosen, loss, metrics)

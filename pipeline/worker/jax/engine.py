@@ -8,7 +8,6 @@ import keras
 import numpy as np
 from jax.sharding import Mesh
 
-from pipeline.config import targets
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.check import Check
@@ -16,7 +15,6 @@ from pipeline.record.commands import Command
 from pipeline.record.events import Failed, Told
 from pipeline.worker import rates
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.callbacks import check as check_callbacks
 from pipeline.worker.checkpoint import State
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
@@ -31,7 +29,7 @@ from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
 from pipeline.worker.saving import save
 from pipeline.worker.state import packed, unpacked
-from pipeline.worker.training import Diverged, Preempted, Survival, Training
+from pipeline.worker.training import Diverged, Preempted, Survival
 
 UNCHECKED = "under backend=jax all replicas make one step of the whole global batch"
 
@@ -164,23 +162,8 @@ class Work:
     def _begin(self) -> None:
         plan = self._plan
         seed_all(plan.training.seed)
-        callbacks = [
-            targets.value(callback, f"train.callbacks[{index}]")
-            for index, callback in enumerate(plan.training.callbacks)
-        ]
-        check_callbacks(callbacks)
-        if self._survival is not None and self._chief:
-            self._survival.checkpointer.check()
-        pace = self._paced()
-        pace.training = Training(
-            self._ready(),
-            plan.training.epochs,
-            plan.training.steps,
-            callbacks,
-            pace.telling.tell,
-            hooks=partial(Callbacks, plain=partial(build.model, plan, self._data), weights=_weights),
-            survival=self._survival,
-        )
+        hooks = partial(Callbacks, plain=partial(build.model, plan, self._data), weights=_weights)
+        self._paced().begin(plan, hooks, self._survival)
 
     def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._paced().finish(steps_per_call)

@@ -12,7 +12,7 @@ from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker import labels, rates
 from pipeline.worker.collective import Collective
-from pipeline.worker.compiling import compile_anew
+from pipeline.worker.compiling import check_batches, check_made, compile_chosen
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
@@ -55,14 +55,12 @@ def model(
     """
     with strategy.scope():
         made = make()
-        if not isinstance(made, keras.Model):
-            raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+        check_made(made)
         if own_step.has_own(made):
             _check_own(made, strategy)
-        _check_compiled(made)
         for text in _unheeded(made):
             note(text)
-        _check_batches(made)
+        check_batches(made)
         _compile(made, optimizer, learning_rate, loss, metrics)
         labels.check(made, batch)
         if made.optimizer is not None:
@@ -107,25 +105,6 @@ def _unheeded(made: keras.Model) -> list[str]:
         "The model was compiled with jit_compile=True, which is left out: steps are graphs of TensorFlow, several in "
         "one call, without XLA. On a TPU (strategy=tpu) it is XLA that compiles them."
     ]
-
-
-def _check_compiled(made: keras.Model) -> None:
-    if made.compiled and made.run_eagerly:
-        raise ModelError(
-            "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
-            "Try run_eagerly=False; to debug, model.fit without this program."
-        )
-
-
-def _check_batches(made: keras.Model) -> None:
-    """Refuses a model that takes batches of one size alone, as a stateful RNN does."""
-    for tensor in tf.nest.flatten(getattr(made, "inputs", None) or ()):
-        if tensor.shape[0] is not None:
-            raise ModelError(
-                f"Expected a model that takes batches of any size, since each replica has a part of a batch and the "
-                f"last one may be short, received one that takes {tensor.shape[0]} alone (input {tensor.name}). "
-                f"Try keras.Input(shape) without a batch size, and stateful=False in recurrent layers."
-            )
 
 
 def ready(
@@ -234,7 +213,7 @@ def lent(
     kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
-            _check_batches(made)
+            check_batches(made)
             labels.check(made, batch)
             made._symbolic_build(data_batch=batch)
             kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
@@ -271,16 +250,7 @@ def _compile(
                 f"{' and '.join(asked) or 'one that is not compiled'}. "
                 f"Try arguments of model.build for what compile takes."
             )
-    if made.compiled:
-        chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
-    else:
-        chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
-        if not own_step.has_own(made):
-            loss = "sparse_categorical_crossentropy" if loss is None else loss
-            metrics = ["accuracy"] if metrics is None else metrics
-    if learning_rate is not None:
-        chosen = rates.with_learning_rate(chosen, learning_rate)
-    compile_anew(made, chosen, loss, metrics)
+    compile_chosen(made, optimizer, learning_rate, loss, metrics, own_step.has_own(made))
 
 
 def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:

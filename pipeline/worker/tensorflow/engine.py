@@ -18,7 +18,6 @@ from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Failed, Told, Warned
 from pipeline.worker import rates
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.callbacks import check as check_callbacks
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
@@ -53,7 +52,7 @@ from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
 from pipeline.worker.tensorflow.switched import Switched
-from pipeline.worker.training import Preempted, Survival, Training
+from pipeline.worker.training import Preempted, Survival
 
 
 class TensorFlowEngine:
@@ -293,23 +292,8 @@ class Work:
     def _begin(self) -> None:
         plan = self._plan
         keras.utils.set_random_seed(plan.training.seed)
-        callbacks = [
-            targets.value(callback, f"train.callbacks[{index}]")
-            for index, callback in enumerate(plan.training.callbacks)
-        ]
-        check_callbacks(callbacks)
-        if self._survival is not None and self._process.rank == 0:
-            self._survival.checkpointer.check()
-        pace = self._paced()
-        pace.training = Training(
-            self._ready(),
-            plan.training.epochs,
-            plan.training.steps,
-            callbacks,
-            pace.telling.tell,
-            hooks=partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights),
-            survival=self._survival,
-        )
+        hooks = partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights)
+        self._paced().begin(plan, hooks, self._survival)
 
     def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._paced().finish(steps_per_call)
