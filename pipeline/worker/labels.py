@@ -1,13 +1,14 @@
 """Compares labels with the losses and outputs of a model, before either meets the other in a compiled step.
 
 Looked at are cross-entropies over classes, by whose labels most mistakes are made: TensorFlow says of them what went
-wrong in the middle of a graph, or nothing at all on a GPU.
+wrong in the middle of a graph, or nothing at all on a GPU. Of Keras's losses that compare element by element the shapes
+are looked at: they are broadcast where the batch happens to be of as many examples as there are outputs.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import keras
 import numpy as np
@@ -19,6 +20,8 @@ from pipeline.private_keras import compute_output_spec
 T = TypeVar("T")
 # Arrays or tensors with the examples along the first axis, as (x, y) or (x, y, weights).
 Batch: TypeAlias = Nested[Any]
+# What a loss takes: class numbers, a number for each class, or labels of the shape of the outputs.
+Kind: TypeAlias = Literal["sparse", "one-hot", "elementwise"]
 # Where something is in a structure of one level.
 Key: TypeAlias = str | int
 # A loss as it is named in `compile`.
@@ -29,6 +32,15 @@ ONE_HOT = (
     keras.losses.CategoricalCrossentropy, keras.losses.categorical_crossentropy,
     keras.losses.CategoricalFocalCrossentropy, keras.losses.categorical_focal_crossentropy,
 )  # fmt: skip
+ELEMENTWISE = tuple(
+    getattr(keras.losses, name)
+    for name in (
+        "MeanSquaredError", "mean_squared_error", "MeanAbsoluteError", "mean_absolute_error", "Huber", "huber",
+        "MeanAbsolutePercentageError", "mean_absolute_percentage_error", "LogCosh", "log_cosh", "Poisson", "poisson",
+        "MeanSquaredLogarithmicError", "mean_squared_logarithmic_error", "BinaryCrossentropy", "binary_crossentropy",
+        "BinaryFocalCrossentropy", "binary_focal_crossentropy",
+    )
+)  # fmt: skip
 
 # Labels between which as many are never seen as this, and half as many as there are classes, are far from dense.
 GAP = 5
@@ -36,17 +48,26 @@ GAP = 5
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a model under a loss over classes: so many `classes`; `key` is where its labels are in y.
+    """One output of a model, of a `shape` that begins with the batch, under a loss of a `kind`.
 
-    `key` is None where y is the labels. `ignored` is the label that the loss leaves out.
+    `key` is where its labels are in y, or None where y is the labels. `ignored` is the label that the loss leaves out.
     """
 
     name: str
     key: Key | None
-    sparse: bool
-    classes: int
-    rank: int
+    kind: Kind
+    shape: tuple[int | None, ...]
     ignored: int | None = None
+
+    @property
+    def sparse(self) -> bool:
+        """Are its labels class numbers?"""
+        return self.kind == "sparse"
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are, under a loss over classes."""
+        return self.shape[-1] or 0
 
     def labels(self, y: Nested[T]) -> T | None:
         """Its labels in y, or None where they are not at hand."""
@@ -67,14 +88,19 @@ def check(model: keras.Model, batch: Batch) -> None:
                 "Try (x, y), or a model that is compiled without a loss and has add_loss."
             )
         return
-    for output in outputs(model, batch):
+    for output in _known(model, batch):
         labels = output.labels(y)
         if labels is not None:
-            _check_shape(output, labels.shape)
+            _check_shape(output, tuple(labels.shape))
 
 
 def outputs(model: keras.Model, batch: Batch) -> list[Output]:
     """The outputs of a compiled model that are under a loss over classes, as far as that can be told."""
+    return [output for output in _known(model, batch) if output.kind != "elementwise"]
+
+
+def _known(model: keras.Model, batch: Batch) -> list[Output]:
+    """Those under a loss of a kind that is known."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     compiled = model._compile_loss
     if compiled is None or y is None or _has_own(model):
@@ -171,9 +197,18 @@ def _said(output: Output, values: np.ndarray, wrong: np.ndarray, name: str) -> s
 
 def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
     """Refuses one-hot labels under a loss that takes class numbers, and the other way round."""
+    rank = len(output.shape)
+    if output.kind == "elementwise":
+        if not _are_compared(shape, output.shape):
+            raise DataError(
+                f"Expected labels of the shape of {output.name}, whose loss compares them element by element, received "
+                f"{_of_an_example(shape)} for outputs of {_of_an_example(output.shape)}. Try an output of that shape, "
+                f"or for class numbers the loss sparse_categorical_crossentropy."
+            )
+        return
     last = shape[-1] if len(shape) else None
-    numbers = len(shape) == output.rank - 1 or (len(shape) == output.rank and last == 1)
-    one_hot = len(shape) == output.rank and last == output.classes
+    numbers = len(shape) == rank - 1 or (len(shape) == rank and last == 1)
+    one_hot = len(shape) == rank and last == output.classes
     if output.sparse and one_hot and not numbers:
         raise DataError(
             f"Expected class numbers as the labels of {output.name}, whose loss is sparse categorical cross-entropy, "
@@ -186,6 +221,22 @@ def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
             f"{output.classes} outputs, received a number each, as class numbers are. "
             f"Try the loss sparse_categorical_crossentropy, or keras.utils.to_categorical(y, {output.classes})."
         )
+
+
+def _are_compared(labels: Sequence[int | None], outputs: Sequence[int | None]) -> bool:
+    """Does Keras compare these shapes example by example? It takes a last axis of 1 away, and broadcasts the rest."""
+    shorter, longer = sorted((tuple(labels), tuple(outputs)), key=len)
+    if len(longer) == len(shorter) + 1 and longer[-1] == 1:
+        longer = longer[:-1]
+    if len(shorter) != len(longer):
+        return False
+    pairs = zip(shorter[1:], longer[1:], strict=True)
+    return all(one == other or 1 in (one, other) or None in (one, other) for one, other in pairs)
+
+
+def _of_an_example(shape: Sequence[int | None]) -> str:
+    """A shape without the batch's axis, as a person says it."""
+    return "x".join("?" if size is None else str(size) for size in shape[1:]) or "one number"
 
 
 def _outputs(
@@ -214,17 +265,18 @@ def _output(name: str, key: Key | None, loss: Loss, predicted: keras.KerasTensor
     if kind is None or not last_axis or not predicted.shape or predicted.shape[-1] is None:
         return
     ignored = getattr(loss, "ignore_class", None)
-    yield Output(name, key, kind == "sparse", int(predicted.shape[-1]), len(predicted.shape), ignored)
+    yield Output(name, key, kind, tuple(predicted.shape), ignored)
 
 
-def _kind(loss: Loss) -> str | None:
-    """Whether a loss takes class numbers ("sparse") or a number for each class ("one-hot"); None for any other."""
+def _kind(loss: Loss) -> Kind | None:
+    """What a loss takes; None for one that is not known."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
         except ValueError:
             return None
-    for kind, names in (("sparse", SPARSE), ("one-hot", ONE_HOT)):
+    kinds: dict[Kind, tuple[Any, ...]] = {"sparse": SPARSE, "one-hot": ONE_HOT, "elementwise": ELEMENTWISE}
+    for kind, names in kinds.items():
         classes = tuple(name for name in names if isinstance(name, type))
         if isinstance(loss, classes) or any(loss is name for name in names):
             return kind

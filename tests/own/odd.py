@@ -111,9 +111,9 @@ def another_length(mark):
     return (x, y), None
 
 
-def classifier(units=10, loss="sparse_categorical_crossentropy", **compiled):
+def classifier(units=10, loss="sparse_categorical_crossentropy", activation="softmax", **compiled):
     """A compiled model of one layer."""
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(units, activation="softmax", name="kinds")])
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(units, activation=activation, name="kinds")])
     model.compile(keras.optimizers.SGD(0.05), loss=loss, metrics=["accuracy"], **compiled)
     return model
 

@@ -1,5 +1,6 @@
 """Data, models and callbacks as people bring them by mistake: refused in one sentence, or made to work."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,18 @@ def test_labels_are_compared_with_the_loss_of_each_output(mirrored):
         fitted(mirrored, (x, y), lambda: odd.classifier(loss=keras.losses.CategoricalCrossentropy()))
     with pytest.raises(FitError, match="received 12 for example 5 of the validation data"):
         fitted(mirrored, (x, y), validation_data=(x, odd.labelled(y, 12)))
+
+
+def test_labels_that_a_loss_would_broadcast_over_the_outputs_are_refused(mirrored):
+    x, y = odd.numbers()
+    # Ten examples a replica, as there are outputs: Keras compares each label with an output of every example.
+    with pytest.raises(FitError, match=r"labels of the shape of kinds, .* received one number for outputs of 10. Try"):
+        fitted(mirrored, (x, y), lambda: odd.classifier(loss="mse"), batch_size=20)
+    for part, units in (((x, odd.ONE_HOT[y]), 10), ((x, y), 1), ((x, y[:, None]), 1)):
+        losses = fitted(
+            mirrored, part, functools.partial(odd.classifier, units, keras.losses.Huber(), "sigmoid"), batch_size=20
+        )
+        assert np.isfinite(losses).all()
 
 
 def test_a_label_that_the_loss_leaves_out_and_a_model_without_labels_train(mirrored):
