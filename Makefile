@@ -3,8 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two whole runs at a time, and three of what is quick: a third of its time, a test waits for processes and for time to pass.
-TWO := --numprocesses 2 --dist worksteal
+# Three tests at a time: more than a third of its time, a test waits for processes and for time to pass.
 THREE := --numprocesses 3 --dist worksteal
 # Python keeps what it compiled: to compile all of it again takes each of a thousand commands a quarter of a second.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,7 +36,7 @@ test: setup ## the tests, without the slow ones
 	@$(BIN)/python -m pytest -q $(THREE) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: whole runs, kills, sweeps
-	@$(BIN)/python -m pytest -q $(TWO) -m "slow and not timed" --durations=20 $(ARGS) || test $$? -eq 5
+	@$(BIN)/python -m pytest -q $(THREE) -m "slow and not timed" --durations=20 $(ARGS) || test $$? -eq 5
 	@# Alone: what they measure must be right. ARGS may leave none of either.
 	@$(BIN)/python -m pytest -q -m "slow and timed" $(ARGS) || test $$? -eq 5
 

@@ -1,4 +1,4 @@
-"""Runs every benchmark at its smallest size, in about a minute of computing: that it runs, and nothing of speed.
+"""Runs every benchmark at its smallest size, two at a time, in about a minute: that it runs, and nothing of speed.
 
     python benchmarks/smoke.py FOLDER [NAME ...]
 
@@ -14,9 +14,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO
 
@@ -31,6 +33,8 @@ from pipeline.run import explaining
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = sorted(path.stem for path in HERE.glob("*.py") if re.search(r"= record\.parse\(", path.read_text()))
+# Programs that run beside each other: half of its time, one waits.
+AT_ONCE = 2
 
 
 def main() -> int:
@@ -47,12 +51,8 @@ def main() -> int:
     _keep_the_server()
     record.typist = typist
     explaining.EXPLAIN_SECONDS, explaining.ENOUGH_ROUNDS = 0.0, 1
-    codes = {}
-    for name in given.names or PROGRAMS:
-        with (folder / f"{name}.log").open("w") as log:
-            codes[name] = forked(partial(_program, name, folder / f"{name}.json"), log, log)
-        print(f"{name}: {codes[name]}", flush=True)
-    return 1 if any(codes.values()) else 0
+    codes = list(_ended(folder, given.names or PROGRAMS))
+    return 1 if any(codes) else 0
 
 
 def typist(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -66,10 +66,32 @@ def typist(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProces
 
 def forked(do: Callable[[], int | None], out: IO[str], err: IO[str]) -> int:
     """Calls `do` in a fork, which prints to files; returns its exit code."""
-    process = mp.get_context("fork").Process(target=_child, args=(do, out.fileno(), err.fileno()))
-    process.start()
+    process = begun(do, out, err)
     process.join()
     return int(process.exitcode or 0)
+
+
+def begun(do: Callable[[], int | None], out: IO[str], err: IO[str]) -> BaseProcess:
+    """The fork that calls `do`."""
+    process = mp.get_context("fork").Process(target=_child, args=(do, out.fileno(), err.fileno()))
+    process.start()
+    return process
+
+
+def _ended(folder: Path, names: Sequence[str]) -> Iterator[int]:
+    """Runs programs; yields the exit code of each as it ends, which it prints."""
+    left, running = list(names), dict[int, tuple[str, BaseProcess]]()
+    while left or running:
+        while left and len(running) < AT_ONCE:
+            name = left.pop(0)
+            with (folder / f"{name}.log").open("w") as log:
+                process = begun(partial(_program, name, folder / f"{name}.json"), log, log)
+            running[process.sentinel] = name, process
+        for sentinel in wait(running):
+            name, process = running.pop(sentinel)  # type: ignore[call-overload]
+            process.join()
+            print(f"{name}: {process.exitcode}", flush=True)
+            yield int(process.exitcode or 0)
 
 
 def _child(do: Callable[[], int | None], out: int, err: int) -> None:

@@ -19,7 +19,9 @@ from pipeline import data as sources
 from pipeline.data.errors import DataError
 from pipeline.data.manifest import Feature, Manifest, Shard
 from pipeline.worker.input.batches import stream
+from pipeline.worker.input.broken import broken, refuse
 from pipeline.worker.input.layout import Layout
+from pipeline.worker.loop import TrainingError
 
 # (Examples in each file, workers.)
 LAYOUTS = (
@@ -183,9 +185,21 @@ def ran_on_broken(pipeline, tmp_path: Path, kinds: Sequence[str], *arguments: st
     return ran, list(zip(kinds, ran.run_folders, ran.results, strict=True))
 
 
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_broken_is_named_with_its_file_and_record(tmp_path, kind):
+    break_data(tmp_path / "data", kind)
+    _, words, lost = BROKEN[kind]
+    train, _ = sources.tfrecord(path=str(tmp_path / "data"))
+    with pytest.raises(TrainingError, match=f"received {len(lost)} that cannot: ") as refused:
+        refuse(broken(train, None, 0, 1, True), ())
+    assert words in str(refused.value)
+
+
 @pytest.mark.slow
-def test_what_is_broken_is_named_with_its_file_and_record_and_not_trained_on(pipeline, tmp_path):
-    ran, found = ran_on_broken(pipeline, tmp_path, list(BROKEN), "strategy=one_device", "train.replica_batch=8")
+def test_what_is_broken_is_named_by_a_run_and_not_trained_on(pipeline, tmp_path):
+    ran, found = ran_on_broken(
+        pipeline, tmp_path, sampled(list(BROKEN), 3), "strategy=one_device", "train.replica_batch=8"
+    )
     assert ran.code == 1
     assert "Traceback" not in ran.err
     for kind, folder, result in found:
@@ -227,19 +241,19 @@ def skipped(pipeline, tmp_path: Path, kinds: Sequence[str]) -> None:
 @pytest.mark.slow
 def test_another_process_on_a_broken_file_names_it_while_training(pipeline, tmp_path):
     # What changes once training has begun is met by whoever reads it.
-    shards.write(tmp_path / "data", [1_500, 1_500])
+    shards.write(tmp_path / "data", [900, 900])
     given = prepared(tmp_path, "strategy=multi_worker", "workers=2", "train.replica_batch=1", "data.shuffle_window=2")
     process = start(tmp_path, *given)
     try:
         wait_for(tmp_path, "steps", count=3)
         for number in range(2):
-            shards.flip(tmp_path / "data", number, *((place, 20) for place in range(1_000, 1_490)))
+            shards.flip(tmp_path / "data", number, *((place, 20) for place in range(600, 890)))
         ran = finish(process, tmp_path, time.monotonic(), timeout=120)
     finally:
         process.kill()
     assert ran.code == 1
-    assert "received 490 that cannot" in ran.err
-    assert "of-00002.tfrecord record 1000 has a wrong checksum" in ran.err
+    assert "received 290 that cannot" in ran.err
+    assert "of-00002.tfrecord record 600 has a wrong checksum" in ran.err
 
 
 LONG = (

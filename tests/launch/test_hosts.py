@@ -65,6 +65,7 @@ def losses(result: dict) -> tuple:
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pipeline, two, tmp_path):
     alone = pipeline(*TWO, *LONG, "output_dir=alone")
     assert alone.code == 0, alone.err
@@ -114,6 +115,7 @@ def test_two_hosts_train_to_the_losses_of_one_whatever_becomes_of_their_link(pip
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_a_host_that_stays_away_ends_the_run_in_under_a_minute_which_goes_on_later_or_elastically_without_it(
     two, tmp_path
 ):

@@ -99,6 +99,7 @@ def steps(folder: Path) -> int:
 
 @needs_namespaces
 @pytest.mark.slow
+@pytest.mark.waits
 def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of_a_run_on_this_machine(
     cluster, tmp_path
 ):
@@ -151,6 +152,7 @@ def test_pods_that_are_killed_and_evicted_are_made_anew_and_weights_are_those_of
 
 @needs_namespaces
 @pytest.mark.slow
+@pytest.mark.waits
 def test_a_job_whose_pods_dial_trains_with_parameter_servers_and_ctrl_c_deletes_all(cluster, tmp_path):
     given = (
         "strategy=parameter_server", "workers=2", "model=mlp", "data=digits", "measure.steps=0", "tracking=none", *HERE,

@@ -128,6 +128,7 @@ def weights(told: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_points_are_jobs_side_by_side_and_after_a_kill_none_of_them_is_run_twice(typed, tmp_path):
     sweep = ("-m", "workers=2", "sweep.name=three", "train.steps=30", "checkpoint.every_steps=10", *SMALL)
     every = (*sweep, "strategy=mirrored,multi_worker,parameter_server", "sweep.parallel=2")
@@ -172,6 +173,7 @@ def _finished(typed: Typed) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_unharmed_run(typed, tmp_path):
     here = tmp_path / "here"
     here.mkdir()
@@ -221,6 +223,7 @@ def test_a_time_limit_a_kill_and_a_node_that_goes_down_leave_the_weights_of_an_u
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_a_batch_script_of_ones_own_is_requeued_and_scancel_ends_a_run_as_killed(typed, slurm, tmp_path):
     here = tmp_path / "here"
     here.mkdir()

@@ -28,7 +28,7 @@ STEPS, EPOCHS = 480, 40
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Where the commands run; whatever has been left there is ended, and told."""
     yield tmp_path
-    if left := left_behind(tmp_path, patience=40):
+    if left := left_behind(tmp_path, patience=120):
         for process in working_in(tmp_path):
             process.kill()
         pytest.fail(f"left behind: {left}")
@@ -72,6 +72,7 @@ def trained(events: list[dict[str, Any]]) -> tuple[dict[int, float], list[dict],
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 def test_a_detached_run_outlives_its_conductors_and_ends_as_an_unharmed_one(folder):
     sane = folder / "sane"
     sane.mkdir()

@@ -542,7 +542,7 @@ def assert_two_processes_train_what_one_device_does(steps: int, folder: Path) ->
 
 @pytest.mark.slow
 def test_the_multi_worker_tutorial_trains_on_two_processes_what_one_device_trains(tmp_path) -> None:
-    assert_two_processes_train_what_one_device_does(12, tmp_path)
+    assert_two_processes_train_what_one_device_does(4, tmp_path)
 
 
 @pytest.mark.slow
