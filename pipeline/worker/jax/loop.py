@@ -21,9 +21,6 @@ from pipeline.worker.jax.data import Data, Reader
 from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
 from pipeline.worker.rates import innermost
 
-# Calls are compiled for so many steps, or twice, four times, ... as many.
-LEAST_ROOM = 4
-
 
 class JaxLoop:
     """What a training is made of, on this process; see `pipeline.worker.loop.Loop`.
@@ -60,8 +57,6 @@ class JaxLoop:
         self._train = step.training_steps(model, mesh, places)  # type: ignore[arg-type]
         self._validate = step.validation_steps(model, mesh, places)  # type: ignore[arg-type]
         self._results = step.results(model)
-        # By the function, the size of its batches, and for how many it has room.
-        self._compiled: dict[tuple[step.Steps, int, int], Any] = {}
         self._reader = Reader(train, position)
 
     @property
@@ -211,35 +206,20 @@ class JaxLoop:
     def _through(self, function: step.Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
         """(losses [steps], examples [steps], seconds that reading took, seconds that compiling took) of `count` steps.
 
-        Batches of another size, or more of them in a call, are compiled for the first time that they come.
+        Batches of another size are compiled for the first time that they come.
         """
         losses, sizes, waited, compiling = [], [], 0.0, 0.0
         for steps, chosen in reader.take(count):
             began = time.perf_counter()
-            size = len(chosen) // steps
-            batches = self._batches(reader, steps, chosen, size)
+            batches = reader.batches(steps, chosen)
             waited += time.perf_counter() - began
-            given = self._values(), batches, np.int32(steps)
-            key = (function, size, jax.tree.leaves(batches)[0].shape[0])
-            if key not in self._compiled:
-                began = time.perf_counter()
-                self._compiled[key] = function.lower(*given).compile()  # type: ignore[attr-defined]
-                compiling += time.perf_counter() - began
-            state, found = self._compiled[key](*given)
+            before = function.compiling
+            state, found = function(self._values(), batches)
+            compiling += function.compiling - before
             self._keep(state)
-            losses.append(np.asarray(found)[:steps])
-            sizes.append(np.full(steps, size, np.float32))
+            losses.append(found)
+            sizes.append(np.full(steps, len(chosen) // steps, np.float32))
         return np.concatenate(losses), np.concatenate(sizes), waited, compiling
-
-    def _batches(self, reader: Reader, steps: int, chosen: np.ndarray, size: int) -> Any:
-        """Batches of a block on their devices, with room for as many steps as the call was compiled for."""
-        room = LEAST_ROOM
-        while room < steps:
-            room *= 2
-        sharding = step.placed(self._mesh, size)
-        return keras.tree.map_structure(
-            lambda leaf: None if leaf is None else _global(_padded(leaf, room), sharding), reader.batches(steps, chosen)
-        )
 
     def _values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
@@ -254,7 +234,7 @@ class JaxLoop:
                 variable.assign(value)
 
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
-        variable.assign(_global(np.asarray(value, variable.value.dtype), self._place(variable)))
+        variable.assign(step.over(np.asarray(value, variable.value.dtype), self._place(variable)))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self._mesh)
@@ -264,7 +244,7 @@ class JaxLoop:
         """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device."""
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
-        return _global(np.asarray(value), sharding)
+        return step.over(np.asarray(value), sharding)
 
 
 def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarray:
@@ -275,22 +255,6 @@ def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarr
     for shard in value.addressable_shards:
         if devices is None or shard.device in devices:
             made[shard.index] = np.asarray(shard.data)
-    return made
-
-
-def _global(value: np.ndarray, sharding: NamedSharding) -> Any:
-    """An array over all devices, of which each process, which has all of it, gives its own devices their parts."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(value, sharding)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-
-
-def _padded(array: np.ndarray, room: int) -> np.ndarray:
-    """The array with as many steps as there is room for, of which the last are never read."""
-    if len(array) == room:
-        return array
-    made = np.empty((room, *array.shape[1:]), array.dtype)
-    made[: len(array)] = array
     return made
 
 
