@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.analyze import comparable, measure
 from pipeline.analyze.errors import PredictError
-from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, UNKNOWN, anchored, fit, interval
+from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, anchored, fit, interval
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
@@ -25,9 +25,9 @@ from pipeline.analyze.step_model import (
     Observed,
     Shape,
     case_of,
-    joined_runs,
     observed,
     on_wire,
+    one_run,
     terms,
 )
 from pipeline.plan.plan import Plan
@@ -35,8 +35,6 @@ from pipeline.record.predictions import FittedOn
 
 # What a link carries differs by about so much from one time to the next, as others use it too.
 LINK_SPREAD = 0.1
-# A step that was timed is worth a note where it is further than this from what the runs let expect.
-SURPRISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ def sized(planned: Plan, found: Basis) -> bool:
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
     """What repeats of `one`, the plan on one worker, in several lives of its processes say of its step."""
     case = case_of(one, parameters)
-    return joined_runs(case, [([case.examples / repeat for repeat in repeats], 1.0) for repeats in examples_per_second])
+    return one_run(case, [[case.examples / repeat for repeat in repeats] for repeats in examples_per_second])
 
 
 def _whole(timed_run: TimedRun) -> bool:
