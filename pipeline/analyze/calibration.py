@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.analyze.fitting import CONFIDENCE
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.predict import Basis, Prediction
-from pipeline.analyze.step_model import identity, observed
+from pipeline.analyze.step_model import identity, spread_of
 from pipeline.plan.plan import Plan
 from pipeline.record.predictions import Predicted
 
@@ -115,7 +115,9 @@ def of_log(planned: Plan, found: Basis, logged: Sequence[TimedRun]) -> Calibrati
         speed = timed_run.run.result.speed.examples_per_second
         if speed and timed_run.run.folder not in scored:
             past.append(Past(math.log(speed), identity(timed_run.plan)))
-    return calibration(past, float(np.median([run.spread for run in observed(found.runs)])))
+    # Of each run by itself: how far equal runs lie apart is told by their speeds, and would count twice.
+    repeats = [timed_run.run.repeats for timed_run in found.runs]
+    return calibration(past, float(np.median([spread_of(rates, float(np.median(rates))) for rates in repeats])))
 
 
 def calibrated(made: Prediction, found: Calibration) -> Prediction:

@@ -256,13 +256,19 @@ def _whole(timed_run: TimedRun) -> bool:
     return timed in (None, timed_run.plan.workers) and bool(timed_run.run.repeats)
 
 
-def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None = None) -> Prediction:
+def of_plan(
+    planned: Plan, parameters: int, found: Basis, timed: Observed | None = None, luck: float | None = None
+) -> Prediction:
     """What `planned` would do with a model of so many parameters. Raises `PredictError`.
 
-    `timed` is a step of one worker of it, where no run says how long that takes.
+    `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
+    standard deviation; None: as their repeats let expect.
     """
     case = case_of(planned, parameters)
     runs = observed(found.runs)
+    if luck is not None:
+        runs = [dataclasses.replace(run, spread=luck) for run in runs]
+        timed = timed and dataclasses.replace(timed, spread=luck)
     seconds, low, high, parts, notes = predict(case, runs, timed, _shared(found.runs))
     # What more workers add was measured at the sizes of the runs alone.
     sizes = runs if timed is None or case.workers > 1 else [*runs, timed]

@@ -172,11 +172,20 @@ def joined_runs(case: Case, runs: Sequence[tuple[Sequence[float], float]]) -> Ob
     """Runs of one case, each its repeats and its drift: the time of a step without drift, and its spread with it."""
     medians = [float(np.median(seconds)) for seconds, _ in runs]
     middle = float(np.median(medians))
-    # The median's deviation, as the standard deviation of a normal distribution: one slow repeat does not decide.
-    every = np.concatenate([seconds for seconds, _ in runs])
-    spread = 1.4826 * float(np.median(np.abs(every - middle))) / middle
+    spread = spread_of(np.concatenate([seconds for seconds, _ in runs]), middle)
     usual = float(np.median([median / slower for median, (_, slower) in zip(medians, runs, strict=True)]))
     return Observed(case, usual, spread, len(runs))
+
+
+def spread_of(seconds: Sequence[float] | Floats, middle: float) -> float:
+    """The median deviation from the middle, as the relative standard deviation of a normal distribution.
+
+    One slow repeat does not decide.
+
+    >>> round(spread_of([0.9, 1.0, 1.1, 5.0, 1.0], 1.0), 3)
+    0.148
+    """
+    return 1.4826 * float(np.median(np.abs(np.asarray(seconds) - middle))) / middle
 
 
 def one_run(case: Case, lives: Sequence[Sequence[float]]) -> Observed:

@@ -8,7 +8,7 @@ prints for each kind of noise how many intervals held, and how wide they are bes
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -159,10 +159,12 @@ def _seconds(case: Case, off: float) -> float:
 def _predicted(
     case: Case, seen: Sequence[tuple[Case, list[float]]], timed: Observed | None, past: Sequence[Past]
 ) -> predict.Prediction:
-    runs = step_model.of_repeats([run for run, _ in seen], [seconds for _, seconds in seen])
-    seconds, low, high, *_ = predict.predict(case, runs, timed)
+    repeats = float(np.median([step_model.spread_of(run, float(np.median(run))) for _, run in seen]))
+    known = calibration.calibration(past, repeats)
+    runs = [replace(run, spread=known.spread) for run in step_model.of_repeats(*zip(*seen, strict=True))]
+    seconds, low, high, *_ = predict.predict(case, runs, timed and replace(timed, spread=known.spread))
     made = predict.Prediction(1 / seconds, 1 / high, 1 / low, CONFIDENCE, seconds, {}, FittedOn(runs=len(seen)))
-    return calibration.calibrated(made, calibration.calibration(past, float(np.median([run.spread for run in runs]))))
+    return calibration.calibrated(made, known)
 
 
 def together(found: Sequence[Foretold]) -> list[float]:
