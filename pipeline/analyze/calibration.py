@@ -121,7 +121,7 @@ def of_log(planned: Plan, found: Basis, logged: Sequence[TimedRun]) -> Calibrati
 
 
 def calibrated(made: Prediction, found: Calibration) -> Prediction:
-    """The prediction with what runs and earlier ones were off taken off, and the spread between runs in its interval.
+    """The prediction with what earlier ones were off taken off, and the spread between runs in its interval.
 
     >>> from pipeline.record.predictions import FittedOn
     >>> made = Prediction(100.0, 90.0, 110.0, 0.9, 1.0, {}, FittedOn(runs=1))
@@ -130,17 +130,15 @@ def calibrated(made: Prediction, found: Calibration) -> Prediction:
     >>> round(wider.examples_per_second, 6), wider.low < 81 < 99 < wider.high
     (90.0, True)
     >>> wider.notes
-    ('What runs of late and earlier predictions were slower than the fit, 10%, is taken off.',)
+    ('What runs of earlier predictions were slower than the fit, 10%, is taken off.',)
     """
     factor = math.exp(found.shift)
     middle = made.examples_per_second * factor
     one = normal(made.confidence)
-    below, above = (
-        math.log(made.examples_per_second / made.low) / one,
-        math.log(made.high / made.examples_per_second) / one,
-    )
+    below = math.log(made.examples_per_second / made.low) / one
+    above = math.log(made.high / made.examples_per_second) / one
     off = f"{abs(factor - 1):.0%}, is {'put on' if factor > 1 else 'taken off'}"
-    said = f"What runs of late and earlier predictions were {'faster' if factor > 1 else 'slower'} than the fit, {off}."
+    said = f"What runs of earlier predictions were {'faster' if factor > 1 else 'slower'} than the fit, {off}."
     return replace(
         made,
         examples_per_second=middle,

@@ -262,13 +262,13 @@ def of_plan(
     """What `planned` would do with a model of so many parameters. Raises `PredictError`.
 
     `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
-    standard deviation; None: as their repeats let expect.
+    standard deviation; None: as their repeats let expect. Lives of the step that was timed may lie further apart.
     """
     case = case_of(planned, parameters)
     runs = observed(found.runs)
     if luck is not None:
         runs = [dataclasses.replace(run, spread=luck) for run in runs]
-        timed = timed and dataclasses.replace(timed, spread=luck)
+        timed = timed and dataclasses.replace(timed, spread=max(luck, timed.spread))
     seconds, low, high, parts, notes = predict(case, runs, timed, _shared(found.runs))
     # What more workers add was measured at the sizes of the runs alone.
     sizes = runs if timed is None or case.workers > 1 else [*runs, timed]

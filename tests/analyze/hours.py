@@ -162,7 +162,9 @@ def _predicted(
     repeats = float(np.median([step_model.spread_of(run, float(np.median(run))) for _, run in seen]))
     known = calibration.calibration(past, repeats)
     runs = [replace(run, spread=known.spread) for run in step_model.of_repeats(*zip(*seen, strict=True))]
-    seconds, low, high, *_ = predict.predict(case, runs, timed and replace(timed, spread=known.spread))
+    seconds, low, high, *_ = predict.predict(
+        case, runs, timed and replace(timed, spread=max(known.spread, timed.spread))
+    )
     made = predict.Prediction(1 / seconds, 1 / high, 1 / low, CONFIDENCE, seconds, {}, FittedOn(runs=len(seen)))
     return calibration.calibrated(made, known)
 
