@@ -1,10 +1,10 @@
 """Turns what equal runs and earlier predictions came to into what a prediction is off, and how far the next run may be.
 
-Repeats of one run share its luck, so they say too little. The logarithm of a run's speed is that of its point, and what
-all runs of that hour share, and its own luck; a prediction's error has besides what the model is off everywhere. All
-are taken as normal (a Gaussian process in time; Rasmussen & Williams, 2006, chapter 2), with fixed ratios of their
-variances and one scale, of which the log tells the more the longer it is (a conjugate prior; Gelman et al., 2013,
-*Bayesian data analysis*, chapter 14). Arithmetic only: time is an argument.
+Repeats of one run share its luck, so they say too little. The logarithm of a run's speed is that of its point, and its
+own luck; a prediction's error is that luck, what its fit was unsure of, and what the model is off everywhere, each
+once. What an hour has in common is luck too: a step that was timed just before has it as well. All are taken as normal,
+with fixed ratios of their variances and one scale, of which the log tells the more the longer it is (a conjugate prior;
+Gelman et al., 2013, *Bayesian data analysis*, chapter 3). Arithmetic only.
 """
 
 import math
@@ -17,30 +17,26 @@ import numpy as np
 from pipeline.analyze.fitting import CONFIDENCE
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.predict import Basis, Prediction
-from pipeline.analyze.step_model import identity, observed
+from pipeline.analyze.step_model import identity, spread_of
 from pipeline.plan.plan import Plan
 from pipeline.record.predictions import Predicted
 
 # The standard deviation of a run's own luck where nothing was logged, and what that weighs, in degrees of freedom.
 # Equal runs lie 2% to 4% apart on a machine with little else to do, and 8% on a shared one (benchmarks/ties.py).
 PRIOR_SPREAD, PRIOR_FREEDOM = 0.05, 3
-# Variances over that of a run's luck: of what runs of an hour share, and of what a model is off everywhere.
-OF_HOURS, OF_MODEL = 1.0, 0.5
-# The seconds after which what runs share is forgotten to a third.
-HOUR = 3600.0
-# Older ones say nothing that these do not.
-MOST = 300
+# The variance of what a model is off everywhere, over that of a run's luck.
+OF_MODEL = 0.5
 # What is taken off from here on is told.
 TOLD = 0.02
 
 
 @dataclass(frozen=True)
 class Past:
-    """The logarithm of a speed at a time: of a run of the point with this name, or without one of a run over what was
-    predicted of it, before anything was taken off, whose interval has half the width `unsure`.
+    """The logarithm of a speed: of a run of the point with this name, or without one of a run over what was predicted.
+
+    That is before anything was taken off, and the fit was so `unsure` of it (a standard deviation).
     """
 
-    time: float
     value: float
     point: str | None = None
     unsure: float = 0.0
@@ -50,7 +46,8 @@ class Past:
 class Calibration:
     """What the next run is expected to differ from its prediction by, as a logarithm, and how sure that is.
 
-    `spread` is how far equal runs of different hours lie apart, as a standard deviation; `equal` runs have told it.
+    `deviation` is that of a run from what the fit says, were that sure. `spread` is how far equal runs lie apart, as a
+    standard deviation; `equal` runs have told it.
     """
 
     shift: float
@@ -60,80 +57,71 @@ class Calibration:
     equal: int
     predictions: int
 
-    @property
-    def half_width(self) -> float:
-        """Of the interval, as a logarithm."""
+    def half_width(self, unsure: float = 0.0) -> float:
+        """Of the interval, as a logarithm, where the fit is so unsure (a standard deviation)."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(self.freedom, (1 + CONFIDENCE) / 2)) * self.deviation
+        return float(stdtrit(self.freedom, (1 + CONFIDENCE) / 2)) * math.hypot(self.deviation, unsure)
 
 
-def calibration(past: Sequence[Past], now: float, repeats: float = 0.0) -> Calibration:
-    """What past runs and predictions say of one that is predicted `now`.
+def calibration(past: Sequence[Past], repeats: float = 0.0) -> Calibration:
+    """What past runs and predictions say of the next one, whose own repeats lie so far apart.
 
-    >>> made = calibration([], now=0.0)
+    >>> made = calibration([])
     >>> (made.shift, round(made.deviation, 3), made.freedom)
-    (0.0, 0.079, 3)
+    (0.0, 0.061, 3)
     """
-    known = sorted(_telling(past), key=lambda one: one.time)[-MOST:]
-    own = 1 + OF_HOURS + OF_MODEL
     expected = math.hypot(PRIOR_SPREAD, repeats)
-    if not known:
-        return Calibration(0.0, expected * math.sqrt(own), PRIOR_FREEDOM, expected * math.sqrt(1 + OF_HOURS), 0, 0)
-    times = np.asarray([one.time for one in known])
-    predicted = np.asarray([one.point is None for one in known])
-    values = np.asarray([one.value for one in known])
-    shared = OF_HOURS * np.exp(-np.abs(times[:, None] - times) / HOUR)
+    points: dict[str, list[float]] = {}
+    for one in past:
+        if one.point is not None:
+            points.setdefault(one.point, []).append(one.value)
+    # A point that ran once says nothing of a spread.
+    equal = [values for values in points.values() if len(values) > 1]
+    predictions = [one for one in past if one.point is None]
+    off = np.asarray([one.value for one in predictions])
     # What the fit itself was unsure of comes to a prediction's error, in units of the scale that is expected.
-    noise = 1 + (np.asarray([one.unsure for one in known]) / expected) ** 2
-    covariance = shared + OF_MODEL * np.outer(predicted, predicted) + np.diag(noise)
-    toward = OF_HOURS * np.exp(-np.abs(now - times) / HOUR) + OF_MODEL * predicted
-    points = sorted({one.point for one in known if one.point is not None})
-    design = np.asarray([[float(one.point == point) for point in points] for one in known]).reshape(len(known), -1)
-    # Generalized least squares: the middle of each point is not known before.
-    solved = np.linalg.solve(covariance, np.column_stack([values, toward, design]))
-    of_values, of_toward, of_design = solved[:, 0], solved[:, 1], solved[:, 2:]
-    information = design.T @ of_design
-    middles = np.linalg.solve(information, design.T @ of_values) if points else np.zeros(0)
-    rest = values - design @ middles
-    missing = design.T @ of_toward
-    unknown = float(missing @ np.linalg.solve(information, missing)) if points else 0.0
-    squares = float(rest @ (of_values - of_design @ middles))
-    freedom = PRIOR_FREEDOM + len(known) - len(points)
-    scale = math.sqrt((PRIOR_FREEDOM * expected**2 + squares) / freedom)
-    variance = max(own - float(toward @ of_toward) + unknown, 1.0)
+    weights = 1 / (1 + (np.asarray([one.unsure for one in predictions]) / expected) ** 2)
+    known = 1 / OF_MODEL + float(weights.sum())
+    shift = float(weights @ off) / known
+    squares = sum(len(values) * float(np.var(values)) for values in equal)
+    squares += float(weights @ (off - shift) ** 2) + shift**2 / OF_MODEL
+    freedom = PRIOR_FREEDOM + sum(len(values) - 1 for values in equal) + len(predictions)
+    spread = math.sqrt((PRIOR_FREEDOM * expected**2 + squares) / freedom)
     return Calibration(
-        shift=float(of_toward @ rest),
-        deviation=scale * math.sqrt(variance),
+        shift=shift,
+        deviation=spread * math.sqrt(1 + 1 / known),
         freedom=freedom,
-        spread=scale * math.sqrt(1 + OF_HOURS),
-        equal=int(np.sum(~predicted)),
-        predictions=int(np.sum(predicted)),
+        spread=spread,
+        equal=sum(map(len, equal)),
+        predictions=len(predictions),
     )
 
 
-def of_log(planned: Plan, found: Basis, logged: Sequence[TimedRun], now: float) -> Calibration:
+def of_log(planned: Plan, found: Basis, logged: Sequence[TimedRun]) -> Calibration:
     """The same from the runs that a plan is predicted from, and from all runs that predictions were made for before."""
     past: list[Past] = []
     scored = set()
     for timed_run in logged:
-        result, at = timed_run.run.result, timed_run.run.measured_at
+        result = timed_run.run.result
         measured = result.speed.examples_per_second
         like = [made for made in result.predictions if _is_like(made, planned, found)]
-        if like and at is not None and measured:
+        if like and measured:
             # Of several for one run, the last was made nearest to it.
-            past.append(Past(at, math.log(measured / (like[-1].examples_per_second / like[-1].correction)), None,
-                             _unsure(like[-1])))  # fmt: skip
+            fitted = like[-1].examples_per_second / like[-1].correction
+            past.append(Past(math.log(measured / fitted), unsure=_unsure(like[-1])))
             scored.add(timed_run.run.folder)
     for timed_run in found.runs:
-        speed, at = timed_run.run.result.speed.examples_per_second, timed_run.run.measured_at
-        if speed and at is not None and timed_run.run.folder not in scored:
-            past.append(Past(at, math.log(speed), identity(timed_run.plan)))
-    return calibration(past, now, float(np.median([run.spread for run in observed(found.runs)])))
+        speed = timed_run.run.result.speed.examples_per_second
+        if speed and timed_run.run.folder not in scored:
+            past.append(Past(math.log(speed), identity(timed_run.plan)))
+    # Of each run by itself: how far equal runs lie apart is told by their speeds, and would count twice.
+    repeats = [timed_run.run.repeats for timed_run in found.runs]
+    return calibration(past, float(np.median([spread_of(rates, float(np.median(rates))) for rates in repeats])))
 
 
 def calibrated(made: Prediction, found: Calibration) -> Prediction:
-    """The prediction with what runs and earlier ones were off taken off, and the spread between runs in its interval.
+    """The prediction with what earlier ones were off taken off, and the spread between runs in its interval.
 
     >>> from pipeline.record.predictions import FittedOn
     >>> made = Prediction(100.0, 90.0, 110.0, 0.9, 1.0, {}, FittedOn(runs=1))
@@ -142,22 +130,24 @@ def calibrated(made: Prediction, found: Calibration) -> Prediction:
     >>> round(wider.examples_per_second, 6), wider.low < 81 < 99 < wider.high
     (90.0, True)
     >>> wider.notes
-    ('What runs of late and earlier predictions were slower than the fit, 10%, is taken off.',)
+    ('What runs of earlier predictions were slower than the fit, 10%, is taken off.',)
     """
     factor = math.exp(found.shift)
     middle = made.examples_per_second * factor
-    below, above = math.log(made.examples_per_second / made.low), math.log(made.high / made.examples_per_second)
+    one = normal(made.confidence)
+    below = math.log(made.examples_per_second / made.low) / one
+    above = math.log(made.high / made.examples_per_second) / one
     off = f"{abs(factor - 1):.0%}, is {'put on' if factor > 1 else 'taken off'}"
-    said = f"What runs of late and earlier predictions were {'faster' if factor > 1 else 'slower'} than the fit, {off}."
+    said = f"What runs of earlier predictions were {'faster' if factor > 1 else 'slower'} than the fit, {off}."
     return replace(
         made,
         examples_per_second=middle,
-        low=middle * math.exp(-math.hypot(below, found.half_width)),
-        high=middle * math.exp(math.hypot(above, found.half_width)),
+        low=middle * math.exp(-found.half_width(below)),
+        high=middle * math.exp(found.half_width(above)),
         step_seconds=made.step_seconds / factor,
         notes=(*made.notes, said) if abs(factor - 1) >= TOLD else made.notes,
         correction=factor,
-        unsure=(below + above) / 2 / normal(made.confidence),
+        unsure=(below + above) / 2,
         spread=found.spread,
         equal=found.equal,
     )
@@ -185,11 +175,3 @@ def _unsure(made: Predicted) -> float:
         if made.unsure is not None
         else math.log(made.high / made.low) / 2 / normal(made.confidence or CONFIDENCE)
     )
-
-
-def _telling(past: Sequence[Past]) -> list[Past]:
-    """Without the runs of points that ran once, which say nothing of a spread."""
-    counts: dict[str | None, int] = {}
-    for one in past:
-        counts[one.point] = counts.get(one.point, 0) + 1
-    return [one for one in past if one.point is None or counts[one.point] > 1]

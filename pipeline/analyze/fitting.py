@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -33,6 +34,11 @@ EVIDENCE = 2.0
 
 # How much more an equation weighs that has to hold than those that are fitted.
 HOLD = 1e3
+
+
+# What a model of another size computes differs by about so much from what its number of parameters lets expect; a step
+# that was timed is worth a note where it is further off.
+SURPRISE = 0.1
 
 
 # A step that may take so many times as long as predicted is not known at all.
@@ -113,7 +119,8 @@ def anchored(made: Fit, timed: Observed) -> Fit | None:
     """The fit for models of the size of `timed`, one worker's step of which was timed; None where it says nothing.
 
     What such a model computes takes a factor of what was fitted to others, the same for all numbers of workers; input
-    and exchange are as fitted.
+    and exchange are as fitted. Of how far that factor is from 1, as much is kept as the timed step's own luck does not
+    explain, and nearly all of what surprises (empirical Bayes; Efron & Morris, 1973).
     """
     wanted = terms(timed.case, made.shape)
     seconds = made.query(wanted) * made.coefficients
@@ -121,9 +128,13 @@ def anchored(made: Fit, timed: Observed) -> Fit | None:
     own, rest = float(seconds[computed].sum()), float(seconds[~computed].sum())
     if own <= 0 or timed.seconds <= rest:
         return None
-    weight = math.sqrt(timed.runs) / _moderated(max(LEAST_SPREAD, timed.spread), made.spread)
-    found = replace(made, factor=(timed.seconds - rest) / own, factor_spread=1 / weight)
-    row = found.query(wanted) * weight / timed.seconds
+    luck = _moderated(max(LEAST_SPREAD, timed.spread), made.spread) ** 2 / timed.runs
+    of_fit = made.told_apart / float(made.target @ made.target)
+    off = math.log((timed.seconds - rest) / own)
+    kept = 1 - luck / max(SURPRISE**2 + of_fit + luck, off**2)
+    found = replace(made, factor=math.exp(kept * off), factor_spread=math.sqrt(kept * luck))
+    weight, query = 1 / found.factor_spread, found.query(wanted)
+    row = query * weight / float(query @ made.coefficients)
     return replace(found, rows=np.vstack([made.rows, row]), target=np.append(made.target, weight))
 
 
@@ -170,14 +181,13 @@ def _non_negative(rows: Floats, target: Floats) -> tuple[Floats, float]:
 
 
 def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float, float]:
-    """(low, high) of the step time of a run with the terms `query`, where the model is `off` by so much itself.
+    """(low, high) of the step time with the terms `query`, where the model is `off` by so much itself.
 
-    Those times that coefficients of 0 or more allow for which the weighted squares are not much larger than at their
-    least (the profile likelihood; Venzon & Moolgavkar, 1988). It is wide where the runs do not say.
+    That is the time of the point: a run of it has its own luck besides, which is no part of this. It is those times
+    that coefficients of 0 or more allow for which the weighted squares are not much larger than at their least (the
+    profile likelihood; Venzon & Moolgavkar, 1988). It is wide where the runs do not say.
     """
-    from scipy.special import stdtrit
-
-    quantile = float(stdtrit(PRIOR_FREEDOM + made.freedom, (1 + CONFIDENCE) / 2))
+    quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     held = HOLD * made.target.max()
 
     def inside(seconds: float) -> bool:
@@ -185,9 +195,8 @@ def interval(made: Fit, query: Floats, centre: float, off: float) -> tuple[float
         rows = np.vstack([made.rows, held * query / seconds])
         return _non_negative(rows, np.append(made.target, held))[1] - made.chi_square <= quantile**2 * made.scale
 
-    # What one more run differs by, as did a step that was timed, and what the model is off there, in the logarithm as
-    # all of it.
-    own = quantile * math.sqrt(made.scale * (made.spread**2 + made.factor_spread**2) + off**2)
+    # What a step that was timed differs by, and what the model is off there, in the logarithm as all of it.
+    own = quantile * math.sqrt(made.scale * made.factor_spread**2 + off**2)
     low, high = (math.log(_edge(inside, centre, most) / centre) for most in (1 / UNKNOWN, UNKNOWN))
     return centre * math.exp(-math.hypot(low, own)), centre * math.exp(math.hypot(high, own))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.analyze import comparable, measure
 from pipeline.analyze.errors import PredictError
-from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, UNKNOWN, anchored, fit, interval
+from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, anchored, fit, interval
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
@@ -25,9 +25,9 @@ from pipeline.analyze.step_model import (
     Observed,
     Shape,
     case_of,
-    joined_runs,
     observed,
     on_wire,
+    one_run,
     terms,
 )
 from pipeline.plan.plan import Plan
@@ -35,8 +35,6 @@ from pipeline.record.predictions import FittedOn
 
 # What a link carries differs by about so much from one time to the next, as others use it too.
 LINK_SPREAD = 0.1
-# A step that was timed is worth a note where it is further than this from what the runs let expect.
-SURPRISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ def sized(planned: Plan, found: Basis) -> bool:
 def alone(one: Plan, parameters: int, examples_per_second: Sequence[Sequence[float]]) -> Observed:
     """What repeats of `one`, the plan on one worker, in several lives of its processes say of its step."""
     case = case_of(one, parameters)
-    return joined_runs(case, [([case.examples / repeat for repeat in repeats], 1.0) for repeats in examples_per_second])
+    return one_run(case, [[case.examples / repeat for repeat in repeats] for repeats in examples_per_second])
 
 
 def _whole(timed_run: TimedRun) -> bool:
@@ -258,13 +256,19 @@ def _whole(timed_run: TimedRun) -> bool:
     return timed in (None, timed_run.plan.workers) and bool(timed_run.run.repeats)
 
 
-def of_plan(planned: Plan, parameters: int, found: Basis, timed: Observed | None = None) -> Prediction:
+def of_plan(
+    planned: Plan, parameters: int, found: Basis, timed: Observed | None = None, luck: float | None = None
+) -> Prediction:
     """What `planned` would do with a model of so many parameters. Raises `PredictError`.
 
-    `timed` is a step of one worker of it, where no run says how long that takes.
+    `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
+    standard deviation; None: as their repeats let expect. Lives of the step that was timed may lie further apart.
     """
     case = case_of(planned, parameters)
     runs = observed(found.runs)
+    if luck is not None:
+        runs = [dataclasses.replace(run, spread=luck) for run in runs]
+        timed = timed and dataclasses.replace(timed, spread=max(luck, timed.spread))
     seconds, low, high, parts, notes = predict(case, runs, timed, _shared(found.runs))
     # What more workers add was measured at the sizes of the runs alone.
     sizes = runs if timed is None or case.workers > 1 else [*runs, timed]

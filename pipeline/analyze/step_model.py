@@ -5,7 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,13 @@ def observed(runs: Sequence[TimedRun]) -> list[Observed]:
     in_order = sorted(runs, key=lambda timed_run: timed_run.run.measured_at or 0.0)
     cases = [case_of(timed_run.plan, timed_run.parameters) for timed_run in in_order]
     repeats = [timed_run.run.repeats for timed_run in in_order]
-    seconds = [[case.examples / rate for rate in rates] for case, rates in zip(cases, repeats, strict=True)]
+    return of_repeats(
+        cases, [[case.examples / rate for rate in rates] for case, rates in zip(cases, repeats, strict=True)]
+    )
+
+
+def of_repeats(cases: Sequence[Case], seconds: Sequence[Sequence[float]]) -> list[Observed]:
+    """The same from the cases of runs in order of time, and the step times of each one's repeats."""
     slower = drift(cases, [float(np.median(of_run)) for of_run in seconds])
     timed: dict[Case, list[tuple[Sequence[float], float]]] = {}
     for case, of_run, factor in zip(cases, seconds, slower, strict=True):
@@ -166,11 +172,25 @@ def joined_runs(case: Case, runs: Sequence[tuple[Sequence[float], float]]) -> Ob
     """Runs of one case, each its repeats and its drift: the time of a step without drift, and its spread with it."""
     medians = [float(np.median(seconds)) for seconds, _ in runs]
     middle = float(np.median(medians))
-    # The median's deviation, as the standard deviation of a normal distribution: one slow repeat does not decide.
-    every = np.concatenate([seconds for seconds, _ in runs])
-    spread = 1.4826 * float(np.median(np.abs(every - middle))) / middle
+    spread = spread_of(np.concatenate([seconds for seconds, _ in runs]), middle)
     usual = float(np.median([median / slower for median, (_, slower) in zip(medians, runs, strict=True)]))
     return Observed(case, usual, spread, len(runs))
+
+
+def spread_of(seconds: Sequence[float] | Floats, middle: float) -> float:
+    """The median deviation from the middle, as the relative standard deviation of a normal distribution.
+
+    One slow repeat does not decide.
+
+    >>> round(spread_of([0.9, 1.0, 1.1, 5.0, 1.0], 1.0), 3)
+    0.148
+    """
+    return 1.4826 * float(np.median(np.abs(np.asarray(seconds) - middle))) / middle
+
+
+def one_run(case: Case, lives: Sequence[Sequence[float]]) -> Observed:
+    """A step that was timed in several lives of its process, which follow each other and so share a run's luck."""
+    return replace(joined_runs(case, [(seconds, 1.0) for seconds in lives]), runs=1)
 
 
 def terms(case: Case, shape: Shape) -> dict[str, float]:

@@ -46,8 +46,8 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         why = session.unbuilt[model_size.file(planned, output, session.search)]
         raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
     now = time.time()
-    fitted = predict.of_plan(planned, parameters, basis, timed)
-    made = calibration.calibrated(fitted, calibration.of_log(planned, basis, logged, now))
+    known = calibration.of_log(planned, basis, logged)
+    made = calibration.calibrated(predict.of_plan(planned, parameters, basis, timed, known.spread), known)
     examples = planned.data.train_examples or basis.runs[-1].run.train_examples
     seconds = outlook.seconds_to_finish(planned, made.examples_per_second, examples)
     watts = outlook.watts_of_worker([timed_run.run.result for timed_run in basis.runs])

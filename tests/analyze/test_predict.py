@@ -121,7 +121,7 @@ def test_any_ring_is_recovered_within_a_twentieth_and_its_interval_holds():
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.4])
-def test_the_interval_holds_a_noisy_truth_in_at_least_8_of_10_cases(spread):
+def test_the_interval_holds_the_truth_behind_noisy_runs_in_at_least_8_of_10_cases(spread):
     rng, held = random.Random(1), []
     for _ in range(50):
         ring = Ring(2e-3, 10 ** rng.uniform(-5, -3), 10 ** rng.uniform(-6, -5), 10 ** rng.uniform(0, 1))
@@ -130,7 +130,7 @@ def test_the_interval_holds_a_noisy_truth_in_at_least_8_of_10_cases(spread):
             for workers in (2, 4) for parameters in (200_000, 2_000_000)
         ]  # fmt: skip
         _, low, high, *_ = predict.predict(on_ring(8, 64, 600_000), runs)
-        held.append(low <= ring.seconds(8, 64, 600_000) * math.exp(rng.gauss(0, spread)) <= high)
+        held.append(low <= ring.seconds(8, 64, 600_000) <= high)
     assert sum(held) >= 0.8 * len(held)
 
 
@@ -245,7 +245,8 @@ def test_a_step_that_was_timed_tells_what_the_number_of_parameters_does_not():
         one, low, high, *_ = predict.predict(timed.case, runs, timed)
         _, least, most, *_ = predict.predict(timed.case, runs)
         narrower.append(high / low < most / least)
-        assert one == pytest.approx(timed.seconds)
+        # But for the luck of a run, of which a part is taken from what runs of other sizes let expect.
+        assert one == pytest.approx(timed.seconds, rel=0.02)
     assert sum(held) >= 0.8 * len(held)
     assert all(narrower)
 
