@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60, help="cases under each strategy")
     parser.add_argument("--strategy", choices=STRATEGIES, help="one of them; left out: both")
     parser.add_argument("--keep", type=Path, help="folder for what differs, as NAME.json and NAME.py")
-    arguments = record.parse(parser, smoke=["--count=2"])
+    arguments = record.parse(parser, smoke=["--count=1", "--strategy=mirrored"])
     # For the processes that train, and the server that they are forked from.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": f"{record.ROOT}{os.pathsep}{Path(__file__).parent}"}
     rows = {}

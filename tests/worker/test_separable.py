@@ -219,23 +219,26 @@ def test_what_layers_add_and_activity_regularizers(mirrored, normalised):
     assert_same(mirrored, lambda: adding("sum", "mean", "by example", "in training", normalised=normalised))
 
 
+# Others in each run of CI.
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["sum", "mean", "both"])
+@pytest.mark.parametrize("how", sampled(["sum", "mean", "both"], 2))
 def test_losses_that_a_model_computes_by_itself(mirrored, how):
     assert_same(mirrored, lambda: own(how))
 
 
+# Losses of a batch as a whole, and their labels.
+WHOLE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "correlated": (lambda: plain(correlated), Y),
+    "in order": (lambda: plain(in_order), Y),
+    "contrastive": (lambda: plain(contrastive, outputs=4), CLASSES),
+    "of its own": (lambda: own("correlated"), Y),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "y"),
-    [
-        (lambda: plain(correlated), Y),
-        (lambda: plain(in_order), Y),
-        (lambda: plain(contrastive, outputs=4), CLASSES),
-        (lambda: own("correlated"), Y),
-    ],
-)
-def test_losses_of_a_batch_as_a_whole_are_told_of_and_exact_where_outputs_are_gathered(mirrored, make, y):
+@pytest.mark.parametrize("name", sampled(list(WHOLE), 2))
+def test_losses_of_a_batch_as_a_whole_are_told_of_and_exact_where_outputs_are_gathered(mirrored, name):
+    make, y = WHOLE[name]
     assert_same(mirrored, make, y, gather=True)
     _, _, (told,) = trained(mirrored, make, y, None, 16)
     assert told.startswith("Expected losses that are means or sums over examples, received ")
@@ -281,7 +284,7 @@ def test_chance_does_not_hide_how_a_loss_scales(mirrored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-def test_labels_that_count_for_nothing(mirrored, weights):
+def test_labels_that_count_for_nothing(mirrored):
+    (weights,) = sampled((None, WEIGHTS), 1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     assert_same(mirrored, lambda: plain(loss, outputs=3), CLASSES, weights)
