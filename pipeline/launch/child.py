@@ -15,6 +15,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from pipeline.launch.computing import Computing
 from pipeline.launch.signals import PREEMPTING, STACKS
 from pipeline.record.commands import Command, Leave, from_json
 from pipeline.record.events import Beat, Event, Failed, Signalled, System, Told, stamped, to_line
@@ -129,9 +130,10 @@ class Inbox:
 
 def _beat(line: Line) -> None:
     """Tells twice a second that this process lives, how far it is, and how much it has computed."""
+    computing = Computing()
     while True:
         with contextlib.suppress(OSError):
-            line.write(Beat(line.progress, time.process_time()))
+            line.write(Beat(line.progress, computing.seconds()))
         time.sleep(BEAT_SECONDS)
 
 

@@ -119,8 +119,8 @@ class Finished(Told):
 
 @dataclass(frozen=True)
 class Beat(Told):
-    """Process: it lives. By itself: how often it got on, and the seconds of its cores. In training: `step`, or steps
-    of the validation that are done.
+    """Process: it lives. By itself: how often it got on, and the seconds of cores that it has used, or waited for while
+    others had them. In training: `step`, or steps of the validation that are done.
     """
 
     progress: int | None = plain.if_told()

@@ -23,7 +23,7 @@ from pipeline.record.events import (
     Unreachable,
 )
 
-# A process that uses this share of a core between beats is computing, though it reports no step.
+# A process that uses this share of a core between beats, or waits for it, is computing, though it reports no step.
 BUSY_SHARE = 0.1
 # Computing without a step counts as progress for this many times the limit: while what is asked for is traced and
 # compiled, until its first steps are told, and from then on.

@@ -75,3 +75,67 @@ def test_a_model_that_takes_batches_of_one_size_alone_is_refused_with_what_to_tr
         build.model(of_one_size, tf.distribute.get_strategy(), (tf.constant(x[:2]), tf.constant(y[:2])))
     with pytest.raises(ModelError, match=words):
         pipeline.fit(of_one_size(), x, y, batch_size=8, verbose=0)
+
+
+def with_an_output_more() -> keras.Model:
+    inputs = keras.Input((4,))
+    outputs = {name: layers.Dense(2, name=name)(inputs) for name in ("kept", "more")}
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", {"kept": "mse"}, metrics={"kept": "mae"})
+    return model
+
+
+def in_half(metric: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="softmax", dtype="mixed_bfloat16")])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=[metric])
+    return model
+
+
+class Mistaken(keras.Model):
+    """A model whose call asks for something that is not there."""
+
+    def call(self, x: Any) -> Any:
+        return self.nowhere(x)
+
+
+def mistaken() -> keras.Model:
+    model = Mistaken()
+    model.compile("adam", "mse")
+    return model
+
+
+def beside_the_labels(y: Any, y_pred: Any) -> Any:
+    return keras.ops.concatenate([y, y_pred], axis=2)
+
+
+def wrong_metric() -> keras.Model:
+    model = functional()
+    model.compile("adam", "mse", metrics=[beside_the_labels])
+    return model
+
+
+NUMBERS = np.zeros((16, 3), "float32")
+MISTAKES = {
+    "an output without labels": (
+        with_an_output_more, {"kept": np.zeros((16, 2), "float32")},
+        "received KeyError from those of Functional: 'more'\\. Try labels for the output more too, or a model",
+    ),
+    "a metric in half": (
+        lambda: in_half(keras.metrics.SparseTopKCategoricalAccuracy(2)), np.zeros(16, "int32"),
+        'received TypeError from those of Sequential: .* Try dtype="float32" in the layers that make outputs',
+    ),
+    "a call": (mistaken, NUMBERS, "received AttributeError from those of Mistaken: .*nowhere.* Try it on one batch"),
+    "a metric": (wrong_metric, NUMBERS, "received ValueError from those of Functional: .* Try it on one batch with"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_takes_no_batch_of_the_data_is_said_in_one_sentence(mistake):
+    make, y, words = MISTAKES[mistake]
+    x = np.zeros((16, 4), "float32")
+    batch = keras.tree.map_structure(lambda array: tf.constant(array[:2]), (x, y))
+    expected = f"Expected a model, losses and metrics that take a batch of the data, {words}"
+    with pytest.raises(ModelError, match=expected):
+        build.model(make, tf.distribute.get_strategy(), batch)
+    with pytest.raises(ModelError, match=expected):
+        pipeline.fit(make(), x, y, batch_size=8, verbose=0)

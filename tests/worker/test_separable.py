@@ -288,3 +288,16 @@ def test_labels_that_count_for_nothing(mirrored):
     (weights,) = sampled((None, WEIGHTS), 1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     assert_same(mirrored, lambda: plain(loss, outputs=3), CLASSES, weights)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_a_loss_over_pairs_that_masks_examples_is_told_of_and_one_that_ignores_labels_is_not(mirrored, reduction):
+    told: list[str] = []
+    for loss in (
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0, reduction=reduction),
+        keras.losses.Circle(reduction=reduction),
+    ):
+        assert told == []
+        batch = (tf.zeros((2, 6)), tf.zeros(2, tf.int32))
+        build.model(lambda made=loss: plain(made, outputs=3), mirrored, batch, note=told.append)
+    assert "received the loss circle, which depends on the batch as a whole" in told[0]

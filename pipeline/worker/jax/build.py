@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline.config import targets
 from pipeline.plan.plan import Plan
-from pipeline.worker import labels, rates
+from pipeline.worker import building, labels, rates
 from pipeline.worker.compiling import check_batches, check_made, compile_chosen
 from pipeline.worker.jax.data import PARTS, OwnData
 from pipeline.worker.model_error import ModelError
@@ -39,8 +39,9 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
     sample = keras.tree.map_structure(
         lambda leaf: None if leaf is None else np.zeros((2, *leaf.shape[1:]), leaf.dtype), data.train
     )
-    labels.check(made, sample)
-    made._symbolic_build(data_batch=sample)
+    with building.in_words(made, sample):
+        labels.check(made, sample)
+        made._symbolic_build(data_batch=sample)
     _expect_loss(made)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")

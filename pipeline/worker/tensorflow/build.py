@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
-from pipeline.worker import labels, rates
+from pipeline.worker import building, labels, rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.compiling import check_batches, check_made, compile_chosen
 from pipeline.worker.input.part import Batch
@@ -62,7 +62,8 @@ def model(
             note(text)
         check_batches(made)
         _compile(made, optimizer, learning_rate, loss, metrics)
-        labels.check(made, batch)
+        with building.in_words(made, batch):
+            labels.check(made, batch)
         if made.optimizer is not None:
             _check_optimizer(made.optimizer, strategy)
         joined = collective or over(strategy)
@@ -125,8 +126,9 @@ def ready(
     if own:
         own_build.build(made, batch, arrays)
     else:
-        _build_compiled(made, batch)
-        made._symbolic_build(data_batch=batch)
+        with building.in_words(made, batch):
+            _build_compiled(made, batch)
+            made._symbolic_build(data_batch=batch)
     if not made.trainable_variables:
         raise ModelError("Expected a model with weights to train, received one without.")
     if strategy.num_replicas_in_sync > 1:
@@ -214,8 +216,9 @@ def lent(
     try:
         with strategy.scope():
             check_batches(made)
-            labels.check(made, batch)
-            made._symbolic_build(data_batch=batch)
+            with building.in_words(made, batch):
+                labels.check(made, batch)
+                made._symbolic_build(data_batch=batch)
             kept += [(layer, "_losses", layer._losses) for layer in made._flatten_layers()]
             kept += [(layer, "synchronized", layer.synchronized) for layer in normalization.layers(made)]
             if made._compile_loss is not None:

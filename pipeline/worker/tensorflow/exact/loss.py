@@ -236,12 +236,22 @@ class ExactLoss:
         _tracing.reduced = None
         found = separable.rule_of(on, sample_weight)
         if _tracing.reduced is not None and _tracing.reduced.mask is not None:
-            # Labels that count for nothing: what is left is a mean or a sum by its reduction.
-            return None
+            return self._tried_masked(on)
         if sample_weight is not None and _tracing.reduced is not None and _tracing.reduced.rank == 0:
             # One number for the batch is multiplied by what the weights come to, which is summed apart.
             return separable.rule_of(lambda part: on(part, None), None)
         return found
+
+    def _tried_masked(self, on: Callable[[slice, tf.Tensor | None], tf.Tensor]) -> Rule | None:
+        """What is left of a loss that counts some labels for nothing is a mean or a sum by its reduction, unless it is
+        of the batch as a whole, as one over pairs that masks examples without any.
+        """
+        on(separable.WHOLE, None)
+        reduced = _tracing.reduced
+        assert reduced is not None, "it has reduced before"
+        counted = None if reduced.mask is None else tf.cast(reduced.mask, tf.float32)
+        found = separable.rule_of(lambda part: on(part, None), counted)
+        return Rule.NEITHER if found is Rule.NEITHER else None
 
     def _weighed(self, here: tf.Tensor) -> tf.Tensor:
         """What the weights of all replicas' examples come to, from what those `here` do: a sum or a mean."""

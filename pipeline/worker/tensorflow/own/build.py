@@ -5,7 +5,6 @@ way of building: nothing is computed, assigned or drawn, and what layers they ca
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
+from pipeline.worker.building import said
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import Addend
@@ -55,7 +55,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     except ModelError as error:
         if separable.is_own(model, "test_step"):
             raise
-        untested = str(error) if error.__cause__ is None else _said(error.__cause__)
+        untested = str(error) if error.__cause__ is None else said(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
     vars(model)[KEPT_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
 
@@ -99,7 +99,7 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
     except Exception as error:  # whatever a person's code raises
         raise ModelError(
             f"Expected a {name} that takes a batch of the data, received {type(error).__name__} from that of "
-            f"{type(model).__name__}: {_said(error)} Try it on one batch with Keras alone."
+            f"{type(model).__name__}: {said(error)} Try it on one batch with Keras alone."
         ) from error
     logs = look.logs
     if not isinstance(logs, Mapping) or not logs:
@@ -121,13 +121,6 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
 
 def _is_built(model: keras.Model) -> bool:
     return all(layer.built for layer in model._flatten_layers(include_self=False))
-
-
-def _said(error: BaseException) -> str:
-    """The line of an error that says what went wrong, below Keras's that says where."""
-    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line and not line.startswith("Exception encountered")]
-    return found[0] if found else type(error).__name__
 
 
 def _sizes(name: str, value: tf.Tensor) -> tuple[int, ...]:

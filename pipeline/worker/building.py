@@ -1,0 +1,61 @@
+"""Says in words why a model, or its losses and metrics, take no batch of the data, when they are built for one."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
+import keras
+
+from pipeline.data.errors import DataError
+from pipeline.worker import labels
+from pipeline.worker.labels import Batch
+from pipeline.worker.model_error import ModelError
+
+# What Keras, and layers, losses and metrics of a person's own, raise on shapes and types. TensorFlow's errors of what
+# is computed, as of a peer that is lost, are others.
+RAISED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+HALF = ("float16", "bfloat16")
+
+
+@contextlib.contextmanager
+def in_words(model: keras.Model, batch: Batch) -> Iterator[None]:
+    """Inside, what a model raises while it is built for such a batch is a `ModelError`, with what to try."""
+    try:
+        yield
+    except (ModelError, DataError):
+        raise
+    except RAISED as error:
+        # Keras puts words of its own above what a model raises, which say to build it by hand.
+        raised = error.__context__ or error if isinstance(error, RuntimeError) else error
+        text = said(raised)
+        stop = "" if text.endswith(".") else "."
+        raise ModelError(
+            f"Expected a model, losses and metrics that take a batch of the data, received {type(raised).__name__} "
+            f"from those of {type(model).__name__}: {text}{stop} "
+            f"Try {_advice(raised, model, batch)}."
+        ) from error
+
+
+def said(error: BaseException) -> str:
+    """The line of an error that says what went wrong, below Keras's that says where."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
+    found = [line for line in lines if line and not line.startswith("Exception encountered")]
+    return found[0] if found else type(error).__name__
+
+
+def _advice(error: BaseException, model: keras.Model, batch: Batch) -> str:
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    if isinstance(error, KeyError) and isinstance(y, Mapping) and error.args and error.args[0] not in y:
+        return f"labels for the output {error.args[0]} too, or a model without it; labels are there for {', '.join(y)}"
+    if isinstance(error, TypeError) and _ends_in_half(model, x):
+        return 'dtype="float32" in the layers that make outputs, which losses and metrics then take in full'
+    return "it on one batch with Keras alone"
+
+
+def _ends_in_half(model: keras.Model, x: Batch) -> bool:
+    """Are outputs of the model of half width? Of a model that cannot be called it is not known."""
+    try:
+        outputs = labels.predicted(model, x)
+    except RAISED:
+        return False
+    return any(keras.backend.standardize_dtype(output.dtype) in HALF for output in keras.tree.flatten(outputs))
