@@ -57,6 +57,7 @@ def model(
         made = make()
         if not isinstance(made, keras.Model):
             raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
+        _check_distribution()
         if own_step.has_own(made):
             _check_own(made, strategy)
         _check_compiled(made)
@@ -76,6 +77,17 @@ def model(
                 rates.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
         return made, outputs
+
+
+def _check_distribution() -> None:
+    """Refuses Keras's own distribution, under which TensorFlow has every variable whole on one device, in silence."""
+    chosen = keras.distribution.distribution()
+    if chosen is not None:
+        raise ModelError(
+            f"Expected no keras.distribution under backend=tensorflow, which would leave every variable whole on one "
+            f"device, received {type(chosen).__name__}. "
+            f"Try strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax."
+        )
 
 
 def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -234,6 +246,7 @@ def lent(
     kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
+            _check_distribution()
             _check_batches(made)
             labels.check(made, batch)
             made._symbolic_build(data_batch=batch)
