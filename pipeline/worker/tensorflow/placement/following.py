@@ -89,11 +89,18 @@ class Following:
         return None
 
     def placed(self, operation: tf.Operation) -> str:
-        """The device that an operation was given: for the read of a variable that was given none, the variable's."""
-        if operation.device or operation.type != "ReadVariableOp":
+        """The device that an operation was given, or that of the variable that it reads, or of what it is kept beside.
+
+        TensorFlow lets go of all devices for the latter two.
+        """
+        if operation.device:
             device: str = operation.device
             return device
-        return self._place_of(operation.inputs[0])
+        if operation.type == "ReadVariableOp":
+            return self._place_of(operation.inputs[0])
+        beside = [group.decode().removeprefix("loc:@") for group in operation.colocation_groups()]
+        others = [operation.graph.get_operation_by_name(name) for name in beside if name != operation.name]
+        return next(filter(None, map(self.placed, others)), "")
 
     def _device_of(self, operation: tf.Operation) -> str:
         """Where an operation is to run that is being made; "" leaves it to the strategy."""
