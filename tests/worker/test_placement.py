@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from conftest import OWN, ROOT
 
+from pipeline.plan.balance import balanced, written
+from pipeline.plan.errors import PlanError
+from pipeline.plan.size import Layer
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.placement.balance import Load, balanced, written
 
 # Of one device, and of as many replicas of as many devices as follow.
 QUICK = ("normalized,1,1", "normalized,1,2")
@@ -77,32 +79,52 @@ def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name)
             assert max(abs(np.array(held) / np.mean(held) - 1)) < 0.25
 
 
-LOADS = [
-    Load("stem", 4, 100, True),
-    Load("norm", 1, 0, False),
-    Load("relu", 0, 0, False),
-    Load("middle", 10, 100, True),
-    Load("head", 100, 4, True),
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_goes_on_ends_with_the_weights_and_slots_of_one_device(pipeline, tmp_path):
+    ran = pipeline(
+        "-m", "strategy=one_device,model_parallel", "workers=1", "model=cnn", "data=digits",
+        "hardware=4cpu", "hardware.rehearse=true", "train.global_batch=64", "train.steps=40",
+        "train.steps_per_call=2", "checkpoint.every_steps=6", "tracking=none", "measure.steps=0",
+        f"train.callbacks=[{{_target_: dying.Dies, at: 7, marker: '{tmp_path}/died_${{strategy.name}}'}}]",
+    )  # fmt: skip
+    assert ran.code == 0, ran.out + ran.err
+    assert [result["restarts"] for result in ran.results] == [1, 1]
+    one, placed = (keras.saving.load_model(folder / "model.keras") for folder in ran.run_folders)
+    for alone, there in zip(
+        one.variables + one.optimizer.variables, placed.variables + placed.optimizer.variables, strict=True
+    ):
+        np.testing.assert_allclose(np.asarray(there), np.asarray(alone), rtol=0, atol=1e-6)
+    listed = (ran.run_folders[1] / "placement.txt").read_text()
+    assert [f"CPU:{number}" in listed for number in range(3)] == [True, True, False]
+    assert "Each copy of the model is laid over 2 devices" in " ".join(ran.results[1]["notes"])
+
+
+LAYERS = [
+    Layer("stem", 4, 100, True),
+    Layer("norm", 1, 0, False),
+    Layer("relu", 0, 0, False),
+    Layer("middle", 10, 100, True),
+    Layer("head", 100, 4, True),
 ]
 
 
 def test_a_part_begins_with_a_kernel_and_costs_are_balanced():
-    assert balanced(LOADS, 1) == [0] * 5
-    assert balanced(LOADS, 2) == [0, 0, 0, 0, 1]
-    assert balanced(LOADS, 3) == [0, 0, 0, 1, 2]
-    with pytest.raises(ModelError, match=r"of at least 4 layers .* received 3. Try strategy.devices_per_replica=3"):
-        balanced(LOADS, 4)
+    assert balanced(LAYERS, 1) == [0] * 5
+    assert balanced(LAYERS, 2) == [0, 0, 0, 0, 1]
+    assert balanced(LAYERS, 3) == [0, 0, 0, 1, 2]
+    with pytest.raises(PlanError, match=r"of at least 4 layers .* received 3. Try strategy.devices_per_replica=3"):
+        balanced(LAYERS, 4)
 
 
 def test_a_written_layout_is_followed_and_one_that_does_not_fit_is_refused():
-    assert written(LOADS, {"head|stem": 1, "middle": 0}, 2) == [1, 1, 1, 0, 1]
+    assert written(LAYERS, {"head|stem": 1, "middle": 0}, 2) == [1, 1, 1, 0, 1]
     for layout, words in (
         ({"stem": 0, "tail": 1}, "received tail, which matches none of stem, norm, relu, middle, head. Try"),
         ({"stem": 0, "head": 1, "h.*": 1}, r"received head and h.\*, which both match head. Try"),
         ({"stem": 0, "relu": 1, "middle": 0}, "received one that leaves device 1 without. Try"),
     ):
-        with pytest.raises(ModelError, match=words):
-            written(LOADS, layout, 2)
+        with pytest.raises(PlanError, match=words):
+            written(LAYERS, layout, 2)
 
 
 def test_keras_own_distribution_is_refused(monkeypatch):

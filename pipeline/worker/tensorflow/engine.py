@@ -3,6 +3,7 @@
 import contextlib
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,7 @@ from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
 from pipeline.worker.tensorflow.placement import listing, place
+from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
@@ -289,7 +291,8 @@ class Work:
             traceback.print_exc()
             self._tell(events.Sized(error=explain(error)))
         else:
-            self._tell(events.Sized(made))
+            layers = tuple(unit.layer for unit in units(loop.model))
+            self._tell(events.Sized(replace(made, layers=layers)))
 
     def _time_alone(self, what: Literal["model", "input", "stages"], steps: int | None) -> None:
         """Times the input or the model, on data that training does not read."""

@@ -56,7 +56,7 @@ def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Ro
         planned = [_name(device) for device in placement.on(at[id(variable)])]
         for one in (variable, *own):
             _expect(f"variable {one.path}", planned, _places(one))
-        layer = layers[id(variable)].load.name if id(variable) in layers else ""
+        layer = layers[id(variable)].layer.name if id(variable) in layers else ""
         rows.append(
             Row(
                 layer=layer,

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pipeline.plan.balance import balanced, written
 from pipeline.worker.rates import innermost
 from pipeline.worker.tensorflow.own.step import optimizers
-from pipeline.worker.tensorflow.placement.balance import balanced, written
 from pipeline.worker.tensorflow.placement.following import Following
 from pipeline.worker.tensorflow.placement.units import Unit, units
 from pipeline.worker.tensorflow.size import slots_of
@@ -69,11 +69,11 @@ def place(
 ) -> Placement:
     """Lays a built model over `devices`, names such as CPU:1, [replica, part]; `layout` gives names of layers a part.
 
-    Used outside `strategy.scope()`. Raises `ModelError` for a layout that does not fit.
+    Used outside `strategy.scope()`. Raises `PlanError` for a layout that does not fit.
     """
     found, parts = units(model), len(devices[0])
-    loads = [unit.load for unit in found]
-    placed = balanced(loads, parts) if layout is None else written(loads, layout, parts)
+    layers = [unit.layer for unit in found]
+    placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
     made = Placement(found, placed, [[f"/device:{name}" for name in names] for names in devices], Following())
     at = made.of_variables(model)
     for variable in _all_variables(model):
@@ -120,7 +120,7 @@ def _call_on(unit: Unit, part: int, placement: Placement) -> None:
 
     @functools.wraps(kept)
     def call(*args: Any, **given: Any) -> Any:
-        with following.called(unit.load.name, part, devices[following.replica]):
+        with following.called(unit.layer.name, part, devices[following.replica]):
             return kept(*args, **given)
 
     # Past Keras's own setter: what is saved of a layer does not know of it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import keras
 
-from pipeline.worker.tensorflow.placement.balance import Load
+from pipeline.plan.size import Layer
 from pipeline.worker.tensorflow.size import bytes_of, slots_of
 
 
@@ -16,7 +16,7 @@ class Unit:
 
     operation: keras.Operation
     variables: tuple[keras.Variable, ...]
-    load: Load
+    layer: Layer
 
 
 def units(model: keras.Model) -> list[Unit]:
@@ -34,7 +34,8 @@ def units(model: keras.Model) -> list[Unit]:
         # A gradient is as large as its weight.
         held += sum(bytes_of(one) for one in own if one.trainable)
         begins = any(len(one.shape) > 1 for one in own if one.trainable)
-        found.append(Unit(operation, tuple(own), Load(name, held, _work(operation, own), begins)))
+        paths = tuple(one.path for one in own)
+        found.append(Unit(operation, tuple(own), Layer(name, held, _work(operation, own), begins, paths)))
     return found
 
 
