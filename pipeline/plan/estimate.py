@@ -123,8 +123,9 @@ def estimate(plan: Plan, size: Size) -> Estimate:
     placed = _placed(plan, size)
     if placed:
         memory = tuple(_of_part(part, size) for part in placed)
-    limit = None if plan.hardware.memory_gib is None or kind is None else plan.hardware.memory_gib * 2**30
-    small = (memory[0].place,) if limit is not None and memory[0].total > limit else ()
+    gib = plan.hardware.memory_gib if kind is not None or placed else None
+    of_devices = memory if placed else memory[:1]
+    small = () if gib is None else tuple(device.place for device in of_devices if device.total > gib * 2**30)
     return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed)
 
 

@@ -28,8 +28,8 @@ ADAM = {"class_name": "Adam", "config": {"learning_rate": 1e-3, "global_clipnorm
 class Called(keras.Model):
     """A model that is no graph: it calls a layer twice, and adds a loss."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **given):
+        super().__init__(**given)
         self.first, self.again, self.norm = (
             layers.Dense(8),
             layers.Dense(8, use_bias=False),

@@ -140,6 +140,8 @@ def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_plac
         ("CPU:0 CPU:2", 80, 160), ("CPU:1 CPU:3", 80, 160)
     ]  # fmt: skip
     assert "placed     CPU:0 CPU:2: first, second\nplaced     CPU:1 CPU:3: third" in text_of(plan, made)
+    small = with_(plan, "hardware", memory_gib=300 / 2**30)
+    assert "Does not fit: CPU:1 CPU:3 has" in text_of(small, estimate(small, size))
     with pytest.raises(PlanError, match="which matches none of first, second, third"):
         estimate(planned(*command, "strategy.build.layout={fourth:1}"), size)
 

@@ -285,13 +285,13 @@ class Work:
     def _size(self) -> None:
         loop = self._ready()
         try:
+            layers = tuple(unit.layer for unit in units(loop.model))
             made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
         except Exception as error:
             # An estimate is no reason to end a training.
             traceback.print_exc()
             self._tell(events.Sized(error=explain(error)))
         else:
-            layers = tuple(unit.layer for unit in units(loop.model))
             self._tell(events.Sized(replace(made, layers=layers)))
 
     def _time_alone(self, what: Literal["model", "input", "stages"], steps: int | None) -> None:
