@@ -15,6 +15,7 @@ from pipeline.private import context
 from pipeline.strategies import model_parallel
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
+from pipeline.worker.loop import TrainingError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Data, Loop
 from pipeline.worker.tensorflow.placement import listing, place
@@ -58,6 +59,19 @@ class OwnStep(Called):
         return {"loss": loss}
 
 
+class Astray(layers.Dense):
+    """A layer that goes where it wants."""
+
+    def call(self, x):
+        with tf.device("CPU:0"):
+            return super().call(x)
+
+
+def astray():
+    """A model whose last layer is not where it is planned."""
+    return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), layers.Dense(10), Astray(10)])
+
+
 def normalized():
     """A convolutional net with batch normalization, whose operations are layers and functions."""
     x = inputs = keras.Input((12, 12, 1))
@@ -84,6 +98,7 @@ MODELS = {
     "recurrent": recurrent,
     "called": Called,
     "own": OwnStep,
+    "astray": astray,
 }
 
 
@@ -152,7 +167,10 @@ def main(out, *cases):
         name, replicas, parts = case.split(",")
         folder = Path(out).parent / case
         folder.mkdir()
-        came[case] = trained(name, int(replicas), int(parts), folder)
+        try:
+            came[case] = trained(name, int(replicas), int(parts), folder)
+        except TrainingError as error:
+            came[case] = {"refused": str(error)}
     Path(out).write_text(json.dumps(came))
 
 
