@@ -48,7 +48,7 @@ def built(choices: Iterable[tuple[str, str, str]]) -> Iterator[tuple[Plan, size.
     try:
         for model, data, precision in choices:
             made = planned(f"model={model}", f"data={data}", f"train.precision={precision}")
-            yield made, model_size.learn(_offline(made, data), cluster)
+            yield made, replace(model_size.learn(_offline(made, data), cluster), layers=())
     finally:
         cluster.close(0)
 

@@ -1,5 +1,7 @@
 """Refuses what a backend cannot do, before anything is started."""
 
+import json
+import re
 from importlib.util import find_spec
 
 from pipeline.config.schema import Cache, Config
@@ -24,15 +26,12 @@ ON_TENSORFLOW = ("pipeline.data.clicks", "pipeline.data.images", "pipeline.data.
 def check_backend(config: Config) -> None:
     """Refuses what the config's backend cannot do. Raises `PlanError`."""
     strategy = config.strategy
-    if strategy.build.get("_target_") == MODEL_PARALLEL and config.backend != JAX:
-        raise PlanError(
-            f"Expected backend=jax for strategy={strategy.name}, since TensorFlow's engine cuts no variable over "
-            f"devices, received backend={config.backend}. Try backend=jax, or strategy=mirrored."
-        )
+    if strategy.build.get("_target_") == MODEL_PARALLEL:
+        _check_layout(config)
     if (strategy.devices_per_replica or 1) > 1 and strategy.build.get("_target_") != MODEL_PARALLEL:
         raise PlanError(
             f"Expected strategy.devices_per_replica with strategy=model_parallel only, received it with "
-            f"{strategy.name}. Try strategy.devices_per_replica=null, or strategy=model_parallel backend=jax."
+            f"{strategy.name}. Try strategy.devices_per_replica=null, or strategy=model_parallel."
         )
     if config.backend == JAX:
         _check_strategy(config)
@@ -56,6 +55,40 @@ def check_installed(backend: str) -> None:
             "Expected the package jax for backend=jax, received a Python without it. Try `pip install jax`, or "
             "backend=tensorflow."
         )
+
+
+def _check_layout(config: Config) -> None:
+    """Refuses what the backend cannot make of a written layout, and explaining what is lost under it."""
+    each = config.strategy.devices_per_replica or 1
+    layout = config.strategy.build.get("layout")
+    key = "strategy.build.layout"
+    if config.backend == TENSORFLOW and config.measure.explain:
+        raise PlanError(
+            "Expected measure.explain=false under strategy=model_parallel, where a replica is on several devices and "
+            "its step cannot be taken apart, received true. Try measure.explain=false."
+        )
+    if layout is None:
+        return
+    if not isinstance(layout, dict) or not layout:
+        raise PlanError(f"Expected {key} to be null or patterns, received {json.dumps(layout)}. Try {key}=null.")
+    for pattern, place in layout.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise PlanError(
+                f"Expected a regular expression in {key}, received {pattern} ({error}). Try {re.escape(pattern)}."
+            ) from None
+        if config.backend == TENSORFLOW and (type(place) is not int or not 0 <= place < each):
+            raise PlanError(
+                f"Expected {key} to give each pattern the number of a device from 0 to {each - 1} under "
+                f"backend=tensorflow, which lays whole layers over strategy.devices_per_replica={each}, received "
+                f"{json.dumps(place)} for {pattern}. Try {key}=null, or backend=jax to cut the axes of variables."
+            )
+        if config.backend == JAX and not isinstance(place, list):
+            raise PlanError(
+                f"Expected {key} to give each pattern the axes of a variable under backend=jax, as [null, model], "
+                f"received {json.dumps(place)} for {pattern}. Try {key}=null, or backend=tensorflow for whole layers."
+            )
 
 
 def _check_strategy(config: Config) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.config.schema import Exchange
+from pipeline.plan.balance import laid_out
 from pipeline.plan.plan import Plan
-from pipeline.plan.size import Size, Variable
+from pipeline.plan.size import Layer, Size, Variable, places_layers
 
 # Beside the rows of a table that a gradient is of travel their numbers, int32.
 ROW_NUMBER_BYTES = 4
@@ -60,10 +61,19 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Layers that share a device: one of each replica."""
+
+    devices: tuple[str, ...]
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a plan needs: `memory` by place; `exchanged`, or None where the strategy does not say; tables cut into
     shards of so many rows; large variables that stay on one server, and why; places that have too little memory; why
-    activations are unknown, where they are; bytes of an example, where every process holds all of them.
+    activations are unknown, where they are; bytes of an example, where every process holds all of them; which layers
+    are on which devices, where whole ones are placed.
     """
 
     memory: tuple[Memory, ...]
@@ -73,6 +83,7 @@ class Estimate:
     too_small: tuple[str, ...]
     unknown: str | None
     example_bytes: int | None
+    placed: "tuple[Part, ...]" = ()
 
     @property
     def device(self) -> Memory:
@@ -109,9 +120,40 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         worker = Memory("each worker", sums.read, sums.sent, 0, sums.activations)
         memory = (worker, *(server.memory for server in servers))
         exchanged = _served(plan, sums, servers)
-    limit = None if plan.hardware.memory_gib is None or kind is None else plan.hardware.memory_gib * 2**30
-    small = (memory[0].place,) if limit is not None and memory[0].total > limit else ()
-    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes)
+    placed = _placed(plan, size)
+    if placed:
+        memory = tuple(_of_part(part, size) for part in placed)
+    gib = plan.hardware.memory_gib if kind is not None or placed else None
+    of_devices = memory if placed else memory[:1]
+    small = () if gib is None else tuple(device.place for device in of_devices if device.total > gib * 2**30)
+    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed)
+
+
+def _placed(plan: Plan, size: Size) -> tuple[Part, ...]:
+    """The parts of the model, where whole layers are laid over devices and a process has told them."""
+    if not (places_layers(plan) and size.layers):
+        return ()
+    parts, each = laid_out(plan, size.layers), plan.strategy.devices_per_replica
+    devices = plan.processes[0].devices
+    return tuple(
+        Part(
+            devices[number::each],
+            tuple(layer for layer, part in zip(size.layers, parts, strict=True) if part == number and layer.bytes),
+        )
+        for number in range(each)
+    )
+
+
+def _of_part(part: Part, size: Size) -> Memory:
+    paths = {path for layer in part.layers for path in layer.variables}
+    own = [variable for variable in size.variables if variable.path in paths]
+    return Memory(
+        " ".join(part.devices),
+        parameters=sum(variable.bytes for variable in own),
+        gradients=sum(variable.bytes for variable in own if variable.trainable),
+        slots=sum(variable.slot_bytes for variable in own),
+        activations=None,
+    )
 
 
 def sharded(plan: Plan, size: Size) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, str], ...]]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,21 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A layer that is placed as a whole: bytes of variables, gradients and slots, multiplications of one example.
+
+    `begins`: may a part of the model begin with it? A cut between a kernel and the normalization or activation of what
+    it gives would keep TensorFlow from fusing them. `variables` are their paths.
+    """
+
+    name: str
+    bytes: int
+    work: int
+    begins: bool
+    variables: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Size:
     """A model's variables; bytes of the optimizer that belong to none of them; and what backpropagation keeps.
 
@@ -66,7 +81,8 @@ class Size:
     reads: those of a fixed size, and those that grow with the batch, of which the largest has
     `largest_bytes_per_example`. They are None where that is not known, for the reason in `unknown`. `example_bytes` are
     those of one example in arrays that every process holds whole, and None for data that is read as it trains.
-    `normalizations` are the layers that normalize by the batch.
+    `normalizations` are the layers that normalize by the batch; `layers` are all, in the order in which they are
+    called, where that was told.
     """
 
     variables: tuple[Variable, ...]
@@ -77,6 +93,7 @@ class Size:
     example_bytes: int | None
     unknown: str | None = None
     normalizations: int = 0
+    layers: tuple[Layer, ...] = field(default=(), compare=False)
 
     @property
     def parameters(self) -> int:
@@ -88,13 +105,23 @@ class Size:
 
 def to_plain(size: Size) -> dict[str, Any]:
     """The size as plain values for an event or a file: each variable a list, what only an embedding has at its end."""
-    return dataclasses.asdict(size) | {"variables": [_listed(variable) for variable in size.variables]}
+    layers = {"layers": [list(dataclasses.astuple(layer)) for layer in size.layers]} if size.layers else {}
+    plain = {name: value for name, value in dataclasses.asdict(size).items() if name != "layers"}
+    return plain | {"variables": [_listed(variable) for variable in size.variables]} | layers
 
 
 def from_plain(values: dict[str, Any]) -> Size:
     """The size that `to_plain` wrote."""
     variables = tuple(Variable(path, tuple(shape), *rest) for path, shape, *rest in values["variables"])
-    return Size(**values | {"variables": variables})
+    layers = tuple(
+        Layer(name, size, work, begins, tuple(paths)) for name, size, work, begins, paths in values.get("layers", ())
+    )
+    return Size(**values | {"variables": variables, "layers": layers})
+
+
+def places_layers(plan: Plan) -> bool:
+    """Are whole layers laid over the devices of a replica? Then a size is to tell them."""
+    return plan.strategy.devices_per_replica > 1 and plan.backend == "tensorflow"
 
 
 def facts(plan: Plan) -> dict[str, object]:
@@ -104,7 +131,12 @@ def facts(plan: Plan) -> dict[str, object]:
 
 
 def shipped(plan: Plan) -> Size | None:
-    """The size that the package has of the plan's model, which is one of its own on data of its own."""
+    """The size that the package has of the plan's model, which is one of its own on data of its own.
+
+    It has none of layers.
+    """
+    if places_layers(plan):
+        return None
     return next((from_plain(known["size"]) for known in _shipped() if facts(plan) in known["of"]), None)
 
 

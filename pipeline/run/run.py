@@ -115,7 +115,10 @@ def run(request: PointRequest, session: Session) -> PointResult:
         except REFUSALS as error:
             return _refused(error, request)
     if full:
-        return estimated(planned, request, session)
+        try:
+            return estimated(planned, request, session)
+        except PlanError as error:
+            return _refused(error, request)
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)
     return request.ended(point.run(cluster, baseline))

@@ -1,12 +1,19 @@
-"""Several devices that share each copy of the model: a mesh of JAX's, which TensorFlow's engine has none of."""
+"""Several devices that share each copy of the model; what is here joins the copies."""
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+
+import tensorflow as tf
 
 
-def model_parallel(devices: tuple[str, ...], layout: Mapping[str, Sequence[str | None]] | None = None) -> NoReturn:
-    """Is refused: what cuts variables over `devices`, by a `layout` or one that it derives, is JAX's engine."""
-    raise ValueError(
-        f"Expected backend=jax for strategy=model_parallel, received TensorFlow's engine with {len(devices)} devices. "
-        f"Try backend=jax."
-    )
+def model_parallel(
+    devices: tuple[str, ...], layout: Mapping[str, int | Sequence[str | None]] | None = None
+) -> tf.distribute.Strategy:
+    """No strategy for one copy, a `MirroredStrategy` over the first of the `devices` of each of several.
+
+    What is on the others, by a `layout` or one that is derived, is up to who builds the model. Sums are made on the
+    device that a variable is on, and copied back from there.
+    """
+    if len(devices) == 1:
+        return tf.distribute.get_strategy()
+    names = [f"/device:{device}" for device in devices]
+    return tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())

@@ -28,6 +28,10 @@ PARALLEL = StrategyConfig(
 MIRRORED = StrategyConfig("mirrored", True, build={"_target_": "pipeline.strategies.mirrored"})
 
 
+def laid_out(layout):
+    return replace(PARALLEL, build=PARALLEL.build | {"layout": layout})
+
+
 def config(**values):
     return replace(
         Config(
@@ -55,7 +59,17 @@ def config(**values):
             {"strategy": StrategyConfig("mine", True, build={"_target_": "a.b"})},
             "received strategy=mine. Try",
         ),
-        ({"strategy": PARALLEL, "backend": "tensorflow"}, "Expected backend=jax for strategy=model_parallel"),
+        (
+            {"strategy": laid_out({"dense": [None, "model"]}), "backend": "tensorflow"},
+            'received [null, "model"] for dense. Try strategy.build.layout=null, or backend=jax to cut the axes',
+        ),
+        ({"strategy": laid_out({"dense": 2}), "backend": "tensorflow"}, "the number of a device from 0 to 1"),
+        ({"strategy": laid_out({"dense(": 1}), "backend": "tensorflow"}, "Expected a regular expression"),
+        ({"strategy": laid_out({"dense": 1})}, "received 1 for dense. Try strategy.build.layout=null, or backend=tens"),
+        (
+            {"strategy": PARALLEL, "backend": "tensorflow", "measure": MeasureConfig(explain=True)},
+            "Expected measure.explain=false under strategy=model_parallel",
+        ),
         ({"strategy": replace(MIRRORED, devices_per_replica=2)}, "with strategy=model_parallel only"),
         ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "whose examples TensorFlow makes"),
         (

@@ -12,9 +12,10 @@ import tensorflow as tf
 from conftest import QUICK, ROOT, Ran, sampled, with_
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
+from pipeline.plan.errors import PlanError
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
 from pipeline.plan.plan import Plan
-from pipeline.plan.size import Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
+from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
 from pipeline.views.terminal import estimate_lines
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
@@ -118,6 +119,31 @@ def test_of_an_embedding_only_the_rows_of_a_batch_travel():
     assert (server.parameters, server.slots) == (dense + tables, 2 * (dense + tables) + ADAM_APART)
     # Copies on devices are whole.
     assert needs(*common, "strategy=mirrored", "workers=2")[1].device.parameters == dense + tables
+
+
+def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_placed():
+    command = ("strategy=model_parallel", "workers=2", "strategy.devices_per_replica=2", "model=mlp")
+    plan = planned(*command)
+    # The sizes that come with the package have no layers.
+    assert shipped(plan) is None
+    paths = [f"{name}/kernel" for name in ("first", "second", "third")]
+    variables = tuple(
+        Variable(path, (10, size), "float32", True, 80 * size) for path, size in zip(paths, (1, 1, 2), strict=True)
+    )
+    layers = tuple(
+        Layer(path[:-7], 4 * one.bytes, 9, True, (path,)) for path, one in zip(paths, variables, strict=True)
+    )
+    size = from_plain(json.loads(json.dumps(to_plain(Size(variables, 0, 0, 0, 0, 0, layers=layers)))))
+    assert size.layers == layers
+    made = estimate(plan, size)
+    assert [(memory.place, memory.parameters, memory.slots) for memory in made.memory] == [
+        ("CPU:0 CPU:2", 80, 160), ("CPU:1 CPU:3", 80, 160)
+    ]  # fmt: skip
+    assert "placed     CPU:0 CPU:2: first, second\nplaced     CPU:1 CPU:3: third" in text_of(plan, made)
+    small = with_(plan, "hardware", memory_gib=300 / 2**30)
+    assert "Does not fit: CPU:1 CPU:3 has" in text_of(small, estimate(small, size))
+    with pytest.raises(PlanError, match="which matches none of first, second, third"):
+        estimate(planned(*command, "strategy.build.layout={fourth:1}"), size)
 
 
 def test_variables_are_laid_over_servers_as_the_strategy_lays_them():

@@ -19,7 +19,7 @@ MISSING = "-"
 def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
     """The estimate as a table of memory, and under it what travels and what is cut."""
     rows = [HEADER, *(_memory_row(memory) for memory in _few(made.memory))]
-    labelled = [*_exchange(plan, made.exchanged), *_data(plan, made), *shard_lines(made)]
+    labelled = [*_exchange(plan, made.exchanged), *_data(plan, made), *shard_lines(made), *_placed(made)]
     if made.unknown:
         labelled.append(("note", f"Activations are not known: {clean(made.unknown)}."))
     labelled += [
@@ -37,6 +37,14 @@ def shard_lines(made: Estimate) -> list[tuple[str, str]]:
     return [
         *(("shards", f"{clean(path)}: {len(rows):,} of {_rows(rows)}") for path, rows in made.shards),
         *(("whole", f"{clean(path)} stays on one server: {clean(why)}") for path, why in made.whole),
+    ]
+
+
+def _placed(made: Estimate) -> list[tuple[str, str]]:
+    """A labelled line for each part of a model that is laid over devices."""
+    return [
+        ("placed", f"{' '.join(part.devices)}: {', '.join(clean(layer.name) for layer in part.layers)}")
+        for part in made.placed
     ]
 
 

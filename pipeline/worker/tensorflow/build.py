@@ -56,6 +56,7 @@ def model(
     with strategy.scope():
         made = make()
         check_made(made)
+        _check_distribution()
         if own_step.has_own(made):
             _check_own(made, strategy)
         for text in _unheeded(made):
@@ -75,6 +76,17 @@ def model(
                 rates.scale(applied, rate_scale)
             _check_optimizer(applied, strategy)
         return made, outputs
+
+
+def _check_distribution() -> None:
+    """Refuses Keras's own distribution, under which TensorFlow has every variable whole on one device, in silence."""
+    chosen = keras.distribution.distribution()
+    if chosen is not None:
+        raise ModelError(
+            f"Expected no keras.distribution under backend=tensorflow, which would leave every variable whole on one "
+            f"device, received {type(chosen).__name__}. "
+            f"Try strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax."
+        )
 
 
 def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -215,6 +227,7 @@ def lent(
     kept: list[tuple[object, str, object]] = []
     try:
         with strategy.scope():
+            _check_distribution()
             check_batches(made)
             with building.in_words(made, batch):
                 labels.check(made, batch)

@@ -87,17 +87,23 @@ def set_policy(plan: Plan) -> None:
 
 def make_strategy(plan: Plan, process: Process, tell: Tell) -> tf.distribute.Strategy:
     """The plan's strategy over this process's devices; returns once every process has joined."""
-    kind = plan.hardware.kind.upper()
     _stay_on_loopback(plan, process, tell)
     _outlast_cuts(plan)
     return targets.call(
         plan.strategy.build,
         "strategy.build",
-        devices=tuple(f"{kind}:{index}" for index in range(len(process.devices))),
+        devices=tuple(names[0] for names in devices_by_replica(plan, process)),
         addresses=tuple(process.address for process in plan.processes if process.address and process.devices),
         rank=process.rank,
         **addresses_by_role(plan),
     )
+
+
+def devices_by_replica(plan: Plan, process: Process) -> list[tuple[str, ...]]:
+    """The names that TensorFlow has for a process's devices, those of each replica together: [replica, device]."""
+    each = plan.strategy.devices_per_replica
+    names = [f"{plan.hardware.kind.upper()}:{index}" for index in range(len(process.devices))]
+    return [tuple(names[first : first + each]) for first in range(0, len(names), each)]
 
 
 def start_server(plan: Plan, process: Process, tell: Tell) -> object:

@@ -1,10 +1,12 @@
 """TensorFlow's engine: what one process does of a plan under `tf.distribute`."""
 
+import contextlib
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -35,6 +37,7 @@ from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.devices import (
+    devices_by_replica,
     make_strategy,
     prepare_devices,
     set_policy,
@@ -48,6 +51,8 @@ from pipeline.worker.tensorflow.own import loop as own_loop
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
+from pipeline.worker.tensorflow.placement import listing, place
+from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
@@ -113,6 +118,8 @@ class Work:
         self._collective, self._asked_to_leave = collective, asked_to_leave
         self.data = OwnData(plan, process, tell)
         self._notes = Notes(tell if process.rank == plan.leaders[0] else None)
+        # The run's.
+        self._folder = Path()
         self._loop: Loop | None = None
         # Kept for the process's life, as a loop's iterators are.
         self._profile: Profile | None = None
@@ -126,6 +133,7 @@ class Work:
         """Does what a command says, and tells the event that answers it."""
         match command:
             case commands.Load():
+                self._folder = Path(command.folder)
                 self.data.load(command.folder)
             case commands.Drop():
                 self.data.drop(command.broken)
@@ -170,6 +178,8 @@ class Work:
             for part, layout in self.data.validation_parts(validation_counts)
         ]
         self._loop = self._loop_over(model, outputs, data, held_out, resume)
+        if (placement := place.of(model)) is not None:
+            self._notes.keep(listing.checked(model, placement, self._loop.graph(), self._folder))
         self._tell(
             events.Built(
                 parameters=model.count_params(),
@@ -242,21 +252,27 @@ class Work:
     ) -> tuple[keras.Model, list[str]]:
         """The plan's model, compiled under a strategy, and the names of its outputs."""
         plan = self._plan
-        return build.model(
-            lambda: targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=classes),
-            under,
-            sample,
-            targets.value(plan.training.optimizer, "train.optimizer"),
-            plan.training.learning_rate,
-            targets.value(plan.training.loss, "train.loss"),
-            targets.value(plan.training.metrics, "train.metrics"),
-            plan.training.rate_scale,
-            self._collective if under is self._strategy else None,
-            self._notes.add,
-            plan.training.gather,
-            plan.training.batch_statistics,
-            isinstance(self.data.parts["train"], tuple),
-        )
+        shared = plan.strategy.devices_per_replica > 1 and under is self._strategy
+        with place.in_host_memory() if shared else contextlib.nullcontext():
+            made = build.model(
+                lambda: targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=classes),
+                under,
+                sample,
+                targets.value(plan.training.optimizer, "train.optimizer"),
+                plan.training.learning_rate,
+                targets.value(plan.training.loss, "train.loss"),
+                targets.value(plan.training.metrics, "train.metrics"),
+                plan.training.rate_scale,
+                self._collective if under is self._strategy else None,
+                self._notes.add,
+                plan.training.gather,
+                plan.training.batch_statistics,
+                isinstance(self.data.parts["train"], tuple),
+            )
+        if shared:
+            layout: Any = plan.strategy.build.get("layout")
+            place.place(made[0], under, devices_by_replica(plan, self._process), layout)
+        return made
 
     def _check(self) -> Check:
         """What came of comparing all replicas with one device. Nothing that training goes on with is changed."""
@@ -268,13 +284,14 @@ class Work:
     def _size(self) -> None:
         loop = self._ready()
         try:
+            layers = tuple(unit.layer for unit in units(loop.model))
             made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
         except Exception as error:
             # An estimate is no reason to end a training.
             traceback.print_exc()
             self._tell(events.Sized(error=explain(error)))
         else:
-            self._tell(events.Sized(made))
+            self._tell(events.Sized(replace(made, layers=layers)))
 
     def _time_alone(self, what: Literal["model", "input", "stages"], steps: int | None) -> None:
         """Times the input or the model, on data that training does not read."""

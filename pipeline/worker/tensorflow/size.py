@@ -33,7 +33,7 @@ def of(model: keras.Model, graph: tf.Graph, replicas: int, part: Part) -> Size:
         layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding) and layer.built
     ]
     tables = {id(variable): layer for layer in embeddings for variable in layer.weights}
-    slots = _slot_bytes(model)
+    slots = {of: sum(map(bytes_of, own)) for of, own in slots_of(model).items()}
     variables = tuple(
         Variable(
             path=variable.path,
@@ -50,7 +50,7 @@ def of(model: keras.Model, graph: tf.Graph, replicas: int, part: Part) -> Size:
     if not (isinstance(part, tf.data.Dataset) or (isinstance(part, Examples) and part.in_files)):
         leaves = tf.nest.flatten(part.raw if isinstance(part, Examples) else part)
         per_example = sum(leaf.nbytes for leaf in leaves) // len(leaves[0])
-    apart = sum(_bytes(one) for optimizer in optimizers(model) for one in optimizer.variables) - sum(slots.values())
+    apart = sum(bytes_of(one) for optimizer in optimizers(model) for one in optimizer.variables) - sum(slots.values())
     normalizations = len(normalization.layers(model))
     try:
         fixed, growing, largest = kept(graph)
@@ -67,7 +67,7 @@ def kept(graph: tf.Graph) -> tuple[int, int, int]:
     `graph` is that of a compiled loop of steps. A tensor counts once, whatever aliases it has; variables do not count.
     Raises where a size cannot be told from the graph, as with what a loop inside the model keeps.
     """
-    body = _body(graph)
+    body = body_of(graph)
     backward: set[str] = set()
     read: dict[Ref, tf.Tensor] = {}
     for operation in body.get_operations():
@@ -98,8 +98,8 @@ class _Unknown(Exception):
     """A graph that does not tell what is kept."""
 
 
-def _body(graph: tf.Graph) -> tf.Graph:
-    """The graph of one step: that of the loop over steps."""
+def body_of(graph: tf.Graph) -> tf.Graph:
+    """The graph of one step in that of the compiled loop over steps."""
     loop = next(operation for operation in graph.get_operations() if operation.type in ("While", "StatelessWhile"))
     return graph._get_function(loop.get_attr("body").name).graph
 
@@ -111,31 +111,33 @@ def _source(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _slot_bytes(model: keras.Model) -> dict[int, int]:
-    """Bytes that optimizers keep beside each trainable variable, by its id.
+def slots_of(model: keras.Model) -> dict[int, list[keras.Variable]]:
+    """What optimizers keep beside each trainable variable, by its id.
 
     Keras's optimizers hold slots in lists as long as that of the variables they train.
     """
-    found = dict[int, int]()
+    found = dict[int, list[keras.Variable]]()
     for optimizer in map(innermost, optimizers(model)):
         trained = optimizer._trainable_variables
-        found |= dict.fromkeys([id(variable) for variable in trained if id(variable) not in found], 0)
+        for variable in trained:
+            found.setdefault(id(variable), [])
         for name, slots in vars(optimizer).items():
             own = name in ("_trainable_variables", "_variables")
             if own or not isinstance(slots, list) or len(slots) != len(trained):
                 continue
             for variable, slot in zip(trained, slots, strict=True):
-                found[id(variable)] += _bytes(slot) if isinstance(slot, keras.Variable) else 0
+                found[id(variable)] += [slot] if isinstance(slot, keras.Variable) else []
     return found
 
 
 def state_bytes(model: keras.Model) -> int:
     """Bytes of what a step of a compiled model goes through whatever its batch: weights, gradients, slots."""
     slots = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
-    return sum(map(_bytes, (*model.variables, *model.trainable_variables, *slots)))
+    return sum(map(bytes_of, (*model.variables, *model.trainable_variables, *slots)))
 
 
-def _bytes(variable: keras.Variable) -> int:
+def bytes_of(variable: keras.Variable) -> int:
+    """Bytes of a variable, as one device holds it."""
     return int(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 

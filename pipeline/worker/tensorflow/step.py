@@ -34,6 +34,8 @@ SEED_STRIDE = 2_654_435_769
 Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 # (examples of the global batch, this replica's batch) -> the loss vector [1 + outputs], summed over replicas
 ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
+# The attribute under which a model whose layers are placed keeps what has a step follow them: (its step) -> the step.
+FOLLOWED_AS = "_followed_by_pipeline"
 # A model called on x, with training=True or False.
 Forward: TypeAlias = Callable[..., Batch]
 # What a loop over steps carries from one to the next.
@@ -60,7 +62,7 @@ def training_steps(
     known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return many(strategy, made, partial(updating, rates.innermost(model.optimizer)))
+    return many(strategy, followed(model, made), partial(updating, rates.innermost(model.optimizer)))
 
 
 def training_step(
@@ -145,7 +147,13 @@ def validation_steps(
             model.compute_metrics(x, y, y_pred, sample_weight=weights)
         return collective.sum([values])[0]
 
-    return many(strategy, replica_step)
+    return many(strategy, followed(model, replica_step))
+
+
+def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
+    """A step of which all runs where the layers of a model are that is laid over several devices; see `placement`."""
+    made: ReplicaStep = vars(model).get(FOLLOWED_AS, lambda step: step)(replica_step)
+    return made
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def training_steps(
     if of(model) is None:
         return steps.training_steps(model, strategy, collective, gradient_bits, always_fed, static, gather, most)
     made = training_step(model, collective, gradient_bits, always_fed, static, most)
-    return steps.many(strategy, made, partial(_traced, optimizers(model)))
+    return steps.many(strategy, steps.followed(model, made), partial(_traced, optimizers(model)))
 
 
 def training_step(
@@ -155,7 +155,7 @@ def validation_steps(
         with of_step(whole):
             return replica.values_of(model.test_step, given(fed, own.arrays), own.test)
 
-    return steps.many(strategy, replica_step, watched)
+    return steps.many(strategy, steps.followed(model, replica_step), watched)
 
 
 def optimizers(model: keras.Model) -> tuple[keras.optimizers.Optimizer, ...]:

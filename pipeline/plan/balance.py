@@ -1,0 +1,115 @@
+"""Lays layers over devices, each next to what comes before it: in parts of equal cost, or as written patterns say.
+
+Layers are in the order in which a model calls them.
+"""
+
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import Plan
+from pipeline.plan.size import Layer
+
+# How many layers an error names.
+NAMED = 12
+
+
+def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
+    """The part of each layer. A part's cost is its share of all bytes plus its share of all work.
+
+    Of all cuts into consecutive parts it takes that with the least sum of squared costs, by dynamic programming, as
+    for the linear partition problem (Skiena, The Algorithm Design Manual, 8.5). Raises `PlanError`.
+
+    >>> balanced([Layer(name, 4, 1, True) for name in "abcd"], 2)
+    [0, 0, 1, 1]
+    """
+    starts = [place for place, layer in enumerate(layers) if layer.begins]
+    if len(starts) < parts:
+        raise PlanError(
+            f"Expected a model of at least {parts} layers with kernels or tables, one for each device that shares it, "
+            f"received {len(starts)}. Try strategy.devices_per_replica={max(1, len(starts))}."
+        )
+    # What comes before the first start is in the first part.
+    edges = [0, *starts[1:], len(layers)]
+    total_bytes, total_work = (
+        max(1, sum(values)) for values in zip(*((one.bytes, one.work) for one in layers), strict=True)
+    )
+    costs = [layer.bytes / total_bytes + layer.work / total_work for layer in layers]
+    before = [sum(costs[:edge]) for edge in edges]
+    # By the group that ends what is laid out so far: the least sum, and where the last part begins.
+    least, cuts = [(cost**2, 0) for cost in before], list[list[int]]()
+    for part in range(2, parts + 1):
+        least = [
+            min(
+                ((least[cut][0] + (before[end] - before[cut]) ** 2, cut) for cut in range(part - 1, end)),
+                default=(math.inf, 0),
+            )
+            for end in range(len(edges))
+        ]
+        cuts.append([cut for _, cut in least])
+    ends = [len(edges) - 1]
+    for earlier in reversed(cuts):
+        ends.append(earlier[ends[-1]])
+    firsts = [edges[end] for end in (0, *reversed(ends))]
+    return [part for part, (first, end) in enumerate(itertools.pairwise(firsts)) for _ in range(end - first)]
+
+
+def laid_out(plan: Plan, layers: Sequence[Layer]) -> list[int]:
+    """The part of each layer, as the plan says. Raises `PlanError`."""
+    parts, layout = plan.strategy.devices_per_replica, plan.strategy.build.get("layout")
+    return written(layers, layout, parts) if isinstance(layout, dict) else balanced(layers, parts)  # type: ignore[arg-type] # checked beforehand
+
+
+def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> list[int]:
+    """The part of each layer, by the pattern that matches its whole name; one that none matches follows the one before.
+
+    Refused are patterns that match nothing, two that match one layer, and a part without weights. Raises `PlanError`.
+
+    >>> written([Layer(name, 4, 1, True) for name in ("a_0", "a_1", "b")], {"a_.": 1, "b": 0}, 2)
+    [1, 1, 0]
+    """
+    names = [layer.name for layer in layers]
+    by: dict[str, str] = {}
+    for pattern in layout:
+        matched = [name for name in names if re.fullmatch(pattern, name)]
+        if not matched:
+            raise PlanError(
+                f"Expected each pattern of strategy.build.layout to match a layer's whole name, received {pattern}, "
+                f"which matches none of {_some(names)}. Try {_near(pattern, names)}, or strategy.build.layout=null."
+            )
+        for name in matched:
+            if name in by:
+                raise PlanError(
+                    f"Expected one pattern of strategy.build.layout for a layer, received {by[name]} and {pattern}, "
+                    f"which both match {name}. Try a narrower pattern."
+                )
+            by[name] = pattern
+    found, last = [], 0
+    for name in names:
+        last = layout[by[name]] if name in by else last
+        found.append(last)
+    held = [
+        sum(layer.bytes for layer, part in zip(layers, found, strict=True) if part == number) for number in range(parts)
+    ]
+    if 0 in held:
+        raise PlanError(
+            f"Expected strategy.build.layout to give weights to each of the {parts} devices, received one that leaves "
+            f"device {held.index(0)} without. Try a pattern for it, or strategy.devices_per_replica={parts - 1}."
+        )
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """A pattern that matches: what was meant may stand for a part of a name, or be mistyped."""
+    wider = f".*{pattern}.*"
+    if any(re.fullmatch(wider, name) for name in names):
+        return wider
+    return re.escape(difflib.get_close_matches(pattern, names, 1, 0)[0])

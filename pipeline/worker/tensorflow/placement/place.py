@@ -1,0 +1,127 @@
+"""Puts the variables, slots and calls of a model's layers on the devices that share each copy of it."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pipeline.plan.balance import balanced, written
+from pipeline.worker.rates import innermost
+from pipeline.worker.tensorflow.own.step import optimizers
+from pipeline.worker.tensorflow.placement.following import Following
+from pipeline.worker.tensorflow.placement.units import Unit, units
+from pipeline.worker.tensorflow.size import slots_of
+from pipeline.worker.tensorflow.step import FOLLOWED_AS
+
+# The attribute under which a model keeps where it is.
+KEPT_AS = "_placement_of_pipeline"
+Creator = Callable[..., tf.Variable]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model is: the part of each unit, and the devices [replica, part]."""
+
+    units: Sequence[Unit]
+    parts: Sequence[int]
+    devices: Sequence[Sequence[str]]
+    following: Following
+
+    def on(self, part: int) -> list[str]:
+        """The devices of a part, one for each replica."""
+        return [devices[part] for devices in self.devices]
+
+    def of_variables(self, model: keras.Model) -> dict[int, int]:
+        """The part of each variable of the model, its optimizers and its metrics, by id."""
+        parts = dict.fromkeys(map(id, _all_variables(model)), 0)
+        parts |= {id(one): part for unit, part in zip(self.units, self.parts, strict=True) for one in unit.variables}
+        slots = slots_of(model)
+        return parts | {id(slot): parts[of] for of, own in slots.items() for slot in own}
+
+
+def of(model: keras.Model) -> Placement | None:
+    """Where a model is that is laid over several devices; None for another."""
+    found: Placement | None = vars(model).get(KEPT_AS)
+    return found
+
+
+@contextlib.contextmanager
+def in_host_memory() -> Iterator[None]:
+    """Inside, variables begin in the host's memory, which has room for a model that one device has none for."""
+
+    def creator(next_creator: Creator, **given: Any) -> tf.Variable:
+        with tf.device("CPU:0"):
+            return next_creator(**given)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+def place(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    devices: Sequence[Sequence[str]],
+    layout: Mapping[str, int] | None = None,
+) -> Placement:
+    """Lays a built model over `devices`, names such as CPU:1, [replica, part]; `layout` gives names of layers a part.
+
+    Used outside `strategy.scope()`. Raises `PlanError` for a layout that does not fit.
+    """
+    found, parts = units(model), len(devices[0])
+    layers = [unit.layer for unit in found]
+    placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
+    made = Placement(found, placed, [[f"/device:{name}" for name in names] for names in devices], Following())
+    at = made.of_variables(model)
+    for variable in _all_variables(model):
+        _move(variable, strategy, made.on(at[id(variable)]))
+    for optimizer in optimizers(model):
+        for one in (optimizer, innermost(optimizer)):
+            # Keras looks variables up by what they held.
+            one._trainable_variables_indices = {
+                one._var_key(variable): place for place, variable in enumerate(one._trainable_variables)
+            }
+    for unit, part in zip(found, placed, strict=True):
+        _call_on(unit, part, made)
+    vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = made, made.following.followed
+    return made
+
+
+def _all_variables(model: keras.Model) -> list[keras.Variable]:
+    of_optimizers = [
+        variable
+        for optimizer in optimizers(model)
+        for one in (optimizer, innermost(optimizer))
+        for variable in one.variables
+    ]
+    every = {id(variable): variable for variable in (*model.variables, *of_optimizers, *model.metrics_variables)}
+    return list(every.values())
+
+
+def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: Sequence[str]) -> None:
+    """Makes what a variable holds anew, on a device for each replica."""
+    value, places = variable.numpy(), iter(devices)
+
+    def creator(next_creator: Creator, **given: Any) -> tf.Variable:
+        with tf.device(next(places)):
+            return next_creator(**given)
+
+    # Outside the strategy's own, so that it is asked for the variable of each replica.
+    with tf.variable_creator_scope(creator), strategy.scope():
+        variable._initialize(value)
+
+
+def _call_on(unit: Unit, part: int, placement: Placement) -> None:
+    kept: Callable[..., Any] = unit.operation.call
+    devices, following = placement.on(part), placement.following
+
+    @functools.wraps(kept)
+    def call(*args: Any, **given: Any) -> Any:
+        with following.called(unit.layer.name, part, devices[following.replica]):
+            return kept(*args, **given)
+
+    # Past Keras's own setter: what is saved of a layer does not know of it.
+    vars(unit.operation)["call"] = call
