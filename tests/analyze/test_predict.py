@@ -573,7 +573,8 @@ def test_a_size_that_no_run_had_is_timed_on_one_device_unless_that_is_unwanted_o
     lines = [json.loads(line) for line in (tmp_path / "outputs" / "predictions.jsonl").read_text().splitlines()]
     assert [line["parameters"] for line in lines] == [64 * 64 + 64 + 64 * 10 + 10] * 2
     timed = lines[0]["fitted_on"]["timed_step_seconds"]
-    assert lines[0]["examples_per_second"] == pytest.approx(64 / timed, rel=0.01)
+    # How far it goes towards what was timed depends on how far lives of its processes lay apart.
+    assert lines[0]["low"] <= 64 / timed <= lines[0]["high"]
     for known in (("predict.time_one=false", *other), ("mode=predict", *point, "model.build.hidden=[16]")):
         shown = pipeline(*known, "workers=2")
         assert shown.code == 0, shown.err
