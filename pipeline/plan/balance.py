@@ -3,18 +3,14 @@
 Layers are in the order in which a model calls them.
 """
 
-import difflib
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 from pipeline.plan.errors import PlanError
+from pipeline.plan.patterns import matched
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer
-
-# How many layers an error names.
-NAMED = 12
 
 
 def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
@@ -72,21 +68,7 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
     [1, 1, 0]
     """
     names = [layer.name for layer in layers]
-    by: dict[str, str] = {}
-    for pattern in layout:
-        matched = [name for name in names if re.fullmatch(pattern, name)]
-        if not matched:
-            raise PlanError(
-                f"Expected each pattern of strategy.build.layout to match a layer's whole name, received {pattern}, "
-                f"which matches none of {_some(names)}. Try {_near(pattern, names)}, or strategy.build.layout=null."
-            )
-        for name in matched:
-            if name in by:
-                raise PlanError(
-                    f"Expected one pattern of strategy.build.layout for a layer, received {by[name]} and {pattern}, "
-                    f"which both match {name}. Try a narrower pattern."
-                )
-            by[name] = pattern
+    by = matched(layout, names, "a layer's whole name")
     found, last = [], 0
     for name in names:
         last = layout[by[name]] if name in by else last
@@ -100,16 +82,3 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
             f"device {held.index(0)} without. Try a pattern for it, or strategy.devices_per_replica={parts - 1}."
         )
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
-def _near(pattern: str, names: Sequence[str]) -> str:
-    """A pattern that matches: what was meant may stand for a part of a name, or be mistyped."""
-    wider = f".*{pattern}.*"
-    if any(re.fullmatch(wider, name) for name in names):
-        return wider
-    return re.escape(difflib.get_close_matches(pattern, names, 1, 0)[0])

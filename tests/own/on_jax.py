@@ -122,7 +122,7 @@ def refused(layouts, model, mesh):
     ):
         try:
             layouts.written(model, patterns, mesh)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             said.append(str(error))
     return said
 

@@ -4,12 +4,12 @@ Large kernels are cut by column and the one that follows by row, so that nothing
 by heads; embeddings by rows. What does not divide evenly is left whole, which costs memory and nothing else.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 
 import keras
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pipeline.plan.patterns import matched
 from pipeline.worker.jax.devices import MODEL
 from pipeline.worker.loop import TrainingError
 
@@ -49,28 +49,13 @@ def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
 
 
 def written(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], mesh: Mesh) -> dict[str, Axes]:
-    """The axes of each variable that a pattern matches whole, by its path. Raises `TrainingError`.
+    """The axes of each variable that a pattern matches whole, by its path. Raises `PlanError` or `TrainingError`.
 
     A pattern that matches nothing is refused, and so is a variable that two match.
     """
     paths = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
-    by: dict[str, str] = {}
-    found: dict[str, Axes] = {}
-    for pattern, axes in patterns.items():
-        matched = [path for path in paths if re.fullmatch(pattern, path)]
-        if not matched:
-            raise TrainingError(
-                f"Expected each pattern of strategy.build.layout to match a variable whole, received {pattern}, which "
-                f"matches none of {', '.join(paths)}. Try {_near(pattern, list(paths))}."
-            )
-        for path in matched:
-            if path in by:
-                raise TrainingError(
-                    f"Expected one pattern of strategy.build.layout for a variable, received {by[path]} and {pattern}, "
-                    f"which both match {path}. Try a narrower pattern."
-                )
-            by[path], found[path] = pattern, _checked(path, paths[path], axes, mesh)
-    return found
+    by = matched(patterns, list(paths), "a variable's whole path")
+    return {path: _checked(path, paths[path], patterns[pattern], mesh) for path, pattern in by.items()}
 
 
 def shardings(model: keras.Model, layout: Mapping[str, Axes], mesh: Mesh) -> dict[int, NamedSharding]:
@@ -161,9 +146,3 @@ def _checked(path: str, shape: tuple[int, ...], axes: Sequence[str | None], mesh
             f"Try {[None] * (len(shape) - 1) + [MODEL]}.".replace("None", "null").replace("'", "")
         )
     return tuple(axes)
-
-
-def _near(pattern: str, paths: Sequence[str]) -> str:
-    """A pattern that matches: what was meant may stand for a part of a path."""
-    wider = f".*{pattern}.*"
-    return wider if any(re.fullmatch(wider, path) for path in paths) else f"'{re.escape(paths[0])}'"

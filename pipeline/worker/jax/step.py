@@ -19,9 +19,10 @@ from pipeline.worker.jax.devices import BATCH
 
 # The values of trainable, other, optimizer's and metrics' variables.
 State: TypeAlias = tuple[list[Any], list[Any], list[Any], list[Any]]
-# Calls are compiled for so many steps, or twice, four times, ... as many.
-LEAST_ROOM = 4
+# (state, a batch) -> (state, its loss)
 Step: TypeAlias = Callable[[State, Any], tuple[State, Any]]
+# Loops are compiled for so many steps, or twice, four times, ... as many.
+LEAST_ROOM = 4
 
 
 class Steps:
