@@ -9,6 +9,7 @@ refused in words. What differs is made smaller as long as it differs, and printe
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -107,6 +108,8 @@ def main() -> int:
     parser.add_argument("--strategy", choices=STRATEGIES, help="one of them; left out: both")
     parser.add_argument("--keep", type=Path, help="folder for what differs, as NAME.json and NAME.py")
     arguments = record.parse(parser, smoke=["--count=1", "--strategy=mirrored"])
+    # Ended by another program it ends those that train, as by a person's Ctrl-C; Hypothesis would catch `SystemExit`.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # For the processes that train, and the server that they are forked from.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": f"{record.ROOT}{os.pathsep}{Path(__file__).parent}"}
     rows = {}

@@ -18,6 +18,8 @@ MOST_STEPS_PER_CALL = 200
 INPUT_BOUND = 0.1
 # The input and the model are timed alone in pieces of about this length, of not more steps.
 PIECE_SECONDS, MOST_STEPS_OF_PIECE = 0.5, 20_000
+# The share of the cores' time that other programs take from which a throughput is said to be that of a busy machine.
+BUSY = 0.1
 # Within this of each other, neither of the two is called the slower one.
 NEAR = 0.05
 
@@ -27,13 +29,14 @@ class Repeat:
     """One timed stretch of training: seconds of the slowest process, and the step time of each call in it.
 
     `input_shares` are the shares of that time in which workers waited for their batches, 0 to 1: one for each process,
-    or for each worker of an asynchronous training.
+    or for each worker of an asynchronous training. `other_work` is the share in which their cores worked for others.
     """
 
     examples: float
     seconds: float
     step_seconds: tuple[float, ...]
     input_shares: tuple[float, ...] = ()
+    other_work: float | None = None
 
     @property
     def examples_per_second(self) -> float:
@@ -50,8 +53,10 @@ def throughput(examples: float, seconds: float) -> float:
     return examples / seconds
 
 
-def slowest(measured: Mapping[int, Measured]) -> Repeat:
+def slowest(measured: Mapping[int, Measured], others: bool = False) -> Repeat:
     """One repeat from what each process measured of it: the slowest decides, as a whole and in each call.
+
+    Only where these are all processes that work is it to be told what others did.
 
     >>> from pipeline.record.events import TimedCall
     >>> slowest({0: Measured(0, 64.0, 1.0, calls=[TimedCall(2, 1.0)], input_seconds=[0.5]),
@@ -66,7 +71,29 @@ def slowest(measured: Mapping[int, Measured]) -> Repeat:
         step_seconds=tuple(max(timed.seconds / timed.steps for timed in call) for call in calls),
         # Those whose events are of an earlier version have none.
         input_shares=tuple(min(1.0, waited / repeat.seconds) for repeat in everyone for waited in repeat.input_seconds),
+        other_work=other_work(measured) if others else None,
     )
+
+
+def other_work(measured: Mapping[int, Measured]) -> float | None:
+    """Share of the cores' time, 0 to 1, in which they worked for others while all these processes were timed.
+
+    None where one of them did not tell. Processes of one machine may share cores, or have some each.
+
+    >>> from pipeline.record.training import CoreTime
+    >>> other_work({0: Measured(0, 64.0, 1.0, core_time=CoreTime("a", [0, 1], busy_seconds=1.5, own_seconds=0.5)),
+    ...             1: Measured(0, 64.0, 1.0, core_time=CoreTime("a", [0, 1], busy_seconds=1.5, own_seconds=0.5))})
+    0.25
+    """
+    shared: dict[tuple[str, tuple[int, ...]], tuple[float, float, float]] = {}
+    for told in measured.values():
+        if told.core_time is None or not told.seconds:
+            return None
+        machine, cores, busy, own = told.core_time
+        before = shared.get((machine, tuple(cores)), (0.0, 0.0, 0.0))
+        shared[machine, tuple(cores)] = max(before[0], told.seconds * len(cores)), max(before[1], busy), before[2] + own
+    whole = sum(there for there, _, _ in shared.values())
+    return min(1.0, sum(max(0.0, busy - own) for _, busy, own in shared.values()) / whole) if shared else None
 
 
 def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
@@ -82,6 +109,16 @@ def input_wait(repeats: Sequence[Repeat]) -> tuple[float | None, list[float]]:
         return None, []
     workers = zip(*shares, strict=False)
     return float(np.median([max(share) for share in shares])), [float(np.median(worker)) for worker in workers]
+
+
+def others_of(repeats: Sequence[Repeat]) -> float | None:
+    """The median over the repeats of the share of the cores' time that other programs took; None if none tells it.
+
+    >>> others_of([Repeat(64, 1.0, (1.0,), other_work=share) for share in (0.5, None, 0.25)])
+    0.375
+    """
+    shares = [repeat.other_work for repeat in repeats if repeat.other_work is not None]
+    return float(np.median(shares)) if shares else None
 
 
 def steps_of_piece(step_seconds: float, piece_seconds: float = PIECE_SECONDS) -> int:

@@ -98,6 +98,7 @@ class Speed:
     interval_confidence: float | None = None
     repeats: int | None = None
     steps_per_call: int | None = None
+    other_work: float | None = None
 
 
 @dataclass(frozen=True)

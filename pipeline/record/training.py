@@ -21,12 +21,21 @@ class TimedCall(NamedTuple):
     seconds: float
 
 
+class CoreTime(NamedTuple):
+    """Seconds that `cores` of a machine (its boot's id) were busy, and in which they computed for the process."""
+
+    machine: str
+    cores: list[int]
+    busy_seconds: float
+    own_seconds: float
+
+
 @dataclass(frozen=True)
 class Measured(Told):
     """Process: one timed repeat. `examples` are those of all replicas.
 
     Of the `seconds`, `input_seconds` were spent waiting for batches, by each worker of an asynchronous training, else
-    by the process.
+    by the process. `core_time` is that of the cores it may use, where Linux tells it.
     """
 
     repeat: int
@@ -35,6 +44,7 @@ class Measured(Told):
     steps: int = 0
     calls: list[TimedCall] = field(default_factory=list)
     input_seconds: list[float] = field(default_factory=list)
+    core_time: CoreTime | None = plain.if_told()
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,20 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
         interval_confidence=measure.confidence(len(points)) if points else None,
         repeats=len(points),
         steps_per_call=measured.steps_per_call,
+        other_work=measure.others_of(measured.point),
     )
 
 
 def timed_with(planned: Plan, measured: Measured) -> list[str]:
-    """What is to be said of a throughput that is not that of all workers."""
-    timed = measured.timed_workers
-    return [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
+    """What is to be said of a throughput that is not that of all workers, or of a machine that does other work."""
+    timed, others = measured.timed_workers, measure.others_of(measured.point)
+    notes = [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
+    if others is not None and others >= measure.BUSY:
+        notes.append(
+            f"Other programs took {others:.0%} of the time of the cores while steps were timed: the throughput is that "
+            f"of a busy machine. Try again when it is quiet."
+        )
+    return notes
 
 
 def lost_of(measured: Measured, part: str) -> int:

@@ -195,7 +195,8 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
                 or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
                 steps_per_call=per_call,
             )
-            timed = measure.slowest(group.ask(command))
+            answers = group.ask(command)
+            timed = measure.slowest(answers, others=len(answers) == len(group.plan.processes))
             timed_before.append(timed)
             measured.timed_workers = plan.workers
     return per_call

@@ -8,6 +8,7 @@ from pipeline.config import targets
 from pipeline.plan.plan import Plan
 from pipeline.record import commands, events
 from pipeline.worker.callbacks import Callbacks, check
+from pipeline.worker.cores import CoreClock
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, waited
 from pipeline.worker.telling import Telling
@@ -35,7 +36,7 @@ class Pace:
     """The steps of a loop, of which those that train and those that are only timed are told apart."""
 
     def __init__(self, loop: TimedLoop, tell: Tell, deterministic: bool) -> None:
-        """With `deterministic` it tells of no waits for the input, which are others each time."""
+        """With `deterministic` it tells of no waits for the input and no other work, which are others each time."""
         self._loop, self._deterministic = loop, deterministic
         self.training: Training | None = None
         self.telling = Telling(tell)
@@ -68,7 +69,9 @@ class Pace:
         loop = self._loop
         with self.telling.held():
             self._advance(command.warmup_steps, command.steps_per_call)
+            clock = CoreClock()
             timed = self._advance(command.steps, command.steps_per_call)
+            core_time = clock.read()
         waits = [
             sum(waited(call.waits) for call in timed if call.worker == worker)
             for worker in range(loop.concurrent_steps)
@@ -80,6 +83,7 @@ class Pace:
             seconds=sum(call.seconds for call in timed),
             calls=[events.TimedCall(call.steps, call.seconds) for call in timed],
             input_seconds=[] if self._deterministic else waits,
+            core_time=None if self._deterministic else core_time,
         )
 
     def finish(self, steps_per_call: int) -> Training:

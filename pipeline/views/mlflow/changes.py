@@ -68,7 +68,7 @@ from pipeline.views.terminal.words import bare_times, rate, span
 NOTE_TAG = "mlflow.note.content"
 # A value of result.json is a measurement where its name says a rate, a ratio or a unit.
 MEASUREMENT = re.compile(
-    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|updates|restarts|rollbacks|steps_repeated)$"
+    r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|other_work|updates|restarts|rollbacks|steps_repeated)$"
 )
 # What of it are tags.
 TOLD = ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound")
