@@ -39,7 +39,7 @@ def compile_chosen(
     """Compiles with what is not None.
 
     A model that is not compiled gets Adam, and, unless it has steps of its own, sparse categorical cross-entropy and
-    accuracy.
+    accuracy, of each output.
     """
     if made.compiled:
         chosen = made.optimizer if optimizer is None else keras.optimizers.get(optimizer)
@@ -47,10 +47,16 @@ def compile_chosen(
         chosen = keras.optimizers.get("adam" if optimizer is None else optimizer)
         if not own_steps:
             loss = "sparse_categorical_crossentropy" if loss is None else loss
-            metrics = ["accuracy"] if metrics is None else metrics
+            metrics = _accuracy(made) if metrics is None else metrics
     if learning_rate is not None:
         chosen = rates.with_learning_rate(chosen, learning_rate)
     compile_anew(made, chosen, loss, metrics)
+
+
+def _accuracy(made: keras.Model) -> list[Any]:
+    """Of each output, as Keras takes it: one for all is refused where there are several."""
+    outputs = len(keras.tree.flatten(getattr(made, "outputs", None) or [None]))
+    return ["accuracy"] if outputs == 1 else [["accuracy"] for _ in range(outputs)]
 
 
 def compile_anew(made: keras.Model, optimizer: Any, loss: Any, metrics: Any) -> None:

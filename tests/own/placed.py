@@ -16,9 +16,10 @@ from pipeline.strategies import model_parallel
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.placement import listing, place
+from pipeline.worker.tensorflow.placement import listing, pieces, place
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 
 EXAMPLES, BATCH, STEPS = 256, 32, 20
@@ -90,6 +91,23 @@ def recurrent():
     return keras.Model(inputs, layers.Softmax()(inner(x)))
 
 
+def penalized():
+    """A layer that adds a loss on what it gives."""
+    return keras.Sequential([
+        keras.Input((12, 12, 1)), layers.Flatten(), layers.Dense(16, activity_regularizer="l2", name="squared"),
+        layers.Dense(10, activation="softmax"),
+    ])  # fmt: skip
+
+
+def masked():
+    """Two inputs and two outputs, one of a mask."""
+    words, numbers = keras.Input((16,), dtype="int32", name="words"), keras.Input((4,), name="numbers")
+    x = layers.LSTM(8, return_sequences=True)(layers.Embedding(64, 8, mask_zero=True)(words))
+    each = layers.Dense(10, activation="softmax", name="each")(x)
+    x = layers.Concatenate()([layers.LSTM(8)(x), layers.Dense(8, activation="relu")(numbers)])
+    return keras.Model([words, numbers], {"each": each, "all": layers.Dense(10, activation="softmax", name="all")(x)})
+
+
 MODELS = {
     "cnn": lambda: cnn(input_shape=(12, 12, 1), num_classes=10, dropout=0.0),
     "normalized": normalized,
@@ -99,6 +117,8 @@ MODELS = {
     "called": Called,
     "own": OwnStep,
     "astray": astray,
+    "masked": masked,
+    "penalized": penalized,
 }
 
 
@@ -108,11 +128,21 @@ def examples(name):
     words = generator.integers(0, 64, (EXAMPLES, 16)).astype(np.int32)
     if name in ("transformer", "recurrent"):
         return words, (words if name == "transformer" else words[:, 0] % 10)
+    if name == "masked":
+        # A last batch of 5 examples, of which some micro-batch has none.
+        words, labels = words[:197], (words[:197] % 10)
+        weights = {"each": generator.random((197, 16), np.float32), "all": generator.random(197, np.float32)}
+        numbers = generator.random((197, 4), np.float32)
+        return (words, numbers), {"each": labels, "all": labels[:, 0]}, weights
     return generator.random((EXAMPLES, 12, 12, 1), np.float32), generator.integers(0, 10, EXAMPLES).astype(np.int32)
 
 
-def trained(name, replicas, parts, folder, layout=None, adam=ADAM):
+def trained(name, replicas, parts, folder, micro_batches=None):
     """What a model came to on so many devices."""
+    adam = ADAM
+    if micro_batches is not None:
+        # A kernel's gradient is added up in another order: where it is near 0, Adam would make whole steps of that.
+        adam = ADAM | {"config": ADAM["config"] | {"epsilon": 0.1}}
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     arrays = examples(name)
@@ -120,8 +150,10 @@ def trained(name, replicas, parts, folder, layout=None, adam=ADAM):
     strategy = model_parallel(tuple(names[0] for names in devices))
     with place.in_host_memory():
         model, outputs = build.model(MODELS[name], strategy, batches.spec(arrays), optimizer=adam)
-    placement = place.place(model, strategy, devices, layout) if parts > 1 else None
-    data = Data(arrays, Layout(BATCH, replicas, 0, replicas, (EXAMPLES,)), True, 5)
+    placement = place.place(model, strategy, devices) if parts > 1 else None
+    if (micro_batches or 1) > 1:
+        pieces.use(model, batches.spec(arrays), micro_batches)
+    data = Data(arrays, Layout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
     loop = Loop(model, strategy, data, data, outputs)
     found = {}
     if placement is not None:
@@ -142,14 +174,18 @@ def trained(name, replicas, parts, folder, layout=None, adam=ADAM):
 def ran_at(placement, loop):
     """Operations of layers that ran where they were to, and elsewhere, as TensorFlow says after it has run them."""
     body, counted = body_of(loop.graph()), Counter()
-    following = placement.following
+    following, own = placement.following, {operation.name for operation in body.get_operations()}
     for graphs in context.context().export_run_metadata().function_graphs:
         for graph in graphs.partition_graphs:
             for node in graph.node:
                 # Constants are where they are read; what is sent and received is on both sides.
                 if node.op in ("Const", "NoOp", "_Send", "_Recv", "_HostSend", "_HostRecv"):
                     continue
-                call = following.call_of(body, node.name.split("while/body/_1/")[-1])
+                name = node.name.split("while/body/_1/")[-1]
+                # What TensorFlow's optimizers pass a constant on with.
+                if node.op == "Identity" and name not in own:
+                    continue
+                call = following.call_of(body, name)
                 if call is not None:
                     planned = [device.rpartition(":device:")[2] for device in placement.on(call.part)]
                     there = node.device.rpartition("device:")[2] in [name.rpartition("device:")[2] for name in planned]
@@ -159,17 +195,17 @@ def ran_at(placement, loop):
 
 
 def main(out, *cases):
-    """Each case is MODEL REPLICAS PARTS, with commas between."""
+    """Each case is MODEL REPLICAS PARTS or MODEL REPLICAS PARTS MICRO_BATCHES, with commas between."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     came = {}
     for case in cases:
-        name, replicas, parts = case.split(",")
+        name, *numbers = case.split(",")
         folder = Path(out).parent / case
         folder.mkdir()
         try:
-            came[case] = trained(name, int(replicas), int(parts), folder)
-        except TrainingError as error:
+            came[case] = trained(name, *map(int, numbers[:2]), folder, *map(int, numbers[2:]))
+        except (TrainingError, ModelError) as error:
             came[case] = {"refused": str(error)}
     Path(out).write_text(json.dumps(came))
 

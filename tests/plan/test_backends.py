@@ -32,6 +32,10 @@ def laid_out(layout):
     return replace(PARALLEL, build=PARALLEL.build | {"layout": layout})
 
 
+def in_micro_batches(count):
+    return replace(PARALLEL, build=PARALLEL.build | {"micro_batches": count})
+
+
 def config(**values):
     return replace(
         Config(
@@ -71,6 +75,13 @@ def config(**values):
             "Expected measure.explain=false under strategy=model_parallel",
         ),
         ({"strategy": replace(MIRRORED, devices_per_replica=2)}, "with strategy=model_parallel only"),
+        ({"strategy": in_micro_batches(4)}, "micro_batches=1 under backend=jax"),
+        ({"strategy": in_micro_batches(0)}, "micro_batches to be 1 or more, received 0. Try"),
+        ({"strategy": in_micro_batches("many")}, 'micro_batches to be 1 or more, received "many". Try'),
+        (
+            {"backend": "tensorflow", "strategy": replace(in_micro_batches(2), devices_per_replica=1)},
+            "where no device waits for another, received 2. Try",
+        ),
         ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "whose examples TensorFlow makes"),
         (
             {"data": DataConfig("digits", cache=Cache.file, build={"_target_": "pipeline.data.digits"})},

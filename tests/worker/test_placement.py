@@ -42,9 +42,12 @@ def came(folder, cases):
 
 def expect_planned(found, one, folder):
     """Holds a case to one device, to its plan, and to what it saved."""
+    sys.path.insert(0, str(OWN))
+    import placed  # noqa: F401 # whose classes the models are of
+
     np.testing.assert_allclose(found["losses"], one["losses"], rtol=0, atol=1e-5)
-    for placed, alone in zip(found["weights"], one["weights"], strict=True):
-        np.testing.assert_allclose(placed, alone, rtol=0, atol=1e-6)
+    for there, alone in zip(found["weights"], one["weights"], strict=True):
+        np.testing.assert_allclose(there, alone, rtol=0, atol=1e-6)
     assert found["validated"] == pytest.approx(one["validated"], abs=1e-5)
     # After it has run: forward and backward, and not one elsewhere.
     assert found["ran"].keys() == {"forward", "backward"}
@@ -56,8 +59,8 @@ def expect_planned(found, one, folder):
             assert len(row["slots"]) == 3
     assert min(found["held"]) > 0
     saved = keras.saving.load_model(folder / "model.keras", compile=False)
-    for loaded, placed in zip(saved.weights, found["weights"], strict=True):
-        np.testing.assert_array_equal(loaded, np.array(placed, loaded.dtype))
+    for loaded, there in zip(saved.weights, found["weights"], strict=True):
+        np.testing.assert_array_equal(loaded, np.array(there, loaded.dtype))
 
 
 @pytest.mark.slow
@@ -75,9 +78,6 @@ def test_weights_slots_and_both_passes_are_on_the_planned_of_two_devices_and_lea
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(tuple(ALL), 2))
 def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name):
-    sys.path.insert(0, str(OWN))
-    import placed  # noqa: F401 # whose classes the models are of
-
     found = came(tmp_path, [f"{name},1,1", *(f"{name},{mesh}" for mesh in ALL[name])])
     for mesh in ALL[name]:
         case = f"{name},{mesh}"
@@ -85,6 +85,25 @@ def test_every_model_learns_on_every_mesh_what_one_device_learns(tmp_path, name)
         if name == "transformer":
             held = found[case]["held"]
             assert max(abs(np.array(held) / np.mean(held) - 1)) < 0.25
+
+
+@pytest.mark.slow
+def test_micro_batches_learn_what_whole_batches_learn_and_what_they_cannot_is_refused(tmp_path):
+    # With dropout what they draw would be other masks.
+    cases = [f"{name},{mesh},{count}" for name, mesh, count in (
+        ("cnn", "1,2", 4), ("transformer", "1,2", 3), ("masked", "1,2", 8), ("masked", "2,2", 2),
+    )]  # fmt: skip
+    refused = {
+        "normalized": "received one that keeps batch_normalization",
+        "own": "which calls itself on whole batches",
+    }
+    found = came(tmp_path, [*(f"{case.split(',')[0]},1,1,1" for case in cases[:3]), *cases,
+                            *(f"{name},1,2,2" for name in refused), "penalized,1,2,2"])  # fmt: skip
+    for case in cases:
+        expect_planned(found[case], found[f"{case.split(',')[0]},1,1,1"], tmp_path / case)
+    for name, words in refused.items():
+        assert words in found[f"{name},1,2,2"]["refused"]
+    assert "received squared, whose loss is that of a whole batch. Try" in found["penalized,1,2,2"]["refused"]
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ from pipeline.worker.tensorflow.own import loop as own_loop
 from pipeline.worker.tensorflow.own import step as own_step
 from pipeline.worker.tensorflow.own.loop import OwnLoop
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
-from pipeline.worker.tensorflow.placement import listing, place
+from pipeline.worker.tensorflow.placement import listing, pieces, place
 from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
@@ -272,6 +272,9 @@ class Work:
         if shared:
             layout: Any = plan.strategy.build.get("layout")
             place.place(made[0], under, devices_by_replica(plan, self._process), layout)
+            count: Any = plan.strategy.build.get("micro_batches", 1)
+            if count > 1:
+                pieces.use(made[0], sample, count)
         return made
 
     def _check(self) -> Check:

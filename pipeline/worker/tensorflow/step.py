@@ -36,6 +36,8 @@ Steps: TypeAlias = Callable[[Batches, tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf
 ReplicaStep: TypeAlias = Callable[[tf.Tensor, Batch], tf.Tensor]
 # The attribute under which a model whose layers are placed keeps what has a step follow them: (its step) -> the step.
 FOLLOWED_AS = "_followed_by_pipeline"
+# The attribute under which one keeps what calls it in training, where that is not as a whole.
+CALLED_AS = "_called_by_pipeline"
 # A model called on x, with training=True or False.
 Forward: TypeAlias = Callable[..., Batch]
 # What a loop over steps carries from one to the next.
@@ -342,5 +344,6 @@ def _undone_unless(condition: tf.Tensor | None, variables: list[keras.Variable])
 
 
 def caller(model: keras.Model) -> Forward:
-    """What calls the model with `training` where its `call` takes that."""
-    return model if model._call_has_training_arg else lambda x, training: model(x)
+    """What calls the model, with `training` where its `call` takes that; on micro-batches where it is laid out so."""
+    whole: Forward = model if model._call_has_training_arg else lambda x, training: model(x)
+    return vars(model).get(CALLED_AS, whole)  # type: ignore[no-any-return]

@@ -183,6 +183,9 @@ class LossesOfThread(threading.local):
         """Forgets all losses, as at the start of a call."""
         self._losses.clear()
 
+    def __len__(self) -> int:
+        return len(self._losses)
+
     def __getitem__(self, index: slice) -> list[tf.Tensor]:
         if _tracing.values is None or _tracing.as_is:
             return self._losses[index]

@@ -1,0 +1,87 @@
+"""Calls a model that is laid over devices on micro-batches, so that one device computes on the next of them meanwhile.
+
+All of them go forward, the loss is that of the whole batch, and all go back, as in GPipe (Huang et al. 2019). So
+losses, metrics and gradients are those of the whole batch, and only what a layer computes over a batch is not.
+"""
+
+from itertools import pairwise
+
+import keras
+import tensorflow as tf
+
+from pipeline.data.nested import Nested
+from pipeline.private import get_keras_mask, set_keras_mask
+from pipeline.worker.input.part import Batch
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow.exact import separable
+from pipeline.worker.tensorflow.step import CALLED_AS, Forward, caller, never_empty, size_of
+
+KEY = "strategy.build.micro_batches"
+
+
+def use(model: keras.Model, sample: Batch, count: int) -> None:
+    """Has steps that train a built model call it on so many micro-batches of each batch, which is as `sample` is.
+
+    Raises `ModelError` for one that they would train otherwise, or not at all.
+    """
+    call = caller(model)
+    if separable.is_own(model, "train_step"):
+        raise ModelError(
+            f"Expected a model that Keras's own train_step trains for {KEY}={count}, received {type(model).__name__}, "
+            f"which calls itself on whole batches. Try {KEY}=1."
+        )
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
+    with keras.StatelessScope() as scope:
+        tf.function(lambda x: call(x, training=True), autograph=False).get_concrete_function(x)
+    changed = [one for one in model.non_trainable_weights if scope.get_current_value(one) is not None]
+    if changed:
+        raise ModelError(
+            f"Expected layers that compute each example by itself for {KEY}={count}, received one that keeps "
+            f"{changed[0].path} of each batch. Try {KEY}=1, or another normalization."
+        )
+    vars(model)[CALLED_AS] = _in_pieces(model, call, count)
+
+
+def _in_pieces(model: keras.Model, call: Forward, count: int) -> Forward:
+    """What calls the model in training on so many micro-batches, and gives what it gives for the whole batch."""
+
+    def one(x: Batch, first: tf.Tensor, last: tf.Tensor) -> Batch:
+        piece = never_empty(tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[first:last], x))
+        given = call(piece, training=True)
+        _expect_no_losses(model, count)
+        return keras.tree.map_structure(lambda leaf: _of(leaf, last - first), given)
+
+    def called(x: Batch, training: bool) -> Batch:
+        if not training:
+            return call(x, training=training)
+        size = size_of(x)
+        bounds = [size * number // count for number in range(count + 1)]
+        made = [one(x, first, last) for first, last in pairwise(bounds)]
+        return keras.tree.map_structure(lambda *leaves: _joined(leaves), *made)
+
+    return called
+
+
+def _of(leaf: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """The first so many examples, with their mask: what is more only stood for none."""
+    made, mask = leaf[:size], get_keras_mask(leaf)
+    if mask is not None:
+        set_keras_mask(made, mask[:size])
+    return made
+
+
+def _joined(leaves: tuple[tf.Tensor, ...]) -> Nested[tf.Tensor]:
+    made, masks = tf.concat(leaves, 0), [get_keras_mask(leaf) for leaf in leaves]
+    if masks[0] is not None:
+        set_keras_mask(made, tf.concat(masks, 0))
+    return made
+
+
+def _expect_no_losses(model: keras.Model, count: int) -> None:
+    """Raises `ModelError` where a layer has added a loss: Keras forgets it with the next call."""
+    adding = [layer.name for layer in model._flatten_layers() if len(layer._losses)]
+    if adding:
+        raise ModelError(
+            f"Expected layers that add no loss for {KEY}={count}, received {adding[0]}, whose loss is that of "
+            f"a whole batch. Try {KEY}=1."
+        )
