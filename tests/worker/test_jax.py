@@ -1,9 +1,8 @@
-"""JAX's engine in a process without TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
+"""JAX's engine where there is no TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
 
 import json
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -26,11 +25,11 @@ pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not ins
 
 
 @pytest.fixture(scope="module")
-def came(tmp_path_factory):
+def came(tmp_path_factory, without_tensorflow):
     """What each model came to on each mesh, see `own/on_jax.py`."""
     out = tmp_path_factory.mktemp("jax") / "came.json"
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(OWN / "on_jax.py"), str(out)]
+    command = [str(without_tensorflow), str(OWN / "on_jax.py"), str(out)]
     ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(out.read_text())
