@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import bare
 import psutil
 import pytest
 from warm.asking import Asking
@@ -111,13 +112,15 @@ def environment(**environ: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{OWN}", "COLUMNS": "120"} | environ
 
 
-def start(folder: Path, *arguments: str, cold: bool = False, **environ: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *arguments: str, cold: bool = False, python: Path | None = None, **environ: str
+) -> subprocess.Popen[str]:
     """Starts `python -m pipeline` in `folder`, from where the tests' own models and data can be imported.
 
-    It and its fork server have imported before what they import (`warm/`), unless `cold`.
+    It and its fork server have imported before what they import (`warm/`), unless `cold`, or of another `python`.
     """
-    command, given = [sys.executable, "-m", "pipeline", *arguments], environment(**environ)
-    if cold or sys.platform != "linux":
+    command, given = [str(python or sys.executable), "-m", "pipeline", *arguments], environment(**environ)
+    if cold or python or sys.platform != "linux":
         pipes = subprocess.PIPE
         return subprocess.Popen(command, cwd=folder, env=given, stdout=pipes, stderr=pipes, text=True)
     return Command(warm(), command, folder, given)
@@ -137,6 +140,16 @@ def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: 
     return Ran(process.returncode, out, err, time.monotonic() - began, folder)
 
 
+@pytest.fixture(scope="session")
+def without_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has what backend=jax needs, and no TensorFlow."""
+    python = bare.without(tmp_path_factory.mktemp("bare") / "environment", {"tensorflow"}, "jax")
+    asked = "from importlib.util import find_spec; print(find_spec('tensorflow'), find_spec('jax') is not None)"
+    said = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert said == "None True\n"
+    return python
+
+
 @pytest.fixture
 def pipeline(started: Callable[..., Ran]) -> Callable[..., Ran]:
     """As `started`, where a file of tests does not say otherwise."""
@@ -147,9 +160,9 @@ def pipeline(started: Callable[..., Ran]) -> Callable[..., Ran]:
 def started(tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     """Runs the command in a fresh folder; afterwards no process of it may be left."""
 
-    def run(*arguments: str, timeout: float = 240.0, **environ: str) -> Ran:
+    def run(*arguments: str, timeout: float = 240.0, python: Path | None = None, **environ: str) -> Ran:
         began = time.monotonic()
-        return finish(start(tmp_path, *arguments, **environ), tmp_path, began, timeout)
+        return finish(start(tmp_path, *arguments, python=python, **environ), tmp_path, began, timeout)
 
     yield run
     assert not left_behind(tmp_path)

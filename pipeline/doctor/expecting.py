@@ -9,8 +9,9 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 from pipeline.config.schema import Config, Kind
+from pipeline.doctor.backends import BACKENDS, known
 from pipeline.doctor.facts import Look
-from pipeline.doctor.judge import ALIKE, Expected
+from pipeline.doctor.judge import Expected
 from pipeline.doctor.look import installed
 
 PACKAGE = "distributed-keras-pipeline"
@@ -30,7 +31,8 @@ def look_of(config: Config, checks: Sequence[str], addresses: Sequence[str], oth
     folders.append(tempfile.gettempdir())
     return Look(
         checks=tuple(checks),
-        packages=tuple(requirements()) if "packages" in wanted else (),
+        backend=known(config.backend),
+        packages=tuple(requirements(known(config.backend))) if "packages" in wanted else (),
         folders=tuple(dict.fromkeys(folders)) if "disk" in wanted else (),
         addresses=tuple(addresses) if "ports" in wanted else (),
         names=tuple(dict.fromkeys((LOOPBACK, *filter(_is_name, others)))) if "names" in wanted else (),
@@ -39,15 +41,17 @@ def look_of(config: Config, checks: Sequence[str], addresses: Sequence[str], oth
 
 def expected_of(config: Config, conductor: str, others: Sequence[str]) -> Expected:
     """What each host is to have; `conductor` is what this one is called, whose versions are those of all."""
-    hardware = config.hardware
+    hardware, backend = config.hardware, known(config.backend)
+    packages = requirements(backend)
     devices = hardware.devices_per_host or 1
     on_cpu = hardware.kind is Kind.cpu
     return Expected(
         python=_python(),
-        packages=requirements(),
-        versions={name: installed(name) for name in requirements()},
+        packages=packages,
+        versions={name: installed(name) for name in packages},
         python_version=platform.python_version(),
         conductor=conductor,
+        backend=backend,
         gpus=devices if hardware.kind is Kind.gpu and not hardware.rehearse else 0,
         cores=devices * (hardware.threads_per_device or 1) if on_cpu else 1,
         on_cpu=on_cpu or hardware.rehearse,
@@ -55,13 +59,21 @@ def expected_of(config: Config, conductor: str, others: Sequence[str]) -> Expect
     )
 
 
-def requirements() -> dict[str, str]:
-    """The packages that this one requires, with the versions that it takes; where it is not installed, a few."""
+def requirements(backend: str) -> dict[str, str]:
+    """The packages that this one requires under a backend, with the versions that it takes; where it is not installed,
+    a few.
+    """
+    chosen = BACKENDS[backend]
     try:
         required = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]
     except metadata.PackageNotFoundError:
-        return dict.fromkeys(ALIKE, "")
-    return {one.name: _in_order(str(one.specifier)) for one in required if one.marker is None or one.marker.evaluate()}
+        return dict.fromkeys(chosen.alike, "")
+    return {
+        one.name: _in_order(str(one.specifier))
+        for one in required
+        if one.name not in chosen.spared
+        and (one.marker is None or one.marker.evaluate() or one.marker.evaluate({"extra": chosen.extra}))
+    }
 
 
 def _python() -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 HOST = (
     "python",
     "packages",
-    "tensorflow",
+    "backend",
     "gpus",
     "cores",
     "memory",
@@ -24,10 +24,11 @@ CHECKS = (*HOST, *BETWEEN, "store", "plan")
 
 @dataclass(frozen=True)
 class Look:
-    """What is to be looked at on a host: which checks, packages by name, folders that are written to, HOST:PORT that
-    are to be free, and the names of others that are to be found."""
+    """What is to be looked at on a host: which checks, the backend that is to compute, packages by name, folders that
+    are written to, HOST:PORT that are to be free, and the names of others that are to be found."""
 
     checks: tuple[str, ...] = HOST
+    backend: str = "tensorflow"
     packages: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What TensorFlow, imported in a process of its own, made of this host; `error` where that failed.
+    """What the backend, imported in a process of its own, made of this host; `error` where that failed.
 
     `cuda` and `cudnn` are the versions that it was built for, None where it was built for none.
     """
@@ -54,7 +55,7 @@ class Gpus:
     """NVIDIA's GPUs: on the bus, by the driver's own tool, and those that CUDA_VISIBLE_DEVICES leaves.
 
     `driver` is the version of CUDA that the driver can do, as 12.4, or None with `driver_error`; `missing` are
-    libraries that could not be loaded, each with why. Both are looked at only where TensorFlow sees too few.
+    libraries that could not be loaded, each with why. Both are looked at only where the backend sees too few.
     """
 
     on_bus: int = 0
@@ -111,7 +112,7 @@ class Facts:
     hostname: str
     python: str | None = None
     packages: dict[str, str | None] = field(default_factory=dict)
-    tensorflow: Accelerator | None = None
+    backend: Accelerator | None = None
     gpus: Gpus | None = None
     cores_usable: int | None = None
     cores_installed: int | None = None

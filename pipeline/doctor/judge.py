@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from pipeline.doctor.backends import BACKENDS
 from pipeline.doctor.facts import Accelerator, Disk, Facts, Gpus, Name, Port
 from pipeline.doctor.findings import Finding, Severity
 
 FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
 GIB, MIB = 1 << 30, 1 << 20
-# What processes of one run must have alike, wherever they are.
-ALIKE = ("tensorflow", "keras", "numpy")
 # Its import takes a few seconds from a disk of the host's own.
 SLOW_IMPORT_SECONDS = 60.0
-# A process that has TensorFlow imported has half a GiB, and one that trains more.
+# A process that has its backend imported has up to half a GiB, and one that trains more.
 MEMORY, LEAST_MEMORY = 2 * GIB, GIB // 2
 # NCCL shares memory between the GPUs of a host there (its documentation, "Sharing Data"); Docker gives 64 MiB.
 SHM_OF_GPUS, SHM = GIB, 32 * MIB
@@ -29,21 +28,21 @@ WRITE_MBPS = 50.0
 SLOW_NAME_SECONDS = 1.0
 # NVIDIA's oldest driver for each CUDA (CUDA's release notes, "CUDA Toolkit and Corresponding Driver Versions").
 DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
-INSTALL_GPU = "python -m pip install 'distributed-keras-pipeline[gpu]'"
 UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 
 @dataclass(frozen=True)
 class Expected:
     """What each host is to have: `python` and `packages` as version specifiers, by name, and `versions` as they are on
-    the host that conducts; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are the names of the
-    cluster's hosts."""
+    the host that conducts; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are
+    the names of the cluster's hosts."""
 
     python: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str | None] = field(default_factory=dict)
     python_version: str | None = None
     conductor: str = ""
+    backend: str = "tensorflow"
     gpus: int = 0
     cores: int = 1
     on_cpu: bool = False
@@ -59,10 +58,10 @@ def _all(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield _python(host, facts, expected)
     if expected.packages:
         yield _packages(host, facts, expected)
-    if facts.tensorflow is not None:
-        yield _tensorflow(host, facts.tensorflow)
+    if facts.backend is not None:
+        yield _backend(host, facts.backend, expected)
     if facts.gpus is not None:
-        yield _gpus(host, facts.gpus, facts.tensorflow, expected)
+        yield _gpus(host, facts.gpus, facts.backend, expected)
     if facts.cores_usable is not None:
         yield _cores(host, facts.cores_usable, facts.cores_installed or facts.cores_usable, expected)
     if facts.memory is not None:
@@ -101,7 +100,7 @@ def _python(host: str, facts: Facts, expected: Expected) -> Finding:
 
 
 def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
-    absent, wrong, unlike = [], [], []
+    absent, wrong, unlike, alike = [], [], [], BACKENDS[expected.backend].alike
     for name, wanted in expected.packages.items():
         version, there = facts.packages.get(name), expected.versions.get(name)
         if version is None:
@@ -111,8 +110,8 @@ def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
         elif there is not None and version != there:
             unlike.append(name)
     if not absent + wrong + unlike:
-        told = ", ".join(f"{name} {facts.packages[name]}" for name in ALIKE if facts.packages.get(name))
-        others = len(expected.packages) - len([name for name in ALIKE if name in expected.packages])
+        told = ", ".join(f"{name} {facts.packages[name]}" for name in alike if facts.packages.get(name))
+        others = len(expected.packages) - len([name for name in alike if name in expected.packages])
         return Finding("packages", host, FINE, f"{told}{f' and {others} others' * bool(others)}", "what is required")
     spoilt = absent + wrong + unlike
     found = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in spoilt)
@@ -120,50 +119,54 @@ def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
     wanted_text = ", ".join(f"{name} {here.get(name) or expected.packages[name] or 'any'}" for name in spoilt)
     whose = f", as {expected.conductor} has" if unlike else ""
     needed = " ".join(f"'{name}{here.get(name) or expected.packages[name]}'" for name in spoilt)
-    severity = FAULT if absent or wrong or {*unlike} & {*ALIKE} else WARNING
+    severity = FAULT if absent or wrong or {*unlike} & {*alike} else WARNING
     return Finding("packages", host, severity, found, f"{wanted_text}{whose}", f"python -m pip install {needed}")
 
 
-def _tensorflow(host: str, seen: Accelerator) -> Finding:
-    wanted = "TensorFlow computes"
+def _backend(host: str, seen: Accelerator, expected: Expected) -> Finding:
+    backend = BACKENDS[expected.backend]
+    wanted = f"{backend.name} computes"
     if seen.error:
-        remedy = "python -c 'import tensorflow' there, which says more"
+        remedy = f"python -c 'import {expected.backend}' there, which says more"
         if "SIGILL" in seen.error:
-            remedy = "another processor: TensorFlow's packages need AVX (grep avx /proc/cpuinfo)"
+            remedy = f"another processor: {backend.name}'s packages need AVX (grep avx /proc/cpuinfo)"
         elif "No module named" in seen.error:
-            remedy = "python -m pip install distributed-keras-pipeline"
-        return Finding("tensorflow", host, FAULT, seen.error, wanted, remedy)
+            remedy = backend.install
+        return Finding("backend", host, FAULT, seen.error, wanted, remedy)
     slow = seen.seconds > SLOW_IMPORT_SECONDS
     return Finding(
-        "tensorflow", host, WARNING if slow else FINE, f"{seen.version}, computes {seen.seconds:.1f} s after its start",
+        "backend", host, WARNING if slow else FINE,
+        f"{backend.name} {seen.version}, computes {seen.seconds:.1f} s after its start",
         f"{wanted} within {SLOW_IMPORT_SECONDS:g} s" if slow else wanted,
         "the environment on a disk of the host's own" if slow else "", {"import_seconds": seen.seconds},
     )  # fmt: skip
 
 
 def _gpus(host: str, gpus: Gpus, seen: Accelerator | None, expected: Expected) -> Finding:
-    """What TensorFlow sees, or why it sees too few."""
+    """What the backend sees, or why it sees too few."""
+    name = BACKENDS[expected.backend].name
     there, used = len(gpus.visible), () if seen is None else seen.gpus
     wanted = max(expected.gpus, there, 0 if gpus.installed else gpus.on_bus)
-    text = f"{wanted} in TensorFlow" if wanted else "none"
+    text = f"{wanted} in {name}" if wanted else "none"
     if seen is None or seen.error:
         found = ", ".join(gpus.visible) or "none"
-        return Finding("gpus", host, FINE, f"{found}; TensorFlow was not asked", text)
+        return Finding("gpus", host, FINE, f"{found}; {name} was not asked", text)
     if len(used) >= wanted:
         hidden = len(gpus.installed) - there
         note = f"; CUDA_VISIBLE_DEVICES hides {hidden}" if hidden > 0 else ""
         return Finding("gpus", host, FINE, (", ".join(used) or "none") + note, text)
     severity = FINE if expected.on_cpu else FAULT
-    why, remedy = _why_no_gpu(gpus, seen, wanted)
-    return Finding("gpus", host, severity, f"{len(used)} in TensorFlow: {why}", text, remedy)
+    why, remedy = _why_no_gpu(gpus, seen, wanted, expected.backend)
+    return Finding("gpus", host, severity, f"{len(used)} in {name}: {why}", text, remedy)
 
 
-def _why_no_gpu(gpus: Gpus, seen: Accelerator, wanted: int) -> tuple[str, str]:
-    """(Why TensorFlow sees too few GPUs, what to do)."""
+def _why_no_gpu(gpus: Gpus, seen: Accelerator, wanted: int, backend: str) -> tuple[str, str]:
+    """(Why the backend sees too few GPUs, what to do)."""
+    install = BACKENDS[backend].install_gpu
     cuda = (seen.cuda or "").partition(".")[0]
     oldest = DRIVERS.get(cuda, "of its CUDA")
     if seen.cuda is None and (gpus.installed or gpus.on_bus):
-        return "it was built without CUDA", INSTALL_GPU
+        return "it was built without CUDA", install
     if not gpus.installed and gpus.on_bus:
         return (
             f"{gpus.on_bus} on the PCI bus, and no driver (nvidia-smi)",
@@ -181,11 +184,11 @@ def _why_no_gpu(gpus: Gpus, seen: Accelerator, wanted: int) -> tuple[str, str]:
     if gpus.missing:
         (first, error), *more = gpus.missing.items()
         others = f", and {', '.join(library for library, _ in more)}" if more else ""
-        return f"{first} cannot be loaded ({error}){others}", INSTALL_GPU
+        return f"{first} cannot be loaded ({error}){others}", install
     if len(gpus.visible) < wanted:
         have = len(gpus.visible)
         return f"the host has {have}", f"hardware.devices_per_host={have}"
-    return "neither driver nor libraries say why", "python -m pipeline.worker.tensorflow.seen, and what it says"
+    return "neither driver nor libraries say why", f"python -m {BACKENDS[backend].seen}, and what it says"
 
 
 def _cores(host: str, usable: int, installed: int, expected: Expected) -> Finding:

@@ -1,4 +1,4 @@
-"""Finds out why TensorFlow sees no GPU: NVIDIA's driver, and each CUDA library that it was built for, loaded for trial.
+"""Finds out why a backend sees no GPU: NVIDIA's driver, and each CUDA library that it was built for, loaded for trial.
 
 `python -m pipeline.doctor.libraries 12.5.1 9`: a process of its own, as what is loaded stays loaded.
 """

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.doctor import disk, network
+from pipeline.doctor.backends import BACKENDS
 from pipeline.doctor.facts import Accelerator, Facts, Gpus, Look, Space
 from pipeline.launch import machine
 from pipeline.record import plain
 from pipeline.record.plain import MismatchError
 
-# Importing TensorFlow takes seconds, and many of them on a network's file system that has not been read yet.
-TENSORFLOW_SECONDS = 180.0
+# Importing a backend takes seconds, and many of them on a network's file system that has not been read yet.
+BACKEND_SECONDS = 180.0
 LIBRARIES_SECONDS = 60.0
-SEEN = "pipeline.worker.tensorflow.seen"
 LIBRARIES = "pipeline.doctor.libraries"
 NVIDIA, DISPLAY = "0x10de", "0x03"
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
@@ -34,14 +34,14 @@ def look(asked: Look, environ: Mapping[str, str]) -> Facts:
     def when(check: str, see: Callable[[], Any]) -> Any:
         return see() if check in wanted else None
 
-    tensorflow = when("tensorflow", lambda: accelerator(environ))
+    backend = when("backend", lambda: accelerator(asked.backend, environ))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Facts(
         hostname=platform.node(),
         python=platform.python_version(),
         packages={name: installed(name) for name in asked.packages},
-        tensorflow=tensorflow,
-        gpus=when("gpus", lambda: gpus(environ, tensorflow)),
+        backend=backend,
+        gpus=when("gpus", lambda: gpus(environ, backend)),
         cores_usable=when("cores", lambda: len(machine.usable_cores())),
         cores_installed=when("cores", os.cpu_count),
         memory=when("memory", memory),
@@ -56,9 +56,9 @@ def look(asked: Look, environ: Mapping[str, str]) -> Facts:
     )
 
 
-def accelerator(environ: Mapping[str, str]) -> Accelerator:
-    """What TensorFlow makes of this host."""
-    told, error = _in_a_process([SEEN], environ, TENSORFLOW_SECONDS)
+def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
+    """What a backend makes of this host."""
+    told, error = _in_a_process([BACKENDS[backend].seen], environ, BACKEND_SECONDS)
     if told is None:
         return Accelerator(error=error)
     try:
@@ -68,7 +68,7 @@ def accelerator(environ: Mapping[str, str]) -> Accelerator:
 
 
 def gpus(environ: Mapping[str, str], seen: Accelerator | None, pci: Path = Path("/sys/bus/pci/devices")) -> Gpus:
-    """NVIDIA's GPUs, and why TensorFlow sees fewer where it does."""
+    """NVIDIA's GPUs, and why the backend sees fewer where it does."""
     installed, setting = machine.installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")
     visible, on_bus = machine.visible(installed, setting), _on_bus(pci)
     found = {"on_bus": on_bus, "installed": installed, "visible": visible, "setting": setting}

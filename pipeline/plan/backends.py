@@ -49,11 +49,12 @@ def other(backend: str) -> str | None:
 
 
 def check_installed(backend: str) -> None:
-    """Refuses JAX where it is not installed, without importing it. Raises `PlanError`."""
-    if backend == JAX and find_spec("jax") is None:
+    """Refuses a backend of ours that is not installed, without importing it. Raises `PlanError`."""
+    if backend in COMPUTING and find_spec(backend) is None:
+        another = TENSORFLOW if backend == JAX else JAX
         raise PlanError(
-            "Expected the package jax for backend=jax, received a Python without it. Try `pip install jax`, or "
-            "backend=tensorflow."
+            f"Expected the package {backend} for backend={backend}, received a Python without it. "
+            f"Try `pip install {backend}`, or backend={another}."
         )
 
 

@@ -227,7 +227,7 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
     monkeypatch.setenv("PATH", environ["PATH"])
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     seen = Accelerator(version="2.21.0", cuda="12.5.1", cudnn="9")
-    facts = Facts("here", tensorflow=seen, gpus=gpus(environ, seen, tmp_path))
+    facts = Facts("here", backend=seen, gpus=gpus(environ, seen, tmp_path))
     assert facts.gpus is not None
     assert facts.gpus.visible == ("NVIDIA A100", "NVIDIA A100")
     if facts.gpus.driver_error is None:
@@ -238,7 +238,7 @@ def test_gpus_that_tensorflow_does_not_see_are_told_with_the_library_that_is_mis
     assert "NVIDIA's driver 525.60.13 or later" in finding.remedy
     # With a driver that works, what else is missing is told.
     there = Gpus(installed=facts.gpus.installed, visible=facts.gpus.visible, driver="12.4", missing=facts.gpus.missing)
-    finding = one(Facts("here", tensorflow=seen, gpus=there), "gpus")
+    finding = one(Facts("here", backend=seen, gpus=there), "gpus")
     assert "libcudart.so.12 cannot be loaded" in finding.found
     assert finding.remedy == "python -m pip install 'distributed-keras-pipeline[gpu]'"
 
@@ -274,7 +274,7 @@ BUILT = Accelerator(cuda="12.5.1", cudnn="9")
     ],
 )
 def test_why_tensorflow_sees_too_few_gpus_is_told(there, seen, expected, words, remedy):
-    finding = one(Facts("here", tensorflow=seen, gpus=there), "gpus", **expected)
+    finding = one(Facts("here", backend=seen, gpus=there), "gpus", **expected)
     assert finding.severity is Severity.FAULT
     assert words in finding.found
     assert remedy in finding.remedy
@@ -429,8 +429,8 @@ def test_a_host_that_is_well_is_said_to_be_so(asked):
     assert {row.split()[1] for row in told.out.splitlines()[:-2]} >= {
         "python",
         "packages",
-        "tensorflow",
+        "backend",
         "gpus",
         "plan",
     }
-    assert "computes" in found(told, "tensorflow")[0]
+    assert "computes" in found(told, "backend")[0]

@@ -1,4 +1,4 @@
-"""Trains models under JAX on meshes of this process's four devices, where there is no TensorFlow, and writes what came.
+"""Trains models under JAX on meshes of this process's four devices, and writes what came.
 
 `python on_jax.py OUT`: a process of its own, since Keras takes one backend. Prints nothing.
 """
@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-# Two epochs and more, in two calls for which the same is compiled.
-BATCH, CALLS = 16, (7, 8)
-MESHES = {"one": (1, 1), "looped": (1, 1), "mirrored": (2, 1), "mirrored 4": (4, 1), "model": (1, 2), "both": (2, 2)}
-
-
-class NoTensorFlow:
-    """Finds no TensorFlow, installed or not."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "tensorflow":
-            raise ModuleNotFoundError(f"No module named {name!r}")
+# An epoch of mlp and more, seven of the others.
+BATCH, CALLS = 16, (32, 18)
+MESHES = {
+    "one": (1, 1),
+    "stepped": (1, 1),
+    "looped": (1, 1),
+    "mirrored": (2, 1),
+    "mirrored 4": (4, 1),
+    "model": (1, 2),
+    "both": (2, 2),
+}
 
 
 def examples(name):
@@ -30,13 +30,12 @@ def examples(name):
     if name == "transformer":
         tokens = rng.integers(0, 64, (96, 17), dtype=np.int32)
         return tokens[:, :-1], tokens[:, 1:]
-    count = 96 if name == "cnn" else 100
+    count = {"cnn": 96, "mlp": 612}.get(name, 100)
     return rng.random((count, 8, 8, 1), np.float32), rng.integers(0, 10, count, dtype=np.int32)
 
 
 def made(name, dropout=0.0):
     """A compiled model by name, whose weights NumPy has drawn from a seed, whatever its backend."""
-    import keras
     import numpy as np
 
     from pipeline.models import cnn, mlp, transformer
@@ -48,18 +47,7 @@ def made(name, dropout=0.0):
     elif name == "cnn":
         model = cnn(input_shape=(8, 8, 1), num_classes=10, filters=(8, 16), dense_units=64, dropout=dropout)
     else:
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((8, 8, 1)),
-                layers.Conv2D(16, 3),
-                layers.BatchNormalization(),
-                layers.Flatten(),
-                layers.Dense(32, activation="relu"),
-                layers.Dropout(dropout, seed=3),
-                layers.Dense(10, activation="softmax"),
-            ]
-        )
+        model = convolutional((8, 8, 1), 10, dropout)
     if not model.compiled:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     rng = np.random.default_rng(3)
@@ -69,7 +57,25 @@ def made(name, dropout=0.0):
     return model
 
 
-def trained(name, shape, dropout):
+def convolutional(input_shape, num_classes, dropout=0.5):
+    """A small network with batch normalization and dropout."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Conv2D(16, 3),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu"),
+            layers.Dropout(dropout, seed=3),
+            layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
+
+
+def trained(name, shape, dropout, alike):
     """What a model comes to after some steps on a mesh of that shape: losses, validation, bytes of a device, places."""
     import jax
     import keras
@@ -93,9 +99,11 @@ def trained(name, shape, dropout):
     layout = Layout(BATCH, replicas, 0, replicas, (len(arrays[1]),))
     cut = layouts.derived(model, parts) if parts > 1 else {}
     placed = layouts.shardings(model, cut, mesh)
-    loop = JaxLoop(model, mesh, placed, Data(arrays, layout, True, 5), Data(arrays, layout, False, 5))
+    train, validation = Data(arrays, layout, True, 5), Data(arrays, layout, False, 5)
+    loop = JaxLoop(model, mesh, placed, train, validation, alike=alike)
     found = {
         "losses": [value for count in CALLS for value in loop.call(count).losses[:, 0].tolist()],
+        "room": loop._train.room,
         "held": loop.held_bytes(),
         "cut": {path: list(axes) for path, axes in cut.items()},
         "places": {one.path: str(one.value.sharding.spec) for one in (*model.variables, *model.optimizer.variables)},
@@ -127,9 +135,37 @@ def refused(layouts, model, mesh):
     return said
 
 
+def read():
+    """What becomes of data that cannot be read, and of a thread whose steps nobody wants any longer."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from pipeline.worker.input.layout import Layout
+    from pipeline.worker.jax.data import Data
+    from pipeline.worker.jax.devices import BATCH as OVER
+    from pipeline.worker.jax.devices import MODEL
+    from pipeline.worker.jax.reader import Reader
+
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (OVER, MODEL))
+    found = {}
+    for name, arrays in (("whole", (np.arange(100.0), np.arange(100))), ("too few", (np.arange(100.0), np.arange(50)))):
+        reader = Reader(Data(arrays, Layout(BATCH, 1, 0, 1, (100,)), False, 5), mesh, 4)
+        try:
+            found[name] = [
+                np.asarray(block.batches[0] if block.stacked else [block.batches[0]])[first : first + steps].tolist()
+                for block, first, steps in reader.take(9)
+            ]
+        except IndexError as error:
+            found[name] = str(error)
+        reader.close()
+        reader._thread.join(30)
+        found[f"{name}, left"] = reader._thread.is_alive()
+    return found
+
+
 def main(out):
     """Trains all of them, and writes what came as JSON."""
-    sys.meta_path.insert(0, NoTensorFlow())
     os.environ["KERAS_BACKEND"] = "jax"
     # To make code faster takes longer than to run it so few times.
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -138,21 +174,23 @@ def main(out):
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
 
-    from pipeline.worker.jax import step
+    from pipeline.worker.jax import compiled
 
     found = {}
     for name, meshes, dropout in (
-        ("mlp", ("one", "looped", "mirrored", "both"), 0.0),
-        ("normalized", ("one", "mirrored 4", "both"), 0.5),
+        ("mlp", ("one", "stepped", "mirrored", "both"), 0.0),
+        ("normalized", ("one", "looped", "mirrored 4", "model", "both"), 0.5),
         ("normalized", ("one",), 0.0),
         ("cnn", ("one", "model"), 0.5),
-        ("transformer", ("one", "both"), 0.0),
+        ("transformer", ("one", "stepped", "mirrored", "mirrored 4", "model", "both"), 0.0),
     ):
         for mesh in meshes:
-            # As on a GPU, where a compiled loop makes the steps.
-            with mock.patch.object(step, "is_looped", lambda _, looped=mesh == "looped": looped):
-                found[f"{name} {mesh}{' dropped' * bool(dropout)}"] = trained(name, MESHES[mesh], dropout)
-    Path(out).write_text(json.dumps(found))
+            # As on a GPU, where convolutions too are in a loop.
+            with mock.patch.object(compiled, "on_cpu", lambda _, looped=mesh == "looped": not looped):
+                found[f"{name} {mesh}{' dropped' * bool(dropout)}"] = trained(
+                    name, MESHES[mesh], dropout, mesh == "stepped"
+                )
+    Path(out).write_text(json.dumps({"trained": found, "read": read()}))
 
 
 if __name__ == "__main__":

@@ -1,29 +1,37 @@
-"""Whole runs of backend=jax, in processes that find no TensorFlow: measured, killed, gone on with on another mesh."""
+"""Whole runs of backend=jax in an environment without TensorFlow: every mesh, killed, gone on with, and every verb."""
 
 import json
-import os
 from importlib.util import find_spec
 
 import keras
 import numpy as np
 import pytest
-from conftest import OWN, ROOT
 
-pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+pytestmark = [
+    pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax"),
+    pytest.mark.slow,
+]
 
-# What Python runs before all else: from here on there is no TensorFlow.
-WITHOUT = """
-import sys
-class NoTensorFlow:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "tensorflow":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-sys.meta_path.insert(0, NoTensorFlow())
-"""
 SMALL = (
-    "backend=jax", "model=mlp", "data=digits", "train.global_batch=64", "train.steps_per_call=2", "hardware=2cpu",
-    "checkpoint.every_steps=4", "tracking=none", "tracking.system_metrics_seconds=0", "launch.startup_timeout=120",
+    "backend=jax", "hardware=4cpu", "train.global_batch=64", "tracking=none", "tracking.system_metrics_seconds=0",
+    "launch.startup_timeout=120",
 )  # fmt: skip
+MLP = (*SMALL, "model=mlp", "data=digits")
+UNMEASURED = ("measure.steps=0", "measure.baseline=none")
+# As many steps as losses are compared over.
+STEPS = 50
+
+
+@pytest.fixture
+def jax(pipeline, without_tensorflow):
+    """Runs the command where there is no TensorFlow; it may not fail."""
+
+    def run(*arguments):
+        ran = pipeline(*arguments, python=without_tensorflow)
+        assert ran.code == 0, ran.err
+        return ran
+
+    return run
 
 
 def losses(folder):
@@ -37,37 +45,69 @@ def losses(folder):
     return [found[step] for step in sorted(found)]
 
 
-@pytest.mark.slow
-def test_a_run_without_tensorflow_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_does(
-    pipeline, tmp_path
-):
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(WITHOUT)
-    environ = {"PYTHONPATH": os.pathsep.join(map(str, (site, ROOT, OWN)))}
-    dies = f"train.callbacks=[{{_target_: dying.Dies, at: 3, marker: {tmp_path / 'died'}}}]"
+def trained(jax, name, *arguments):
+    """The losses of a run, in a folder of its own."""
+    ran = jax(*arguments, *UNMEASURED, f"train.steps={STEPS}", f"output_dir={name}")
+    (folder,) = (ran.folder / name / "runs").iterdir()
+    found = losses(folder)
+    assert len(found) == STEPS
+    return found, json.loads((folder / "result.json").read_text())
 
-    killed = pipeline(*SMALL, "strategy=multi_worker", "workers=2", "train.steps=8", "measure.steps=0", dies, **environ)
-    assert killed.code == 0, killed.err
+
+def test_every_strategy_trains_as_one_device_does(jax):
+    one, _ = trained(jax, "one", *MLP, "strategy=one_device")
+    for name, *given in (
+        ("mirrored-2", "strategy=mirrored", "workers=2"),
+        ("mirrored-4", "strategy=mirrored", "workers=4"),
+        ("model-2", "strategy=model_parallel", "workers=1", "strategy.devices_per_replica=2"),
+        ("both", "strategy=model_parallel", "workers=2", "strategy.devices_per_replica=2"),
+        ("processes", "strategy=multi_worker", "workers=2"),
+    ):
+        found, result = trained(jax, name, *MLP, *given)
+        np.testing.assert_allclose(found, one, rtol=0, atol=1e-5, err_msg=name)
+        assert result["versions"].keys() == {"python", "jax", "jaxlib", "keras", "numpy"}
+
+
+def test_prepared_files_train_as_the_arrays_that_they_were_made_of(jax):
+    jax("prepare", "data=digits", "out=prepared", "processes=1")
+    # Batches of all examples, which are in another order there.
+    whole = (*SMALL, "model=mlp", f"train.global_batch={len(_digits()[0][1])}", "strategy=mirrored", "workers=2")
+    one, _ = trained(jax, "one", *whole, "data=digits")
+    read, _ = trained(jax, "read", *whole, "data=tfrecord", "data.path=prepared")
+    np.testing.assert_allclose(read, one, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["normalized", "transformer"])
+def test_two_processes_train_other_models_as_one_device_does(jax, model):
+    given = {
+        "normalized": ("model=mlp", "model.build={_target_: on_jax.convolutional}", "data=digits"),
+        "transformer": ("model=transformer", "data=text", "data.build.length=16", "model.build.blocks=2"),
+    }[model]
+    one, _ = trained(jax, "one", *SMALL, *given, "strategy=one_device")
+    two, _ = trained(jax, "two", *SMALL, *given, "strategy=multi_worker", "workers=2")
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+
+
+def test_a_run_that_is_killed_and_goes_on_on_another_mesh_trains_as_one_device_does(jax, tmp_path):
+    dies = f"train.callbacks=[{{_target_: dying.Dies, at: 3, marker: {tmp_path / 'died'}}}]"
+    small = (*MLP, "train.steps_per_call=2", "checkpoint.every_steps=4", dies)
+
+    killed = jax(*small, "strategy=multi_worker", "workers=2", "train.steps=8", "measure.steps=0")
     assert killed.result["restarts"] == 1
-    assert killed.result["versions"].keys() == {"python", "jax", "jaxlib", "keras", "numpy"}
     (first,) = killed.run_folders
     model = keras.models.load_model(first / "model.keras")
-    held_out = model.evaluate(*_validation(), verbose=0, return_dict=True)
+    held_out = model.evaluate(*_digits()[1], verbose=0, return_dict=True)
     assert held_out["loss"] == pytest.approx(killed.result["val_loss"], abs=1e-5)
 
-    on = pipeline(
-        *SMALL, "strategy=model_parallel", "workers=1", "train.steps=16", "measure.steps=0", dies,
-        f"resume={first.name}", "resume_changes=[train.steps]", **environ,
+    jax(
+        *small, "strategy=model_parallel", "workers=1", "train.steps=16", "measure.steps=0", f"resume={first.name}",
+        "resume_changes=[train.steps]",
     )  # fmt: skip
-    assert on.code == 0, on.err
-
-    measured = pipeline(
-        *SMALL, "strategy=mirrored", "workers=2", "train.steps=16", "measure.steps=4", "measure.repeats=2", dies,
-        "output_dir=whole", **environ,
+    measured = jax(
+        *small, "strategy=mirrored", "workers=2", "train.steps=16", "measure.steps=4", "measure.repeats=2",
+        "output_dir=whole",
     )  # fmt: skip
-    assert measured.code == 0, measured.err
-    (whole,) = (tmp_path / "whole" / "runs").iterdir()
+    (whole,) = (measured.folder / "whole" / "runs").iterdir()
     result = json.loads((whole / "result.json").read_text())
     assert result["speedup"] > 0
     assert result["efficiency"] == pytest.approx(result["speedup"] / 2)
@@ -77,7 +117,32 @@ def test_a_run_without_tensorflow_that_is_killed_and_goes_on_on_another_mesh_tra
     assert "bytes of weights and of the optimizer's state" in notes
 
 
-def _validation():
+def test_a_sweep_its_report_a_comparison_and_a_prediction_need_no_tensorflow(jax, pipeline, without_tensorflow):
+    measured = ("measure.steps=4", "measure.repeats=2", "train.steps=8")
+    swept = jax("-m", *MLP, *measured, "strategy=mirrored", "workers=1,2", "tracking=sqlite", "sweep.name=both")
+    (report,) = swept.folder.glob("outputs/sweeps/both/report.html")
+    report.unlink()
+    jax("report", "sweep=both")
+    assert report.exists()
+    runs = [str(path.parent) for path in sorted(swept.folder.glob("outputs/sweeps/both/**/result.json"))]
+    assert len(runs) == 2
+    assert "examples/s" in jax("compare", *runs).out
+    jax("sync")
+    predicted = jax("predict", *MLP, *measured, "strategy=mirrored", "workers=2")
+    assert "predicted" in predicted.out
+    well = pipeline("doctor", *MLP, python=without_tensorflow)
+    assert well.code in (0, 1), well.out
+    assert "JAX" in next(line for line in well.out.splitlines() if " backend " in line)
+    assert "tensorflow" not in well.out.lower()
+    refused = pipeline("model=mlp", "data=digits", python=without_tensorflow)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "Expected the package tensorflow for backend=tensorflow, received a Python without it" in refused.err
+    missed = pipeline("doctor", "model=mlp", python=without_tensorflow)
+    assert missed.code == 3
+    assert "Try python -m pip install 'distributed-keras-pipeline'" in missed.out
+
+
+def _digits():
     from pipeline.data import digits
 
-    return digits()[1]
+    return digits()

@@ -1,9 +1,8 @@
-"""JAX's engine in a process without TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
+"""JAX's engine where there is no TensorFlow, on meshes of four devices, beside one device and beside TensorFlow."""
 
 import json
 import os
 import subprocess
-import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -26,14 +25,41 @@ pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not ins
 
 
 @pytest.fixture(scope="module")
-def came(tmp_path_factory):
-    """What each model came to on each mesh, see `own/on_jax.py`."""
+def wrote(tmp_path_factory, without_tensorflow):
+    """What `own/on_jax.py` writes."""
     out = tmp_path_factory.mktemp("jax") / "came.json"
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(OWN / "on_jax.py"), str(out)]
+    command = [str(without_tensorflow), str(OWN / "on_jax.py"), str(out)]
     ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def came(wrote):
+    """What each model came to on each mesh."""
+    return wrote["trained"]
+
+
+@pytest.mark.slow
+def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_where_nobody_wants_more(wrote):
+    read = wrote["read"]
+    steps = [batch for block in read["whole"] for batch in block]
+    assert [len(batch) for batch in steps] == [16] * 6 + [4] + [16] * 2
+    assert [value for batch in steps[:7] for value in batch] == list(range(100))
+    assert steps[7:] == steps[:2]
+    assert read["too few"].startswith("index ")
+    assert not read["whole, left"]
+    assert not read["too few, left"]
+
+
+@pytest.mark.slow
+def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(came):
+    room = {name: found["room"] for name, found in came.items()}
+    assert room["mlp one"] == 32
+    assert room["transformer both"] == 4, "as many as an epoch has"
+    assert room["normalized looped dropped"] == 4
+    assert room["normalized one"] is room["cnn one dropped"] is room["mlp stepped"] is None
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a process has of the data, as NumPy arrays, and the batches that a call of the loop trains.
+"""What a process has of the data, as NumPy arrays, and the order in which steps take their examples.
 
 Every process reads everything; of each global batch a device is given its rows alone.
 """
@@ -6,7 +6,7 @@ Every process reads everything; of each global batch a device is given its rows 
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import keras
@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.config import targets
 from pipeline.data import manifest, records
 from pipeline.data.errors import DataError
-from pipeline.data.examples import Broken, Examples, leaves, rows
+from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.events import Loaded, Lost, Warned
@@ -49,30 +49,6 @@ class Data:
                 start = first + step * batch
                 yield places[start : start + batch]
             first = 0
-
-
-@dataclass
-class Reader:
-    """The steps of a part, taken in blocks of equal batches."""
-
-    data: Data
-    position: Position = BEGINNING
-    _steps: Iterator[np.ndarray] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._steps = self.data.steps(self.position)
-
-    def take(self, count: int) -> list[tuple[int, np.ndarray]]:
-        """The next `count` steps as blocks of (steps, the rows of all, one batch after another)."""
-        taken = itertools.groupby(itertools.islice(self._steps, count), len)
-        return [(len(block), np.concatenate(block)) for block in (list(group) for _, group in taken)]
-
-    def batches(self, steps: int, chosen: np.ndarray) -> Any:
-        """The examples of a block, each array [steps, batch, ...]."""
-        made = rows(self.data.arrays, chosen)
-        return keras.tree.map_structure(
-            lambda leaf: None if leaf is None else leaf.reshape(steps, -1, *leaf.shape[1:]), made
-        )
 
 
 class OwnData:

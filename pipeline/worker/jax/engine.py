@@ -127,8 +127,9 @@ class Work:
         )
         placed = layouts.shardings(model, self._layout(model), self._mesh)
         self._loop = loop = JaxLoop(
-            model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position
-        )
+            model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position,
+            alike=plan.training.deterministic,
+        )  # fmt: skip
         size = build.state_bytes(model)
         if self._mesh.shape[MODEL] > 1:
             held = loop.held_bytes()

@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from pipeline.worker.checkpoint import grouped
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.jax import step
-from pipeline.worker.jax.data import Data, Reader
+from pipeline.worker.jax.compiled import Steps
+from pipeline.worker.jax.data import Data
+from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
 from pipeline.worker.rates import innermost
 
@@ -41,23 +44,26 @@ class JaxLoop:
         chief: bool = True,
         alone: bool = True,
         position: Position = BEGINNING,
+        alike: bool = False,
     ) -> None:
-        """`shardings` says where each variable is, by its id; metrics are whole on every device."""
+        """`shardings` says where each variable is, by its id; metrics are whole on every device.
+
+        `alike`: is the same program to make every step?
+        """
         self.model, self.chief, self.alone = model, chief, alone
         self.train_data, self.validation_data = train, validation
-        self._mesh, self._shardings = mesh, shardings
+        self._mesh, self._shardings, self._alike = mesh, shardings, alike
         self._variables = (
             list(model.trainable_variables), list(model.non_trainable_variables), list(model.optimizer.variables),
             list(model.metrics_variables),
         )  # fmt: skip
-        places = tuple([self._place(variable) for variable in group] for group in self._variables)
         for group in self._variables:
             for variable in group:
                 self._put(variable, np.asarray(variable.value))
-        self._train = step.training_steps(model, mesh, places)  # type: ignore[arg-type]
-        self._validate = step.validation_steps(model, mesh, places)  # type: ignore[arg-type]
+        self._train = self._steps(step.train, train)
+        self._validate: Steps | None = None
         self._results = step.results(model)
-        self._reader = Reader(train, position)
+        self._reader = Reader(train, mesh, self._train.room, position)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -90,12 +96,15 @@ class JaxLoop:
         if data is None or not data.layout.examples:
             return {}
         self.reset_metrics()
-        totals, reader, done = self.totals(), Reader(data), 0
-        while done < data.layout.steps:
-            losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
-            totals.add(losses[:, None], sizes)
-            done += len(sizes)
-            tell(Beat(validated=done))
+        if self._validate is None:
+            self._validate = self._steps(step.validate, data)
+        totals, done = self.totals(), 0
+        with contextlib.closing(Reader(data, self._mesh, self._validate.room, once=True)) as reader:
+            while done < data.layout.steps:
+                losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
+                totals.add(losses[:, None], sizes)
+                done += len(sizes)
+                tell(Beat(validated=done))
         return totals.means() | self.metrics()
 
     def metrics(self) -> dict[str, float]:
@@ -203,23 +212,24 @@ class JaxLoop:
             found.append(digest.hexdigest()[:16])
         return found
 
-    def _through(self, function: step.Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
+    def _steps(self, made: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
+        step_of = partial(made, self.model)
+        return Steps(step_of, self._mesh, self._values(), of_batch(data), data.layout.steps, self._alike)
+
+    def _through(self, function: Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
         """(losses [steps], examples [steps], seconds that reading took, seconds that compiling took) of `count` steps.
 
         Batches of another size are compiled for the first time that they come.
         """
-        losses, sizes, waited, compiling = [], [], 0.0, 0.0
-        for steps, chosen in reader.take(count):
-            began = time.perf_counter()
-            batches = reader.batches(steps, chosen)
-            waited += time.perf_counter() - began
-            before = function.compiling
-            state, found = function(self._values(), batches)
-            compiling += function.compiling - before
-            self._keep(state)
-            losses.append(found)
-            sizes.append(np.full(steps, len(chosen) // steps, np.float32))
-        return np.concatenate(losses), np.concatenate(sizes), waited, compiling
+        state, losses, sizes = self._values(), list[Any](), list[np.ndarray]()
+        waited, compiling = reader.waited, function.compiling
+        for block, first, steps in reader.take(count):
+            state, found = function(state, block, first, steps)
+            losses += found
+            sizes.append(np.full(steps, block.examples, np.float32))
+        self._keep(state)
+        told = np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in jax.device_get(losses)])
+        return told, np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
 
     def _values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
