@@ -217,7 +217,7 @@ class Plan:
     checkpoint: Checkpoints = part_of()
     output_dir: str = part_of()
     # What trains inside a process.
-    backend: str = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="backend", default="tensorflow")
+    backend: str = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, PARAMETER, key="backend", default="tensorflow")
     # How replicas add up what they computed.
     collective: str = part_of(IDENTITY, STEP_TIME, default="tensorflow")
     notes: tuple[str, ...] = part_of(default=())
