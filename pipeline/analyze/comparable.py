@@ -2,7 +2,8 @@
 
 Two speeds compare where model, data, batch rule, scaling, precision, machine, versions and the settings that decide
 speed under every strategy are the same. A rehearsal's speed and that of more devices than cores are not the hardware's;
-an asynchronous step is another kind of step, which is said and not refused.
+an asynchronous step is another kind of step, and another engine computes the same by other means: both are said and
+not refused.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import parts
 from pipeline.config.parts import Part, fields_of
+from pipeline.plan.backends import TENSORFLOW
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.plan.size import of_shape
-from pipeline.record.results import Layout
+from pipeline.record.results import Layout, Result
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import Run
@@ -33,6 +35,8 @@ DOUBTS = {
 # Which of these keep it from being compared.
 REFUSED = frozenset({"rehearsal", "oversubscribed", "fewer workers"})
 NAMES = {"kind": "device kind", "service": "data service"}
+# Whose versions all engines share; the others that a run tells are its engine's own, of which another has none.
+SHARED = frozenset({"python", "keras", "numpy"})
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,19 @@ class Unlike:
 
 @dataclass(frozen=True)
 class Marks:
-    """What is to be said of a speed wherever it is shown: its doubts, and in what its run differs from the others."""
+    """What is to be said of a speed wherever it is shown: its doubts, and in what its run differs from the others.
+
+    The `engine` is said where the others are not all of the same.
+    """
 
     doubts: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
+    engine: str = ""
+
+    @property
+    def compares(self) -> bool:
+        """Does the speed say something of the others?"""
+        return not self.differs and REFUSED.isdisjoint(self.doubts)
 
 
 def doubts(layout: Layout) -> list[str]:
@@ -74,12 +87,33 @@ def sound(run: Run) -> bool:
     return REFUSED.isdisjoint(doubts(run.result.layout))
 
 
+def engine_of(result: Result) -> str | None:
+    """What trained, or was to; None where it is not known what that was.
+
+    >>> from pipeline.record.results import Choices
+    >>> engine_of(Result(choices=Choices("mirrored"))), engine_of(Result(choices=Choices("mirrored", backend="jax")))
+    ('tensorflow', 'jax')
+    """
+    choices = result.choices
+    return choices.backend or (TENSORFLOW if choices.strategy else None)
+
+
+def engines(runs: Sequence[Run]) -> dict[str, list[int]]:
+    """The places of the runs that each engine trained, where these are several."""
+    found: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        if engine := engine_of(run.result):
+            found.setdefault(engine, []).append(place)
+    return found if len(found) > 1 else {}
+
+
 def facts(run: Run) -> dict[str, str]:
     """What has to be the same for the speeds of two runs to say something of each other, by name, as text.
 
     Without what is not known: a run that was refused has no plan, and one of an earlier version lacks settings.
     """
     result, settings = run.result, run.settings
+    versions = result.environment.versions
     known = {
         "model": _built(result.choices.model, settings.get("model_build")),
         "data": _built(result.choices.data, settings.get("data_build")),
@@ -87,7 +121,8 @@ def facts(run: Run) -> dict[str, str]:
         "scaling": result.layout.scaling,
         "batch rule": _batch_rule(result.layout),
         "machine": result.environment.machine,
-        "versions": result.environment.versions or None,
+        "versions": {name: version for name, version in versions.items() if name in SHARED} or None,
+        f"versions of {engine_of(result)}": {name: of for name, of in versions.items() if name not in SHARED} or None,
         "examples left out": result.input.train_examples_skipped,
         "data servers": None if run.plan is None else _data_servers(run.plan),
     }
@@ -138,7 +173,11 @@ def marks(runs: Sequence[Run]) -> list[Marks]:
     if not runs:
         return []
     first, _ = _groups(runs)[0]
-    return [Marks(tuple(doubts(run.result.layout)), tuple(_differing([first, facts(run)]))) for run in runs]
+    engine = {place: name for name, places in engines(runs).items() for place in places}
+    return [
+        Marks(tuple(doubts(run.result.layout)), tuple(_differing([first, facts(run)])), engine.get(place, ""))
+        for place, run in enumerate(runs)
+    ]
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[dict[str, str], list[int]]]:

@@ -15,8 +15,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from pipeline.analyze import comparable, measure, outlook
+from pipeline.analyze import comparable, engines, measure, outlook
 from pipeline.analyze.comparable import Marks, Unlike
+from pipeline.analyze.engines import Engines
 from pipeline.analyze.history import Run
 from pipeline.record import results
 
@@ -163,7 +164,8 @@ class Verdict:
     """What a sweep decides: the best, what ties with it, what is slower, the next first, and the knee.
 
     There is no best where no point was `measured`, or none with the speed of its hardware. `difference` is that to the
-    next, as sure as the least sure of those to all that are slower. Points `without` a speed have no part in it.
+    next, as sure as the least sure of those to all that are slower. Points `without` a speed have no part in it. Which
+    of the `engines` pays is said where there are several.
     """
 
     measured: bool
@@ -174,6 +176,7 @@ class Verdict:
     knee: Knee | None = None
     left_out: tuple[LeftOut, ...] = ()
     without: tuple[int, ...] = ()
+    engines: Engines | None = None
 
     @property
     def confidence(self) -> Confidence | None:
@@ -293,15 +296,22 @@ def decide(runs: Sequence[Run], same: Sequence[Hashable], knee_share: float) -> 
     p_values = [(other, _of_several(told_apart(best, other, seen), len(others))) for other in others]
     slower = [(other, p_value) for other, p_value in p_values if p_value is not None]
     least_sure = max((p_value for _, p_value in slower), default=None)
+    ties = tuple(Tied(other, _why_tied(best, other, seen)) for other, p_value in p_values if p_value is None)
     return Verdict(
         measured=True,
         best=best,
-        ties=tuple(Tied(other, _why_tied(best, other, seen)) for other, p_value in p_values if p_value is None),
+        ties=ties,
         slower=tuple(other for other, _ in slower),
         difference=None if least_sure is None else _difference(best, slower[0][0], least_sure, seen),
         knee=knee([run for contestant in contestants for run in contestant.runs], best.runs[0], knee_share),
         left_out=left_out,
         without=without,
+        engines=engines.decide(
+            runs,
+            [best, *(tie.contestant for tie in ties)],
+            slower,
+            lambda other, p_value: _difference(best, other, p_value, seen),
+        ),
     )
 
 
@@ -343,7 +353,12 @@ def _overlap(one: Sequence[float], two: Sequence[float]) -> bool:
 
 
 def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:
-    """Do the speedups overlap, where the baseline of each was measured in turn with it and so had the same luck?"""
+    """Do the speedups overlap, where the baseline of each was measured in turn with it and so had the same luck?
+
+    Over one device of different engines they say nothing of each other.
+    """
+    if comparable.engines([*one.runs, *two.runs]):
+        return False
     ends: list[tuple[float, float]] = []
     for contestant in (one, two):
         speeds = [run.result.speed for run in contestant.runs]
@@ -359,7 +374,8 @@ def _overlap_in_turn(one: Contestant, two: Contestant) -> bool:
 
 def _asked(run: Run, group: str) -> Hashable:
     """What makes two runs the same, but for chance; for baselines, what they depend on."""
-    asked: dict[str, object] = {"facts": comparable.facts(run), "group": group}
+    engine = comparable.engine_of(run.result)
+    asked: dict[str, object] = {"facts": comparable.facts(run), "engine": engine, "group": group}
     if group == "point":
         choices, layout = run.result.choices, run.result.layout
         asked["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]

@@ -78,7 +78,7 @@ def compared(runs: Sequence[Run]) -> Compared:
     settings = [(key, tuple(asked.get(key) for asked in flat)) for key in keys]
     outcomes = [dict(comparable.flat(_came_to(run.result))) for run in runs]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))
-    seen = verdict.spread(runs)
+    seen, engines = verdict.spread(runs), {place: mark.engine for place, mark in enumerate(comparable.marks(runs))}
     unlike = tuple(
         dict.fromkeys(
             f"{f'{one} and {other}: ' * (len(runs) > 2)}{unlike_text(why)}"
@@ -94,7 +94,7 @@ def compared(runs: Sequence[Run]) -> Compared:
             if any(outcome.get(name) is not None for outcome in outcomes)
         ),
         tuple(
-            pair_text(one, other, verdict.between(one, other, runs[one], runs[other], seen))
+            pair_text(one, other, verdict.between(one, other, runs[one], runs[other], seen), engines)
             for one, other in combinations(range(len(runs)), 2)
         ),
         unlike,

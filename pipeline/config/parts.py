@@ -23,7 +23,7 @@ class Part(Enum):
     IDENTITY = "identity"
     # Which numbers a training computes, whatever devices it is laid over: what a resumed run must keep.
     TRAINING = "training"
-    # What decides speed under every strategy alike: speeds of runs that differ in it are not compared.
+    # What decides speed under every strategy and engine alike: speeds of runs that differ in it are not compared.
     COMPARABILITY = "comparability"
     # What the throughput of the one device depends on that a run is compared with.
     BASELINE = "baseline"

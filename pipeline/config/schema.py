@@ -218,6 +218,8 @@ class TrainConfig:
     check: str = "true"
     on_divergence: Divergence = Divergence.stop
     divergence_factor: float = 1e4
+    sample_tokens: int | None = part_of(default=None)
+    sample_temperature: float = part_of(default=0.8)
 
 
 @dataclass

@@ -79,6 +79,8 @@ def _check_counts(config: Config) -> None:
         "train.global_batch": (train.global_batch, 1),
         "train.steps_per_call": (train.steps_per_call, 1),
         "train.seed": (train.seed, 0),
+        "train.sample_tokens": (train.sample_tokens, 0),
+        "train.sample_temperature": (train.sample_temperature, 0),
         "data.num_classes": (config.data.num_classes, 1),
         "data.train_examples": (config.data.train_examples, 1),
         "data.validation_examples": (config.data.validation_examples, 0),

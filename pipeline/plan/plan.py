@@ -161,6 +161,9 @@ class TrainingPart:
     rate_scale: float = part_of(default=1.0)
     # By the class's number, which is a text in JSON.
     class_weight: dict[str, float] | None = part_of(IDENTITY, TRAINING, default=None)
+    # Tokens that a language model writes at the end, drawn at a temperature; None: as many as are usual.
+    sample_tokens: int | None = part_of(default=None)
+    sample_temperature: float = part_of(default=0.8)
     # Are replicas compared with one device before training: "true", "strict" (what differs is refused) or "off"?
     check: str = part_of(default="off")
 
@@ -217,7 +220,7 @@ class Plan:
     checkpoint: Checkpoints = part_of()
     output_dir: str = part_of()
     # What trains inside a process.
-    backend: str = part_of(IDENTITY, TRAINING, COMPARABILITY, BASELINE, STEP_TIME, key="backend", default="tensorflow")
+    backend: str = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, PARAMETER, key="backend", default="tensorflow")
     # How replicas add up what they computed.
     collective: str = part_of(IDENTITY, STEP_TIME, default="tensorflow")
     notes: tuple[str, ...] = part_of(default=())

@@ -143,6 +143,8 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         divergence_factor=train.divergence_factor,
         gather=train.gather,
         class_weight=class_weights(train.class_weight),
+        sample_tokens=train.sample_tokens,
+        sample_temperature=train.sample_temperature,
     )
 
 

@@ -126,6 +126,8 @@ class Training:
     seconds_startup: float | None = None
     seconds_training: float | None = None
     saved: str | None = None
+    # The file that a language model wrote.
+    sample: str | None = None
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ class Result:
 
 def to_values(result: Result) -> dict[str, object]:
     """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
-    only one has that was compared with one device, trained by another backend, or has several devices a replica.
+    only one has that was compared with one device, trained by another backend, has several devices a replica or wrote.
 
     Of one that was refused those that are known.
 
@@ -222,7 +224,7 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    for name in ("check", "backend", "devices"):
+    for name in ("check", "backend", "devices", "sample"):
         if values.get(name) is None:
             values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}

@@ -95,6 +95,8 @@ class Epoch(Told):
 
 # A trained model, or the weights of one that cannot be saved whole, in the run's folder.
 MODEL, WEIGHTS = "model.keras", "model.weights.h5"
+# What a language model wrote at the end of its training, beside it.
+SAMPLE = "sample.txt"
 
 
 @dataclass(frozen=True)

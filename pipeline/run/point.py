@@ -23,8 +23,7 @@ from pipeline.record.baselines import Baseline
 from pipeline.record.events import PASSING, Ended, Event, Restored, Resumed, Run
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.predictions import Scored
-from pipeline.record.results import Cost, Ending, Environment, Result, Survival, Training
-from pipeline.record.training import MODEL, WEIGHTS
+from pipeline.record.results import Cost, Ending, Environment, Result, Survival
 from pipeline.run import attach, attempts, model_size, views
 from pipeline.run.attempts import Attempt, UnderWay
 from pipeline.run.beforehand import choices_of, layout_of
@@ -44,6 +43,7 @@ from pipeline.run.results import (
     speed_of,
     staleness_of,
     timed_with,
+    training_of,
     unwritten,
 )
 from pipeline.run.resume import Earlier
@@ -314,18 +314,7 @@ class Point:
             layout_of(planned, timed_workers),
             speed,
             waited,
-            Training(
-                epochs=finished.epochs,
-                loss=finished.loss,
-                metrics=finished.metrics or {},
-                val_loss=finished.val_loss,
-                val_metrics=finished.val_metrics or {},
-                parameters=measured.built.parameters,
-                state_bytes=measured.built.state_bytes,
-                seconds_startup=measured.seconds_startup,
-                seconds_training=measured.seconds_training,
-                saved=next((name for name in (MODEL, WEIGHTS) if (self._folder / name).exists()), None),
-            ),
+            training_of(measured, self._folder),
             staleness_of(planned, finished),
             self._survived(),
             Cost(seconds, price, outlook.cost(price, planned.hardware.hosts, seconds), measured.energy_joules),

@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.analyze import comparable, explain, measure
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record.check import Check
 from pipeline.record.profile import Explanation
-from pipeline.record.results import Input, Result, Speed, Staleness
-from pipeline.record.training import Finished
+from pipeline.record.results import Input, Result, Speed, Staleness, Training
+from pipeline.record.training import MODEL, SAMPLE, WEIGHTS, Finished
 from pipeline.run.preemption import Preemption
 from pipeline.run.timing import Measured
 
@@ -57,6 +58,25 @@ def timed_with(planned: Plan, measured: Measured) -> list[str]:
             f"of a busy machine. Try again when it is quiet."
         )
     return notes
+
+
+def training_of(measured: Measured, folder: Path) -> Training:
+    """What training came to, and what it left in the run's folder."""
+    built, finished = measured.built, measured.finished
+    saved, sample = ([name for name in names if (folder / name).exists()] for names in ((MODEL, WEIGHTS), (SAMPLE,)))
+    return Training(
+        epochs=finished.epochs,
+        loss=finished.loss,
+        metrics=finished.metrics or {},
+        val_loss=finished.val_loss,
+        val_metrics=finished.val_metrics or {},
+        parameters=built.parameters,
+        state_bytes=built.state_bytes,
+        seconds_startup=measured.seconds_startup,
+        seconds_training=measured.seconds_training,
+        saved=next(iter(saved), None),
+        sample=next(iter(sample), None),
+    )
 
 
 def lost_of(measured: Measured, part: str) -> int:

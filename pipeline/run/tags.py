@@ -13,8 +13,9 @@ from pipeline.config import parts, targets
 from pipeline.config.parts import Part
 from pipeline.config.schema import Config
 from pipeline.config.schema import Store as Kind
+from pipeline.plan.backends import other
 from pipeline.plan.plan import Plan
-from pipeline.record.results import Layout
+from pipeline.record.results import Choices, Layout
 from pipeline.record.tracking import Store
 from pipeline.run.session import PointRequest
 
@@ -40,7 +41,8 @@ def name_of(planned: Plan) -> str:
     hardware = planned.hardware
     doubts = comparable.doubts(Layout(rehearsal=hardware.rehearsal, oversubscribed=hardware.oversubscribed))
     marked = f" ({', '.join(doubts)})" if doubts else ""
-    return f"{planned.strategy.name}-{planned.workers}-{planned.model.name}-{planned.data.name}{marked}"
+    called = Choices(planned.strategy.name, backend=other(planned.backend)).called
+    return f"{called}-{planned.workers}-{planned.model.name}-{planned.data.name}{marked}"
 
 
 def store_of(config: Config) -> Store | None:

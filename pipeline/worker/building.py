@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import keras
 
+# A saved model names the layers that are ours, which Keras knows once they are imported.
+import pipeline.models  # noqa: F401
 from pipeline.data.errors import DataError
 from pipeline.worker import labels
 from pipeline.worker.labels import Batch

@@ -399,7 +399,7 @@ OUT_OF_RANGE = [
     )],
     *[(key, -1, 0) for key in (
         "train.seed", "measure.warmup_steps", "measure.steps", "tracking.system_metrics_seconds",
-        "tracking.drain_timeout",
+        "tracking.drain_timeout", "train.sample_tokens", "train.sample_temperature",
     )],
     *[(key, value, None) for value in (0.0, -1.0, math.nan, math.inf) for key in (
         "train.learning_rate", "hardware.memory_gib", "hardware.link_gbps", "launch.startup_timeout",

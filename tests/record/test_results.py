@@ -42,7 +42,7 @@ WHOLE = Result(
     Layout(2, 1, 1, 4, 2, 64, 64, "weak", "float32", True, True, True, 8),
     Speed(100.0, 90.0, 110.0, 1.0, 2.0, 3.0, 50.0, "measured in this run", 2.0, 1.8, 2.2, 1.0, 0.9375, 5, 10),
     Input(0.2, {"worker 1": 0.2}, True, 3, 4),
-    Training(3, 0.5, {"accuracy": 0.9}, 0.6, {"accuracy": 0.8}, 9610, 153_772, 1.5, 2.5, "model.keras"),
+    Training(3, 0.5, {"accuracy": 0.9}, 0.6, {"accuracy": 0.8}, 9610, 153_772, 1.5, 2.5, "model.keras", "sample.txt"),
     Staleness(0.5, 2, 10, 640, 11, {"worker 1": 10}),
     Survival(1, 2, 3, 4, 5, 0.75, 8),
     Cost(10.0, 2.0, 0.5, 300.0),
@@ -126,7 +126,7 @@ def test_a_fresh_result_has_all_values_whether_they_are_known_or_not(pipeline):
     # One device has nothing to be compared with.
     assert (
         ran.result.keys()
-        == {"version", *leaves(Result)} - OF_ASYNCHRONOUS - {"check", "backend", "devices"}
+        == {"version", *leaves(Result)} - OF_ASYNCHRONOUS - {"check", "backend", "devices", "sample"}
         == {"version", *then}
     )
     (told,) = ran.events("result")

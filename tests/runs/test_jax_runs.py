@@ -1,6 +1,7 @@
 """Whole runs of backend=jax in an environment without TensorFlow: every mesh, killed, gone on with, and every verb."""
 
 import json
+import re
 from importlib.util import find_spec
 
 import keras
@@ -146,3 +147,37 @@ def _digits():
     from pipeline.data import digits
 
     return digits()
+
+
+@pytest.mark.slow
+def test_a_sweep_over_both_engines_has_one_table_one_report_and_one_verdict_of_which_pays(pipeline, tmp_path):
+    ran = pipeline(
+        "-m", "backend=tensorflow,jax", "strategy=one_device", "model=mlp", "data=digits", "hardware=2cpu",
+        "train.steps=20", "measure.steps=40", "measure.repeats=3", "train.check=off", "train.save=false",
+        "sweep.name=engines", "tracking.system_metrics_seconds=0", "launch.startup_timeout=120",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert re.findall(r"engine (\w+)(?:, input-bound)?\n", ran.out) == ["tensorflow", "jax"]
+    told = re.search(r"Of different engines \(tensorflow: point 0; jax: point 1\): each speedup is over one", ran.out)
+    assert told, ran.out
+    assert "Not comparable" not in ran.out
+    assert "Left out of the verdict" not in ran.out
+    # Which it is, this machine decides; that it is said, and of the one whose point is first, does not.
+    said = " ".join(ran.out.split())
+    if pays := re.search(r"So of the engines (\w+) pays: at its best it is [\d.]+ times as fast as (\w+)", said):
+        assert set(pays.groups()) == {"tensorflow", "jax"}
+        fastest = re.search(r"one_device(/jax)? on 1 worker \(point \d\) is the fastest", said)
+        assert fastest
+        assert bool(fastest[1]) is (pays[1] == "jax")
+    else:
+        assert re.search(r"A tie: .* Which engine pays cannot be told: \w+ and \w+ tie\.", said)
+    folder = tmp_path / "outputs/sweeps/engines"
+    verdict = next(line for line in ran.out.splitlines() if "is the fastest" in line or line.startswith("A tie"))
+    assert verdict in (folder / "report.html").read_text()
+    told = map(json.loads, (folder / "report/events.jsonl").read_text().splitlines())
+    (mlflow,) = (event for event in told if event["event"] == "report")
+    assert verdict in mlflow["tags"]["verdict"]
+    # Each was held against one device of its own.
+    baselines = [json.loads((folder / name / "result.json").read_text()) for name in ("0_one_device", "1_one_device")]
+    assert [result.get("backend") for result in baselines] == [None, "jax"]
+    assert {result["baseline_source"] for result in baselines} == {"measured in this run"}

@@ -18,13 +18,13 @@ ONCE = (
 )
 
 
-def _point(strategy: str, workers: int, speed: float, **result: Any) -> Point:
+def point(strategy: str, workers: int, speed: float, **result: Any) -> Point:
     return strategy, workers, speed, result
 
 
 SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
     "a clear win": (
-        [_point("mirrored", 1, 100), _point("mirrored", 2, 185), _point("mirrored", 4, 340)],
+        [point("mirrored", 1, 100), point("mirrored", 2, 185), point("mirrored", 4, 340)],
         [
             "mirrored on 4 workers (point 2) is the fastest: 340 examples/s (337 to 343), 3.40 times one device, and "
             "1.84 times as fast as mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to "
@@ -34,7 +34,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "a tie": (
-        [_point("mirrored", 2, 180), _point("multi_worker", 2, 186), _point("one_device", 1, 101)],
+        [point("mirrored", 2, 180), point("multi_worker", 2, 186), point("one_device", 1, 101)],
         [
             "A tie: multi_worker on 2 workers (point 1) and mirrored on 2 workers (point 0) cannot be told apart, at "
             "186 and 180 examples/s, 1.80 to 1.86 times one device, since equal runs may well lie as far apart; type "
@@ -44,14 +44,14 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "one point": (
-        [_point("mirrored", 2, 185)],
+        [point("mirrored", 2, 185)],
         [
             "mirrored on 2 workers (point 0) is the only point to judge: 185 examples/s (183 to 187), 1.85 times one "
             "device; type more values, such as workers=1,2, to compare it.",
         ],
     ),
     "one failed": (
-        [_point("mirrored", 1, 100), _point("mirrored", 2, 185), _point("mirrored", 4, 0, status="FAILED")],
+        [point("mirrored", 1, 100), point("mirrored", 2, 185), point("mirrored", 4, 0, status="FAILED")],
         [
             "mirrored on 2 workers (point 1) is the fastest: 185 examples/s (183 to 187), 1.85 times one device, and "
             "1.85 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to "
@@ -62,7 +62,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "a wide interval": (
-        [_point("mirrored", 1, 100), _point("mirrored", 2, 130, within=0.3)],
+        [point("mirrored", 1, 100), point("mirrored", 2, 130, within=0.3)],
         [
             "A tie: mirrored on 2 workers (point 1) and mirrored on 1 worker (point 0) cannot be told apart, at 130 "
             "and 100 examples/s, 1.00 to 1.30 times one device, since the ranges of their repeats overlap; type "
@@ -71,7 +71,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "a tie with one of two on one device": (
-        [_point("mirrored", 2, 130), _point("mirrored", 1, 128), _point("one_device", 1, 60)],
+        [point("mirrored", 2, 130), point("mirrored", 1, 128), point("one_device", 1, 60)],
         [
             "A tie: mirrored on 2 workers (point 0) and mirrored on 1 worker (point 1) cannot be told apart, at 130 "
             "and 128 examples/s, 1.28 to 1.30 times one device, since the ranges of their repeats overlap; type "
@@ -82,7 +82,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "two strategies close": (
-        [_point("mirrored", 4, 300), _point("multi_worker", 4, 290), _point("mirrored", 2, 185)],
+        [point("mirrored", 4, 300), point("multi_worker", 4, 290), point("mirrored", 2, 185)],
         [
             "A tie: mirrored on 4 workers (point 0) and multi_worker on 4 workers (point 1) cannot be told apart, at "
             "300 and 290 examples/s, 2.90 to 3.00 times one device, since equal runs may well lie as far apart; type "
@@ -93,7 +93,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "one that varies much": (
-        [_point("mirrored", 2, 240), _point("multi_worker", 2, 50, within=0.8), _point("one_device", 1, 75)],
+        [point("mirrored", 2, 240), point("multi_worker", 2, 50, within=0.8), point("one_device", 1, 75)],
         [
             "A tie: mirrored on 2 workers (point 0) and multi_worker on 2 workers (point 1) cannot be told apart, at "
             "240 and 50.0 examples/s, 0.50 to 2.40 times one device, since repeats within a run vary too much; type "
@@ -103,7 +103,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "more workers slower": (
-        [_point("mirrored", 1, 100), _point("mirrored", 2, 180), _point("mirrored", 4, 120)],
+        [point("mirrored", 1, 100), point("mirrored", 2, 180), point("mirrored", 4, 120)],
         [
             "mirrored on 2 workers (point 1) is the fastest: 180 examples/s (178 to 182), 1.80 times one device, and "
             "1.50 times as fast as mirrored on 4 workers (point 2), the next; fairly sure; type sweep.repeats=3 to "
@@ -113,7 +113,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "one device best": (
-        [_point("one_device", 1, 101), _point("mirrored", 2, 70), _point("multi_worker", 2, 50)],
+        [point("one_device", 1, 101), point("mirrored", 2, 70), point("multi_worker", 2, 50)],
         [
             "one_device on 1 worker (point 0) is the fastest: 101 examples/s (100 to 102), and 1.44 times as fast as "
             "mirrored on 2 workers (point 1), the next; fairly sure; type sweep.repeats=3 to "
@@ -123,7 +123,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "a rehearsal": (
-        [_point("mirrored", 2, 185, rehearsal=True), _point("mirrored", 4, 300, rehearsal=True)],
+        [point("mirrored", 2, 185, rehearsal=True), point("mirrored", 4, 300, rehearsal=True)],
         [
             "No verdict: no measured point has the speed of its hardware.",
             "Where that hardware is, the same without hardware.rehearse=true has one.",
@@ -131,7 +131,7 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
         ],
     ),
     "unlike runs": (
-        [_point("mirrored", 1, 100), _point("mirrored", 2, 124), _point("mirrored", 2, 900, model="cnn")],
+        [point("mirrored", 1, 100), point("mirrored", 2, 124), point("mirrored", 2, 900, model="cnn")],
         [
             "mirrored on 2 workers (point 1) is the fastest: 124 examples/s (123 to 125), 1.24 times one device, and "
             "1.24 times as fast as mirrored on 1 worker (point 0), the next; fairly sure; type sweep.repeats=3 to "
@@ -146,12 +146,12 @@ SWEEPS: dict[str, tuple[list[Point], list[str]]] = {
 
 
 @pytest.fixture(autouse=True)
-def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a second, and have no part in the words."""
     monkeypatch.setattr(report, "draw", lambda sweep: ())
 
 
-def _told(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Point]) -> tuple[str, list[str]]:
+def told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Point]) -> tuple[str, list[str]]:
     """The table and the sentences that the report of a sweep of `points` prints."""
     for place, (strategy, workers, speed, others) in enumerate(points):
         result = dict(others)
@@ -160,7 +160,7 @@ def _told(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Point
         repeats = [speed * (1 + off * within) for off in (-1, -0.5, 0, 0.5, 1)]
         if speed:
             told |= {"examples_per_second": speed, "examples_per_second_low": repeats[0],
-                     "examples_per_second_high": repeats[-1], "speedup": speed / 100}  # fmt: skip
+                     "examples_per_second_high": repeats[-1], "speedup": speed / 100} | result  # fmt: skip
         wrote(tmp_path / "sweeps" / "s" / f"{place}_{strategy}", repeats if speed else [], {"workers": workers}, **told)
     assert main(["s", f"output_dir={tmp_path}"]) == 0
     table, _, below = capsys.readouterr().out.partition("\n\n")
@@ -173,7 +173,7 @@ def _told(tmp_path: Path, capsys: pytest.CaptureFixture[str], points: list[Point
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_a_verdict_reads_as_one_coherent_sentence_and_what_follows_from_it(tmp_path, capsys, sweep):
     points, wanted = SWEEPS[sweep]
-    table, told = _told(tmp_path, capsys, points)
+    table, told = told_of(tmp_path, capsys, points)
     assert told == wanted
     assert not re.search(r"e-\d\d|probability", " ".join(told))
     # Its speeds are those of the table.
@@ -184,8 +184,8 @@ def test_a_verdict_reads_as_one_coherent_sentence_and_what_follows_from_it(tmp_p
 
 
 def test_runs_that_were_repeated_make_it_surer_and_say_nothing_of_one_run(tmp_path, capsys):
-    points = [_point("mirrored", 1, speed) for speed in (100, 101, 99)]
-    points += [_point("mirrored", 2, speed) for speed in (190, 191, 189)]
+    points = [point("mirrored", 1, speed) for speed in (100, 101, 99)]
+    points += [point("mirrored", 2, speed) for speed in (190, 191, 189)]
     folder = tmp_path / "sweeps" / "s"
     folder.mkdir(parents=True)
     listed = ",".join(
@@ -194,7 +194,7 @@ def test_runs_that_were_repeated_make_it_surer_and_say_nothing_of_one_run(tmp_pa
         for place in range(6)
     )
     (folder / "sweep.json").write_text(f'{{"name": "s", "points": [{listed}]}}')
-    _, told = _told(tmp_path, capsys, points)
+    _, told = told_of(tmp_path, capsys, points)
     assert told[0].endswith(
         "the next; very sure, since chance alone would make such a difference less than once in a million times."
     )

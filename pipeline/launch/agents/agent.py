@@ -50,7 +50,7 @@ from pipeline.record import commands
 from pipeline.record.commands import Command, Leave
 from pipeline.record.events import Beat, Event, Exited, Left, Signalled, Started, to_plain
 from pipeline.record.events import Told as Record
-from pipeline.record.training import MODEL, WEIGHTS
+from pipeline.record.training import MODEL, SAMPLE, WEIGHTS
 
 POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
 LOG_BYTES = 1 << 20
@@ -260,11 +260,11 @@ class Agent:
         self._bring(job)
 
     def _bring(self, job: _Job) -> bool:
-        """Sends on a piece of a trained model that was saved here, where the run's folder is not; is more left?
+        """Sends on a piece of a trained model, or of what it wrote here, where the run's folder is not; is more left?
 
         Whoever is away for too long gets none of it.
         """
-        for path in (job.folder / MODEL, job.folder / WEIGHTS):
+        for path in (job.folder / name for name in (MODEL, WEIGHTS, SAMPLE)):
             at, size = job.sent.get(path.name, 0), path.stat().st_size if path.exists() else 0
             if at >= size or self._link.away > AWAY_SECONDS:
                 continue

@@ -18,6 +18,7 @@ from pipeline.analyze.history import ID_LETTERS
 from pipeline.record import log, tracking
 from pipeline.record.events import Ended, Resumed, Run
 from pipeline.record.tracking import LOG, Copied, Store
+from pipeline.record.training import SAMPLE
 from pipeline.views.mlflow import page
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
 from pipeline.views.mlflow.changes import Replay, changes
@@ -313,7 +314,7 @@ class Copy:
         return local_artifacts(self._open().get_run(self.run_id).info.artifact_uri)
 
     def _upload(self) -> None:
-        client, names = self._open(), ["plan.json", "result.json", LOG]
+        client, names = self._open(), ["plan.json", "result.json", LOG, SAMPLE]
         if self.seen.model and self._store.log_model:
             names.append(self.seen.model)
         with requests_may_take(UPLOAD_SECONDS):

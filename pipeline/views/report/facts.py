@@ -10,6 +10,7 @@ from pipeline.record.events import Run
 from pipeline.record.results import IN_THIS_RUN
 from pipeline.run.tags import PROGRAM
 from pipeline.views.report.gather import Point, Sweep
+from pipeline.views.terminal.sweep import OWN_BASELINE, engines_text
 from pipeline.views.terminal.words import clean, listed, percent, plural, points_text, rate, span
 
 # More would hide the page below them.
@@ -26,8 +27,10 @@ class Fact:
 
 
 def facts(sweep: Sweep) -> list[Fact]:
-    """Model, data, batch, precision, baseline, intervals, versions, commit and command, those that are known."""
+    """Engines, model, data, batch, precision, baseline, intervals, versions, commit, command: those that are known."""
+    engines = engines_text((point.place, point.run) for point in sweep.measured)
     found = [
+        Fact("engines", engines and f"{engines}; {OWN_BASELINE}"),
         Fact("model", _told(sweep, _model)),
         Fact("data", _told(sweep, _data)),
         Fact("batch", _told(sweep, _batch)),
@@ -95,10 +98,15 @@ def _batch(point: Point) -> str | None:
 def _baseline(sweep: Sweep) -> str:
     """What speedups are over."""
     speeds = {point.place: point.result.speed for point in sweep.measured}
-    known = [speed.baseline_examples_per_second for speed in speeds.values() if speed.baseline_examples_per_second]
+    known: dict[str, list[float]] = {}
+    for point in sweep.measured:
+        if speed := point.result.speed.baseline_examples_per_second:
+            known.setdefault(f"{clean(point.marks.engine)} ".lstrip(), []).append(speed)
     if not known:
         return ""
-    reached = span(min(known), max(known), rate, " to ") or rate(known[0])
+    reached = " and ".join(
+        f"{engine}{span(min(of), max(of), rate, ' to ') or rate(of[0])}" for engine, of in known.items()
+    )
     in_turn = [place for place, speed in speeds.items() if speed.baseline_source == IN_THIS_RUN]
     measured = f"measured in turn with {points_text(in_turn)}" if in_turn else ""
     if not in_turn and any(speed.baseline_source for speed in speeds.values()):

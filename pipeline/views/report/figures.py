@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.analyze.comparable import Marks
 from pipeline.views.report.canvas import (
     DARK,
     DASHES,
@@ -156,7 +155,7 @@ def _throughput(sweep: Sweep, theme: Theme) -> Sketch | LeftOut:
     drawn = bars(_labels(points, texts, looks))
     for place, (point, (middle, low, high)) in enumerate(zip(points, ends, strict=True)):
         colour = looks[_strategy(point)].colour
-        faint = point.marks not in (Marks(), Marks(("asynchronous",)))
+        faint = not point.marks.compares
         drawn.axes.barh(place, middle, drawn.thick, color=colour, alpha=0.35 if faint else 1.0, edgecolor=colour)
         errors = [[middle - low], [high - middle]]
         drawn.axes.errorbar([middle], [place], xerr=errors, color=theme.ink, capsize=3, lw=1.2)

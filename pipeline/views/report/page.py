@@ -52,12 +52,14 @@ TERMS = {
     "sweep.repeats=3 measures that spread and makes smaller differences visible.",
     "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
     "and settings. A mark beside a point says in what it differs from group A.",
+    "engine": "What trains: TensorFlow, JAX, or a package's own. Throughput compares across engines; a speedup is over "
+    "one device under the same engine.",
     **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in comparable.DOUBTS.items()},
     "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest need "
     "not be the first there: a larger global batch takes fewer steps of an epoch.",
 }
 # Terms that are explained where they occur.
-WHERE_USED = ("group", *comparable.DOUBTS)
+WHERE_USED = ("group", "engine", *comparable.DOUBTS)
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
     template = environment.from_string(TEMPLATE.read_text())
     best = set(decided.best.places) if decided.best else set()
     columns = _columns(sweep)
-    used = {doubt for point in sweep.measured for doubt in point.marks.doubts} | (
-        {"group"} if len(_groups(sweep)) > 1 else set()
-    )
+    used = {doubt for point in sweep.measured for doubt in point.marks.doubts}
+    used |= {"group"} if len(_groups(sweep)) > 1 else set()
+    used |= {"engine"} if any(point.marks.engine for point in sweep.measured) else set()
     return template.render(
         name=sweep.name,
         about=_about(sweep),

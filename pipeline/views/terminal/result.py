@@ -83,6 +83,7 @@ def result_rows(point: PointResult) -> list[tuple[str, str]]:
         *(("note", clean(note)) for note in result.notes),
         ("folder", folder if finished else ""),
         ("model", _joined(folder, clean(training.saved))),
+        ("sample", _joined(folder, clean(training.sample))),
         ("MLflow", _tracked(clean(result.tracked.mlflow_run_id))),
         ("tracking", clean(result.tracked.tracking_note)),
     ]

@@ -44,6 +44,8 @@ RIGHT = (0, 2, 3, 4, 5, 6)  # columns of numbers
 # Of a strategy, the narrower one where a row would not fit otherwise; the overrides under it have the whole name.
 STRATEGY_WIDTHS, ROW_WIDTH = (16, 15), 80
 MISSING = "-"
+# What a speedup is over, where points are of several engines.
+OWN_BASELINE = "each speedup is over one device under the same engine"
 # A row that begins with a point's number.
 NUMBERED = re.compile(r" *\d+  ")
 
@@ -170,6 +172,7 @@ def sweep_notes(points: Sequence[PointResult], stacked: bool = False) -> list[st
         *_legend(results, stacked),
         *_reasons(points),
         *noted(zip(numbers, runs, strict=True), (WAITED,)),
+        *_of_engines(runs, numbers),
         *_differences(runs, numbers),
     ]
 
@@ -254,6 +257,18 @@ def noted(runs: Iterable[tuple[int, history.Run]], but: tuple[str, ...] = ()) ->
                 if note not in before and not clean(note).startswith(but):
                     places.setdefault(clean(note), []).append(place)
     return [f"{points_text(place).capitalize()}: {note}" for note, place in places.items()]
+
+
+def engines_text(runs: Iterable[tuple[int, history.Run]]) -> str:
+    """Which measured runs are of which engine, by their places; "" where all are of one."""
+    measured = {place: run for place, run in runs if _measured(run.result)}
+    found, places = comparable.engines(list(measured.values())), list(measured)
+    return "; ".join(f"{clean(name)}: {points_text([places[at] for at in where])}" for name, where in found.items())
+
+
+def _of_engines(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:
+    told = engines_text(zip(numbers, runs, strict=True))
+    return [f"Of different engines ({told}): {OWN_BASELINE}."] if told else []
 
 
 def _differences(runs: Sequence[history.Run], numbers: Sequence[int]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
 from pipeline.analyze.comparable import Marks, Unlike
-from pipeline.views.terminal.words import bare_times, brackets, enumerated, listed, percent, plural, rate
+from pipeline.views.terminal.words import bare_times, brackets, clean, enumerated, listed, percent, plural, rate
 
 if TYPE_CHECKING:
     from pipeline.analyze.verdict import Contestant, Difference, Knee, LeftOut, Overlap, Pair, Tied, Verdict
@@ -38,10 +38,11 @@ ONE_IN_A_MILLION = 1e-6
 def mark_texts(marks: Marks) -> list[str]:
     """What is to be written beside a speed.
 
-    >>> mark_texts(Marks(("rehearsal",), ("scaling", "batch rule")))
-    ['rehearsal', 'differs in scaling and batch rule']
+    >>> mark_texts(Marks(("rehearsal",), ("scaling", "batch rule"), "jax"))
+    ['engine jax', 'rehearsal', 'differs in scaling and batch rule']
     """
-    return [*marks.doubts, *[f"differs in {' and '.join(marks.differs)}"] * bool(marks.differs)]
+    engine = [f"engine {clean(marks.engine)}"] * bool(marks.engine)
+    return [*engine, *marks.doubts, *[f"differs in {' and '.join(marks.differs)}"] * bool(marks.differs)]
 
 
 def unlike_text(unlike: Unlike) -> str:
@@ -65,29 +66,35 @@ def how_often(p_value: float) -> str:
     return f"about once in {round(times, 1 - math.floor(math.log10(times))):,.0f} times"
 
 
-def pair_text(number: int, other: int, pair: Pair) -> str:
-    """Which of two runs is faster, by how much, and how sure that is."""
+def pair_text(number: int, other: int, pair: Pair, engines: Mapping[int, str]) -> str:
+    """Which of two runs is faster, by how much, and how sure that is; with their `engines`, by number, where they have
+    different ones.
+    """
     from pipeline.analyze.verdict import Faster, NotAlike, NotMeasured, Tie
 
+    differ = engines.get(number) != engines.get(other)
+    named = {at: f"{at}{brackets(clean(engines.get(at, '')) * differ)}" for at in (number, other)}
+    both = " and ".join(named.values())
     match pair:
         case NotMeasured(place):
-            return f"{number} and {other}: not compared, since {place} was not measured"
+            return f"{both}: not compared, since {place} was not measured"
         case NotAlike(unlike):
-            return f"{number} and {other}: not compared, since {unlike_text(unlike)}"
+            return f"{both}: not compared, since {unlike_text(unlike)}"
         case Tie(why):
-            return f"{number} and {other}: a tie, since {TIES[why]}"
+            return f"{both}: a tie, since {TIES[why]}"
         case Faster(fast, slow, difference):
             limit = "" if difference.repeated else f" One run of each can tell no more: {_by_chance(difference)}."
-            return f"{fast} is {bare_times(difference.ratio)} times as fast as {slow}, {_sure(difference)}.{limit}"
+            ratio = f"{bare_times(difference.ratio)} times as fast as {named[slow]}"
+            return f"{named[fast]} is {ratio}, {_sure(difference)}.{limit}"
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """What a sweep decides.
 
     First one sentence: which is the fastest, by how much, how sure that is and what makes it surer; or what ties, and
-    why. Then what limits it, how many workers pay, and which points have no part in it.
+    why. Then what limits it, which of several engines pays, how many workers do, and which points have no part in it.
     """
-    outside = [*_left_out(verdict.left_out), *_without(verdict)]
+    outside = [*_unjudged(verdict), *_left_out(verdict.left_out), *_without(verdict)]
     if verdict.best is None:
         if not verdict.measured:
             return ["No verdict: no point was measured."]
@@ -95,7 +102,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
         return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
     first = _tie(verdict.best, verdict) if verdict.ties else [_fastest(verdict.best, verdict)]
-    return [*first, *_limit(verdict), *_workers(verdict.best, verdict), *outside]
+    return [*first, *_limit(verdict), *_engines(verdict), *_workers(verdict.best, verdict), *outside]
 
 
 def contestant_name(contestant: Contestant) -> str:
@@ -109,7 +116,9 @@ def contestant_name(contestant: Contestant) -> str:
 def _fastest(best: Contestant, verdict: Verdict) -> str:
     speed, low, high = best.interval
     marked = brackets(", ".join(comparable.doubts(best.runs[0].result.layout)))
-    figures = listed(f"{rate(speed)} examples/s ({rate(low)} to {rate(high)}){marked}", _over_one_device([best]))
+    figures = listed(
+        f"{rate(speed)} examples/s ({rate(low)} to {rate(high)}){marked}", _over_one_device([best], verdict)
+    )
     name, difference = contestant_name(best), verdict.difference
     if difference is None:
         return f"{name} is the only point to judge: {figures}; type more values, such as workers=1,2, to compare it."
@@ -121,7 +130,7 @@ def _tie(best: Contestant, verdict: Verdict) -> list[str]:
     """What ties at the top and why, and what is behind."""
     tied = [best, *(tie.contestant for tie in verdict.ties)]
     speeds = f"{enumerated([rate(contestant.interval[0]) for contestant in tied])} examples/s"
-    figures = listed(speeds, _over_one_device(tied))
+    figures = listed(speeds, _over_one_device(tied, verdict))
     names = enumerated([contestant_name(contestant) for contestant in tied])
     lines = [f"A tie: {names} cannot be told apart, at {figures}, since {_why(verdict.ties)}{_surer(verdict)}."]
     difference = verdict.difference
@@ -145,15 +154,21 @@ def _why(ties: Sequence[Tied]) -> str:
     return enumerated([f"{TIES[why]} (with {_points(of)})" for why, of in places.items()])
 
 
-def _over_one_device(contestants: Sequence[Contestant]) -> str:
-    """How many times as fast as one device they are, where all are known and any of them is another thing."""
+def _over_one_device(contestants: Sequence[Contestant], verdict: Verdict) -> str:
+    """How many times as fast as one device they are, where all are known and any of them is another thing.
+
+    Of several engines, as one device under the same.
+    """
     known = [contestant.speedup for contestant in contestants]
     speedups = [speedup for speedup in known if speedup is not None]
     if all(map(_on_one_device, contestants)) or len(speedups) < len(known):
         return ""
     ends = dict.fromkeys(map(bare_times, (min(speedups), max(speedups))))
     only = "only " * (max(speedups) < 1)
-    return f"{only}{' to '.join(ends)} times one device"
+    of_engine = "" if verdict.engines is None else f" under {_engine(contestants[0])}"
+    if len(set(map(_engine, contestants))) > 1:
+        of_engine = " under the same engine"
+    return f"{only}{' to '.join(ends)} times one device{of_engine}"
 
 
 def _sure(difference: Difference) -> str:
@@ -185,14 +200,36 @@ def _limit(verdict: Verdict) -> list[str]:
     return [f"Each point was run once, so nothing here is surer: {_by_chance(verdict.difference)}."]
 
 
+def _engines(verdict: Verdict) -> list[str]:
+    """Which of several engines pays, or that this cannot be told."""
+    engines = verdict.engines
+    if engines is None:
+        return []
+    if len(engines.first) > 1:
+        return [f"Which engine pays cannot be told: {enumerated(list(map(clean, engines.first)))} tie."]
+    if engines.rival is None or engines.difference is None:
+        return []
+    ratio, rival = f"{bare_times(engines.difference.ratio)} times as fast as", engines.rival
+    if rival is verdict.slower[0]:
+        # How sure that is was just said.
+        of_its_own = f"at its best it is {ratio} {_engine(rival)} at its best"
+        return [f"So of the engines {clean(engines.first[0])} pays: {of_its_own}."]
+    fastest = f"{ratio} {contestant_name(rival)}, the fastest under {_engine(rival)}, {_sure(engines.difference)}"
+    return [f"Of the engines {clean(engines.first[0])} pays: its fastest point is {fastest}."]
+
+
+def _engine(contestant: Contestant) -> str:
+    return clean(comparable.engine_of(contestant.runs[0].result))
+
+
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     """How many workers pay, as far as that can be told from what was measured."""
     first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.called
     counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.called == strategy}
     if len({_on_one_device(contestant) for contestant in first}) > 1:
         names = enumerated([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
-        # "One device" would be said of the slower ones, too.
-        which = names if any(map(_on_one_device, verdict.slower)) else "one device"
+        # "One device" would be said of the slower ones, and of each engine's, too.
+        which = names if verdict.engines or any(map(_on_one_device, verdict.slower)) else "one device"
         return [f"So {which} does as well, as far as this tells."]
     if len(counts) > 1:
         texts = enumerated([f"{workers}" for workers in sorted(counts)])
@@ -226,6 +263,12 @@ def _knee(knee: Knee, count: int) -> str:
     if count > few:
         return f"{plural(count, 'worker')} are the fastest under {knee.strategy}, and not efficient: {of_them}."
     return f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."
+
+
+def _unjudged(verdict: Verdict) -> list[str]:
+    """Of which engines nothing can be said, before the points that have no part in the verdict and why."""
+    unjudged = () if verdict.engines is None else verdict.engines.unjudged
+    return [f"Whether {clean(engine)} pays cannot be told: none of its points was judged." for engine in unjudged]
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[str]:

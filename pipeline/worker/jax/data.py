@@ -60,6 +60,7 @@ class OwnData:
         # "train" and "validation", None for one that is not there.
         self.parts: dict[str, Arrays | None] = {}
         self.num_classes: int | None = None
+        self.class_names: tuple[str, ...] | None = None
         self._digest: str | None = None
 
     def load(self) -> None:
@@ -95,7 +96,8 @@ class OwnData:
         """Reads what is still in files, and weighs examples by their class, once all know what is broken."""
         train = self._made["train"]
         self.num_classes = self._plan.data.num_classes or looked.num_classes(train)
-        self._digest = train.digest if isinstance(train, Examples) else None
+        if isinstance(train, Examples):
+            self._digest, self.class_names = train.digest, train.class_names
         self.parts = {name: None if part is None else _arrays(part) for name, part in self._made.items()}
         if self.num_classes is None:
             self.num_classes = looked.num_classes(self.parts["train"])

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh
 
+from pipeline.data.examples import rows
 from pipeline.plan.plan import Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.check import Check
@@ -27,6 +28,7 @@ from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
 from pipeline.worker.loop import TrainingError
 from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
+from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
 from pipeline.worker.state import packed, unpacked
 from pipeline.worker.training import Diverged, Preempted, Survival
@@ -79,6 +81,7 @@ class Work:
         self._loop: JaxLoop | None = None
         self._pace: Pace | None = None
         self._survival: Survival | None = None
+        self._writing: Writing | None = None
 
     def obey(self, command: Command[Told]) -> None:
         """Does what a command says, and tells the event that answers it."""
@@ -134,6 +137,9 @@ class Work:
         if self._mesh.shape[MODEL] > 1:
             held = loop.held_bytes()
             self._notes.keep(f"A device holds {held:,} of the {size:,} bytes of weights and of the optimizer's state.")
+        self._writing = writing_of(
+            plan, model, own.class_names, lambda: rows(held_out or own.train, np.arange(1)), self._notes.add
+        )
         x = own.train[0]
         self._tell(
             events.Built(
@@ -168,10 +174,14 @@ class Work:
 
     def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._paced().finish(steps_per_call)
-        digests = loop.replica_digests()
-        if self._chief and self._plan.training.save:
-            rates.unscaled(loop.model.optimizer)
-            self._tell(events.Saved(save(loop.whole_model(), Path(folder), self._tell)))
+        digests, save_it = loop.replica_digests(), self._plan.training.save
+        if self._chief and (save_it or self._writing):
+            model = loop.whole_model()
+            if save_it:
+                rates.unscaled(model.optimizer)
+                self._tell(events.Saved(save(model, Path(folder), self._tell)))
+            if self._writing:
+                self._writing.write(model.predict_on_batch, Path(folder), self._tell)
         self._tell(events.Finished(digests, **(training.result if self._chief else {})))
 
     def finish_writing(self) -> None:

@@ -23,7 +23,7 @@ from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
-from pipeline.worker.input import batches, integrity
+from pipeline.worker.input import batches, few, integrity
 from pipeline.worker.input.broken import expect_batch
 from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.passes import Place
@@ -31,6 +31,7 @@ from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
 from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
+from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
 from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
@@ -126,6 +127,7 @@ class Work:
         self._pace: Pace | None = None
         self._survival: Survival | None = None
         self._switched: Switched | None = None
+        self._writing: Writing | None = None
         # Makes the same model again, under another strategy.
         self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
 
@@ -178,6 +180,11 @@ class Work:
             for part, layout in self.data.validation_parts(validation_counts)
         ]
         self._loop = self._loop_over(model, outputs, data, held_out, resume)
+        whole = self.data.whole["validation"] or self.data.whole["train"]
+        self._writing = writing_of(
+            plan, model, getattr(whole, "class_names", None), lambda: few.examples_of(whole, 0, 1, classes),
+            self._notes.add,
+        )  # fmt: skip
         if (placement := place.of(model)) is not None:
             self._notes.keep(listing.checked(model, placement, self._loop.graph(), self._folder))
         self._tell(
@@ -323,6 +330,10 @@ class Work:
             plain = self._make(tf.distribute.get_strategy()) if tables.has_tables(loop.model) else None
             model = loop.model if plain is None else tables.whole(loop.model, plain)
             self._tell(events.Saved(save(model, Path(folder), self._tell)))
+        if loop.chief and self._writing is not None:
+            # Outside the strategy, by this process alone.
+            logits = tf.function(partial(loop.model, training=False), reduce_retracing=True)
+            self._writing.write(lambda tokens: logits(tf.constant(tokens)), Path(folder), self._tell)
         self._tell(events.Finished(replica_digests(loop.model), **(training.result if loop.chief else {})))
 
     def _explain(self, command: commands.Explain) -> None:

@@ -1,0 +1,157 @@
+"""What a language model writes at the end of a run: drawn as said, of which model, and left out in words of others."""
+
+import re
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.data import text
+from pipeline.worker.sampling import Writing, continued, text_of, writing_of
+
+LENGTH, VOCABULARY = 8, 5
+NAMES = tuple("abcde")
+TOKENS = (np.arange(LENGTH)[None] % VOCABULARY, (np.arange(LENGTH)[None] + 1) % VOCABULARY)
+
+
+def plan(tokens: int | None = None, temperature: float = 0.8, seed: int = 0) -> Any:
+    training = SimpleNamespace(sample_tokens=tokens, sample_temperature=temperature, seed=seed)
+    return SimpleNamespace(training=training, data=SimpleNamespace(name="digits"), model=SimpleNamespace(name="mlp"))
+
+
+def of(out: object, example: Any = TOKENS, names: tuple[str, ...] | None = NAMES, **asked: Any) -> Any:
+    """(what is to be written, the notes) of a model with such outputs."""
+    notes: list[str] = []
+    model: Any = SimpleNamespace(output_shape=out)
+    return writing_of(plan(**asked), model, names, lambda: example, notes.append), notes
+
+
+def uniform(tokens: np.ndarray) -> np.ndarray:
+    return np.zeros((*tokens.shape, VOCABULARY), np.float32)
+
+
+def test_a_language_model_is_to_write_a_hundred_tokens_or_as_many_as_were_asked_for():
+    assert of((None, LENGTH, VOCABULARY))[0].tokens == 100
+    assert of((None, None, VOCABULARY), tokens=7)[0].tokens == 7
+    assert of((None, LENGTH, VOCABULARY), tokens=0) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("out", "example", "names"),
+    [
+        ((None, 10), TOKENS, NAMES),
+        ((None, LENGTH, VOCABULARY + 1), TOKENS, NAMES),
+        ([(None, LENGTH, VOCABULARY)], TOKENS, NAMES),
+        ((None, LENGTH, VOCABULARY), TOKENS, None),
+        ((None, LENGTH, VOCABULARY), (TOKENS[0].astype(np.float32), TOKENS[1]), NAMES),
+        ((None, LENGTH, VOCABULARY), (TOKENS[0], TOKENS[1][:, 0]), NAMES),
+        ((None, LENGTH, VOCABULARY), ({"ids": TOKENS[0]}, TOKENS[1]), NAMES),
+    ],
+)
+def test_another_model_writes_nothing_and_says_so_where_it_was_asked_to(out, example, names):
+    assert of(out, example, names) == (None, [])
+    writing, (note,) = of(out, example, names, tokens=50)
+    assert writing is None
+    assert "for train.sample_tokens=50, received data=digits and model=mlp. Try train.sample_tokens=null." in note
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_one_others():
+    def drawn(seed: int) -> list[int]:
+        made = continued(TOKENS[0][0], uniform, 0.8, np.random.default_rng(seed))
+        return [next(made) for _ in range(50)]
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_as_often_as_their_logits_say_at_a_temperature(temperature):
+    logits = np.array([0.0, 1.0, 2.0, -1.0, 0.5])
+    made = continued(
+        TOKENS[0][0], lambda tokens: np.tile(logits, (1, LENGTH, 1)), temperature, np.random.default_rng(0)
+    )
+    often = np.bincount([next(made) for _ in range(20_000)], minlength=VOCABULARY) / 20_000
+    wanted = np.exp(logits / temperature)
+    np.testing.assert_allclose(often, wanted / wanted.sum(), atol=0.015)
+
+
+def test_each_token_is_drawn_by_those_that_went_before_it():
+    seen: list[list[int]] = []
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
+        seen.append(tokens[0].tolist())
+        return np.eye(VOCABULARY)[(tokens + 2) % VOCABULARY]
+
+    made = continued(np.array([0, 1, 2]), logits, 0.0, np.random.default_rng(0))
+    assert [next(made) for _ in range(3)] == [4, 1, 3]
+    assert seen == [[0, 1, 2], [1, 2, 4], [2, 4, 1]]
+
+
+@pytest.mark.parametrize("tokens", ["bytes", "characters"])
+def test_what_was_read_as_tokens_is_written_as_it_was(tmp_path, tokens):
+    said = "Größe: “naïve” café\n\t\\x41 — \x00ok " * 20
+    (tmp_path / "said.txt").write_text(said)
+    train, _ = text(str(tmp_path / "said.txt"), tokens=tokens, length=16)
+    assert train.class_names is not None
+    assert said.startswith(text_of(train.raw[0][:2].reshape(-1), train.class_names).rstrip("\ufffd"))
+
+
+def test_the_file_says_what_was_given_what_was_made_of_it_and_how(tmp_path):
+    told: list[object] = []
+    Writing(12, 0.0, 3, TOKENS[0][0], NAMES).write(
+        lambda tokens: np.eye(VOCABULARY)[(tokens + 1) % VOCABULARY], tmp_path, told.append
+    )
+    assert (tmp_path / "sample.txt").read_text() == (
+        "abcdeabc\n\n--- what the model made of it: 12 tokens, temperature 0, seed 3 ---\n\ndeabcdeabcde\n"
+    )
+    # Whoever watches sees that it gets on.
+    assert len(told) == 12
+
+
+SMALL = (
+    "model=transformer", "data=text", "model.build.blocks=1", "model.build.width=32", "model.build.heads=2",
+    "data.build.length=16", "train.steps=4", "train.global_batch=32", "train.sample_tokens=20", "hardware=2cpu",
+    "measure.steps=0", "measure.baseline=none", "train.check=off", "launch.startup_timeout=120",
+    "tracking.system_metrics_seconds=0",
+)  # fmt: skip
+RUNS = {
+    "tensorflow, several processes": ("strategy=multi_worker", "workers=2"),
+    "tensorflow, asynchronous": ("strategy=parameter_server", "workers=2", "strategy.parameter_servers=1"),
+    "jax, a model over several devices": ("backend=jax", "strategy=model_parallel", "workers=1", "hardware=4cpu"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_of_a_language_model_leaves_a_sample_beside_its_model_and_in_mlflow(pipeline, run):
+    if "jax" in run and find_spec("jax") is None:
+        pytest.skip("jax is not installed: pip install jax")
+    ran = pipeline(*[word for word in SMALL if word != "hardware=2cpu" or "jax" not in run], *RUNS[run])
+    assert ran.code == 0, ran.err
+    (folder,) = ran.run_folders
+    assert ran.result["sample"] == "sample.txt"
+    assert ran.result["val_metrics"]["perplexity"] > 1
+    assert re.search(rf"^sample +{re.escape(str(folder.relative_to(ran.folder) / 'sample.txt'))}$", ran.out, re.M)
+    before, mark, after = (
+        (folder / "sample.txt")
+        .read_text()
+        .partition("\n\n--- what the model made of it: 20 tokens, temperature 0.8, seed 0 ---\n\n")
+    )
+    assert before
+    assert mark
+    assert 1 <= len(after.rstrip("\n")) <= 20
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{ran.folder / 'outputs' / 'mlflow.db'}")
+    assert "sample.txt" in {each.path for each in client.list_artifacts(ran.result["mlflow_run_id"])}
+
+
+@pytest.mark.slow
+def test_a_run_of_another_model_that_is_to_write_says_why_it_does_not(pipeline):
+    ran = pipeline("model=mlp", "data=digits", "train.steps=4", "train.sample_tokens=5", "tracking=none",
+                   "measure.steps=0", "measure.baseline=none", "train.check=off")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert "sample" not in ran.result
+    assert any("for train.sample_tokens=5, received data=digits and model=mlp" in note for note in ran.result["notes"])
