@@ -3,13 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What the other has, and Horovod.
+HOROVOD := .venv-horovod
 # Three tests at a time: more than a third of its time, a test waits for processes and for time to pass.
 THREE := --numprocesses 3 --dist worksteal
 # Python keeps what it compiled: to compile all of it again takes each of a thousand commands a quarter of a second.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test test-slow lint format lock wheel benchmark figures clean
+.PHONY: help setup run ui test test-slow test-horovod lint format lock wheel horovod benchmark figures clean
 
 help: ## these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,6 +42,9 @@ test-slow: setup ## the slow tests: whole runs, kills, sweeps
 	@# Alone: what they measure must be right. ARGS may leave none of either.
 	@$(BIN)/python -m pytest -q -m "slow and timed" $(ARGS) || test $$? -eq 5
 
+test-horovod: $(HOROVOD)/.ready ## the tests of what `make horovod` builds, which it builds where it is missing
+	@$(BIN)/python -m pytest -q -m horovod --durations=10 $(ARGS)
+
 lint: setup ## formatting, lint, types, and who imports whom
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -57,6 +62,31 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 
 wheel: setup ## build dist/*.whl, which holds conf/ and works outside the checkout
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+
+horovod: $(HOROVOD)/.ready ## build Horovod into .venv-horovod, for collective=horovod; takes ten minutes
+
+# Its setup.py reads MAKEFLAGS for make's own jobs. Gloo joins its processes, whatever starts them: MPI is not linked.
+# One of its sources calls what TensorFlow has no more; what it is for, XLA, is not used here.
+$(HOROVOD)/.ready: horovod.txt $(READY)
+	@for tool in cmake make c++; do command -v $$tool > /dev/null || \
+	  { echo "Expected $$tool, which compiles Horovod, received none. On Debian: apt-get install cmake make g++"; exit 2; }; done
+	@rm -rf $(HOROVOD)
+	@$(BIN)/python -m venv --without-pip $(HOROVOD)
+	@$(HOROVOD)/bin/python -c 'import sysconfig, sys; path = sysconfig.get_path("purelib"); \
+	  open(path + "/pipeline.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})")' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@mkdir $(HOROVOD)/build
+	@echo "Building Horovod into $(HOROVOD); this takes ten minutes on two cores. What it says: $(HOROVOD)/build/log.txt"
+	@cd $(HOROVOD)/build && pip="../bin/python -m pip --quiet --disable-pip-version-check" && \
+	  $$pip download --no-deps --no-binary horovod --require-hashes --no-build-isolation -r ../../horovod.txt && \
+	  $$pip install --no-deps --ignore-installed --no-index setuptools-*.whl wheel-*.whl && \
+	  tar xzf horovod-*.tar.gz && cd horovod-*/ && sed -i '/xla_mpi_ops.cc/d' horovod/tensorflow/CMakeLists.txt && \
+	  { env MAKEFLAGS=-j$$(nproc) HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+	    HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 ../../bin/python -m pip install --verbose \
+	    --disable-pip-version-check --no-deps --no-build-isolation . > ../log.txt 2>&1 || { tail -30 ../log.txt; exit 2; }; }
+	@$(HOROVOD)/bin/python -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()'
+	@rm -rf $(HOROVOD)/build
+	@touch $@
 
 benchmark: setup ## ours beside bare tf.distribute, Keras and the limit, in turn; ARGS="--against COMMIT"
 	@$(BIN)/python benchmarks/side_by_side.py $(ARGS)

@@ -144,6 +144,7 @@ class StrategyConfig:
     min_shard_bytes: int | None = None
     on_tpu: bool = False
     exchange: Exchange | None = None
+    collective: str = "tensorflow"
     build: Object = field(default_factory=dict)
 
 
@@ -216,6 +217,7 @@ class TrainConfig:
     batch_statistics: str = "global"
     save: bool = True
     check: str = "true"
+    compare_weights_every: int | None = None
     on_divergence: Divergence = Divergence.stop
     divergence_factor: float = 1e4
     sample_tokens: int | None = part_of(default=None)
@@ -322,7 +324,6 @@ class Config:
 
     mode: Mode = part_of(default=Mode.run)
     backend: str = part_of(Part.POINT, default="tensorflow")
-    collective: str = part_of(Part.POINT, default="tensorflow")
     workers: int | None = part_of(Part.POINT, default=None)
     output_dir: str = part_of(default="outputs")
     resume: str = part_of(default="auto")

@@ -40,7 +40,7 @@ def check_backend(config: Config) -> None:
 
 
 def other(backend: str) -> str | None:
-    """A backend that is not TensorFlow, which goes without saying.
+    """A backend or a collective that is not TensorFlow's, which goes without saying.
 
     >>> other("jax"), other("tensorflow")
     ('jax', None)
@@ -149,15 +149,20 @@ def _check_data(config: Config) -> None:
 def _check_settings(config: Config) -> None:
     train = config.train
     for key, received, usual, why in (
-        ("collective", config.collective, TENSORFLOW, "where XLA adds up what replicas computed"),
+        ("strategy.collective", config.strategy.collective, TENSORFLOW, "where XLA adds up what replicas computed"),
         ("train.gradient_bits", train.gradient_bits, 32, "where XLA exchanges gradients as they are"),
         ("train.batch_statistics", train.batch_statistics, "global", "whose statistics are those of the global batch"),
+        ("train.compare_weights_every", train.compare_weights_every, None, "whose processes step as one program"),
         ("measure.explain", config.measure.explain, False, "whose step cannot be taken apart"),
         ("train.check", train.check.strip().lower() if train.check.strip().lower() == "strict" else "true", "true",
          "whose replicas make one step of the whole global batch, so that nothing is compared"),
     ):  # fmt: skip
         if received != usual:
             raise PlanError(
-                f"Expected {key}={str(usual).lower()} under backend=jax, {why}, received {str(received).lower()}. "
-                f"Try {key}={str(usual).lower()}, or backend=tensorflow."
+                f"Expected {key}={_typed(usual)} under backend=jax, {why}, received {_typed(received)}. "
+                f"Try {key}={_typed(usual)}, or backend=tensorflow."
             )
+
+
+def _typed(value: object) -> str:
+    return "null" if value is None else str(value).lower()

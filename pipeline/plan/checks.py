@@ -15,6 +15,7 @@ from pipeline.config.schema import (
     TrainConfig,
     holds_password,
 )
+from pipeline.plan.collectives import check_collective
 from pipeline.plan.errors import PlanError
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
@@ -54,7 +55,7 @@ def check_ranges(config: Config) -> None:
     _check_counts(config)
     _check_amounts(config)
     _check_names(config)
-    _check_collective(config)
+    check_collective(config)
     _check_batch_statistics(config)
     _check_training(config)
     _check_survival(config)
@@ -78,6 +79,7 @@ def _check_counts(config: Config) -> None:
         "train.replica_batch": (train.replica_batch, 1),
         "train.global_batch": (train.global_batch, 1),
         "train.steps_per_call": (train.steps_per_call, 1),
+        "train.compare_weights_every": (train.compare_weights_every, 1),
         "train.seed": (train.seed, 0),
         "train.sample_tokens": (train.sample_tokens, 0),
         "train.sample_temperature": (train.sample_temperature, 0),
@@ -128,14 +130,6 @@ def _check_amounts(config: Config) -> None:
         if number is not None and not 0 < number < math.inf:
             raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
         _check_size(key, number, usual)
-
-
-def _check_collective(config: Config) -> None:
-    if config.strategy.asynchronous and config.collective != Config.collective:
-        raise PlanError(
-            f"Expected collective={Config.collective}, since the workers of {config.strategy.name} step by themselves "
-            f"and add nothing up, received {config.collective}. Try strategy=multi_worker."
-        )
 
 
 def _check_batch_statistics(config: Config) -> None:

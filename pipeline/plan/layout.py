@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.config.schema import Config
 from pipeline.plan.checks import HOST, MOST_WORKERS
+from pipeline.plan.collectives import HOROVOD, check_laid_out
 from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine, some
 from pipeline.plan.plan import DATA_SERVER, Process
@@ -142,7 +143,7 @@ def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int
                 f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
             )
         return workers, workers
-    usual = per_host if hosts > 1 else 1
+    usual = per_host if hosts > 1 and strategy.collective != HOROVOD else 1
     if tasks:
         usual = max(1, workers // tasks)
     per_process = used or (usual if strategy.spans_devices else 1)
@@ -254,6 +255,7 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
     per_replica = _per_replica(config, kind, devices_per_host)
     workers = workers_of(config, kind, max(1, devices_per_host // per_replica), tasks)
     per_process, workers_per_host = layout_of(config, workers, tasks)
+    check_laid_out(config, kind, per_process)
     servers = servers_of(config, workers, machine.tasks.count("ps"))
     check_tasks(config, machine, tasks, workers // per_process, servers, per_process)
     local = machine.hosts == 1 or hosts == 1

@@ -79,6 +79,8 @@ class StrategyPart:
     static_batches: bool = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, key="strategy")
     # Over how many devices each copy of the model is cut.
     devices_per_replica: int = part_of(IDENTITY, STEP_TIME, default=1)
+    # How replicas add up what they computed.
+    collective: str = part_of(IDENTITY, STEP_TIME, PARAMETER, default="tensorflow")
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class TrainingPart:
     sample_temperature: float = part_of(default=0.8)
     # Are replicas compared with one device before training: "true", "strict" (what differs is refused) or "off"?
     check: str = part_of(default="off")
+    # Every so many steps, at the start and at the end, all replicas are held to have the same weights.
+    compare_weights_every: int | None = part_of(default=None)
 
 
 @dataclass(frozen=True)
@@ -221,8 +225,6 @@ class Plan:
     output_dir: str = part_of()
     # What trains inside a process.
     backend: str = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, PARAMETER, key="backend", default="tensorflow")
-    # How replicas add up what they computed.
-    collective: str = part_of(IDENTITY, STEP_TIME, default="tensorflow")
     notes: tuple[str, ...] = part_of(default=())
 
     @property

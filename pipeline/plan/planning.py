@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 
-from pipeline.config.schema import Baseline, CheckpointConfig, Config
+from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
 from pipeline.plan.backends import JAX, check_backend
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
+from pipeline.plan.collectives import compared_every
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
@@ -65,6 +66,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             exchange=config.strategy.exchange.value if config.strategy.exchange else None,
             static_batches=config.strategy.on_tpu,
             devices_per_replica=layout.per_replica,
+            collective=config.strategy.collective,
         ),
         hardware=HardwarePart(
             name=config.hardware.name,
@@ -81,7 +83,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         ),
         model=ModelPart(config.model.name, config.model.build),
         data=_data(config, files, 1 if asynchronous else layout.training),
-        training=_training(config, (scaling, replica_batch, global_batch), layout.workers if asynchronous else 1),
+        training=_training(config, (scaling, replica_batch, global_batch), layout.workers),
         measurement=_measurement(config, kind),
         launch=_launch(config),
         processes=processes,
@@ -89,7 +91,6 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         checkpoint=_checkpoints(config),
         output_dir=config.output_dir,
         backend=config.backend,
-        collective=config.collective,
         notes=tuple(notes),
     )
 
@@ -116,9 +117,10 @@ def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
     )
 
 
-def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> TrainingPart:
-    """How is trained, on (scaling, replica batch, global batch), by so many workers that step by themselves."""
+def _training(config: Config, batch: tuple[str, int, int], workers: int) -> TrainingPart:
+    """How is trained, on (scaling, replica batch, global batch), by so many workers."""
     train, (scaling, replica_batch, global_batch) = config.train, batch
+    concurrent = workers if config.strategy.asynchronous else 1
     return TrainingPart(
         replica_batch=replica_batch,
         global_batch=global_batch,
@@ -145,6 +147,7 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         class_weight=class_weights(train.class_weight),
         sample_tokens=train.sample_tokens,
         sample_temperature=train.sample_temperature,
+        compare_weights_every=compared_every(config, workers),
     )
 
 
@@ -266,10 +269,19 @@ def baseline_of(plan: Plan, machine: Machine) -> Plan:
             min_shard_bytes=None,
             exchange="none",
             devices_per_replica=1,
+            collective=StrategyConfig.collective,
         ),
         hardware=replace(plan.hardware, hosts=1, rehearsal=False, oversubscribed=False),
         data=replace(plan.data, service=()),
-        training=replace(training, replica_batch=batch, global_batch=batch, callbacks=(), save=False, check="off"),
+        training=replace(
+            training,
+            replica_batch=batch,
+            global_batch=batch,
+            callbacks=(),
+            save=False,
+            check="off",
+            compare_weights_every=None,
+        ),
         measurement=replace(plan.measurement, explain=False),
         processes=(one,),
         workers=1,

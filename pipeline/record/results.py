@@ -48,6 +48,8 @@ class Choices:
     data: str | None = None
     # What trained, where it was not TensorFlow.
     backend: str | None = None
+    # What added up, where it was not TensorFlow's own.
+    collective: str | None = None
 
     @property
     def called(self) -> str | None:
@@ -56,7 +58,7 @@ class Choices:
         >>> Choices("mirrored").called, Choices("mirrored", backend="jax").called
         ('mirrored', 'mirrored/jax')
         """
-        return f"{self.strategy}/{self.backend}" if self.strategy and self.backend else self.strategy
+        return "/".join(filter(None, [self.strategy, self.backend, self.collective])) if self.strategy else None
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,8 @@ class Result:
 
 def to_values(result: Result) -> dict[str, object]:
     """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
-    only one has that was compared with one device, trained by another backend, has several devices a replica or wrote.
+    only one has that was compared with one device, trained by another backend or collective, has several devices a
+    replica, or wrote.
 
     Of one that was refused those that are known.
 
@@ -224,7 +227,7 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    for name in ("check", "backend", "devices", "sample"):
+    for name in ("check", "backend", "collective", "devices", "sample"):
         if values.get(name) is None:
             values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}

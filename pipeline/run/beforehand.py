@@ -13,14 +13,24 @@ from pipeline.record.results import Choices, Ending, Layout, Result
 def chosen(config: Config) -> Choices:
     """The choices of a config, by name."""
     return Choices(
-        config.strategy.name, config.hardware.name, config.model.name, config.data.name, other(config.backend)
+        config.strategy.name,
+        config.hardware.name,
+        config.model.name,
+        config.data.name,
+        other(config.backend),
+        other(config.strategy.collective),
     )
 
 
 def choices_of(planned: Plan) -> Choices:
     """The choices of a plan, by name."""
     return Choices(
-        planned.strategy.name, planned.hardware.name, planned.model.name, planned.data.name, other(planned.backend)
+        planned.strategy.name,
+        planned.hardware.name,
+        planned.model.name,
+        planned.data.name,
+        other(planned.backend),
+        other(planned.strategy.collective),
     )
 
 

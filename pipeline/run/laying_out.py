@@ -30,7 +30,7 @@ def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
     check_targets(config, session.search)
     check_engine(config.backend)
     check_installed(config.backend)
-    check_collective(config.collective)
+    check_collective(config.strategy.collective)
     views.offered(config.views)
     cluster = session.cluster(config)
     planned = planned_on(config, cluster, config.mode is Mode.run, begin)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.parts import Part, asked
-from pipeline.config.schema import COMPOSED, Config, Order, wrong_name
+from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig, wrong_name
 from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
 from pipeline.record.results import Result
@@ -39,12 +39,15 @@ def fingerprint(config: Config) -> str:
     said: dict[str, Any] = asked(
         dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, hosts=hosts)), Part.POINT
     )
-    if config.strategy.devices_per_replica is None:
-        del said["strategy"]["devices_per_replica"]
-    since = {"backend": Config.backend, "collective": Config.collective}
-    for key, usual in (("hosts", []), ("copy", False)):
-        if getattr(config.cluster, key) == usual:
-            del said["cluster"][key]
+    for part, key, usual in (
+        ("strategy", "devices_per_replica", None),
+        ("strategy", "collective", StrategyConfig.collective),
+        ("cluster", "hosts", []),
+        ("cluster", "copy", False),
+    ):
+        if said[part][key] == usual:
+            del said[part][key]
+    since = {"backend": Config.backend}
     return _digest({key: value for key, value in said.items() if since.get(key) != value})
 
 

@@ -28,6 +28,11 @@ def check(callbacks: Sequence[object]) -> None:
                 "Expected no BackupAndRestore among train.callbacks, since a run writes checkpoints of its own and "
                 "goes on from the last one, received one. Try checkpoint.every_epochs=1 in its place."
             )
+        if type(callback).__module__.partition(".")[0] == "horovod":
+            raise TrainingError(
+                f"Expected no callback of Horovod's among train.callbacks, which all processes would have to call, and "
+                f"whose work a run does itself, received {type(callback).__name__}. Try leaving it out."
+            )
         if not isinstance(callback, keras.callbacks.Callback):
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(callback).__name__}.")
 

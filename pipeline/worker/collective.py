@@ -1,10 +1,14 @@
 """How the replicas of all processes add up what they computed, found by name: ours, or what packages offer."""
 
+import sys
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.config.offers import OfferError, check, find
+from pipeline.plan.collectives import HOROVOD
 from pipeline.plan.plan import Plan, Process
 
 # What an engine computes with, such as a tf.Tensor, and what it has its steps run by, such as a tf.distribute.Strategy.
@@ -81,35 +85,57 @@ class Pausable(Generic[Array]):
 
 
 # Ours; a package offers others as entry points of the group `pipeline.collectives`.
-COLLECTIVES = {"tensorflow": "pipeline.worker.tensorflow.collective:of_plan"}
-INSTEAD = "collective=tensorflow"
+COLLECTIVES = {
+    "tensorflow": "pipeline.worker.tensorflow.collective:of_plan",
+    HOROVOD: "pipeline.worker.tensorflow.horovod:of_plan",
+}
+INSTEAD = "strategy.collective=tensorflow"
+# Where `make horovod` builds it.
+BUILT = ".venv-horovod"
 
 
 def check_collective(name: str) -> None:
-    """Refuses a name that no collective has, without importing any. Raises `OfferError`."""
-    check("collectives", name, "collective", COLLECTIVES, INSTEAD)
+    """Refuses a name that no collective has, and one that is not built, without importing any. Raises `OfferError`."""
+    check("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
+    if name == HOROVOD and not _is_built():
+        there = Path(sys.prefix).parent / BUILT / "bin" / "python"
+        typed = f"`{BUILT}/bin/python -m pipeline`"
+        then = typed if there.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"
+        raise OfferError(
+            f"Expected Horovod, built for this TensorFlow, for strategy.collective=horovod, received a Python without "
+            f"it. Try {then}, or {INSTEAD}."
+        )
 
 
 def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
     """The plan's collective in a process; `Alone` where a replica steps by itself. Raises `OfferError`."""
     if plan.workers == 1 or plan.strategy.asynchronous:
         return Alone()
-    name = plan.collective
-    make: Make[Array, Strategy] = find("collectives", name, "collective", COLLECTIVES, INSTEAD)
+    name = plan.strategy.collective
+    make: Make[Array, Strategy] = find("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
     try:
         made = make(plan, process, strategy)
     except Exception as error:
         if name in COLLECTIVES:
             raise
         raise OfferError(
-            f"Expected collective={name} to work, received {type(error).__name__}: {error}. Try {INSTEAD}."
+            f"Expected strategy.collective={name} to work, received {type(error).__name__}: {error}. Try {INSTEAD}."
         ) from error
     for part in ("replicas", "sum", "sent_bytes"):
         if not hasattr(made, part):
-            raise OfferError(f"Expected collective={name} to have {part}, received one without. Try {INSTEAD}.")
+            raise OfferError(
+                f"Expected strategy.collective={name} to have {part}, received one without. Try {INSTEAD}."
+            )
     if made.replicas != plan.workers:
         raise OfferError(
-            f"Expected collective={name} to add over all {plan.workers} replicas, received one that adds over "
+            f"Expected strategy.collective={name} to add over all {plan.workers} replicas, received one that adds over "
             f"{made.replicas}. Try {INSTEAD}."
         )
     return made
+
+
+def _is_built() -> bool:
+    """Is Horovod installed, with what it compiles for TensorFlow?"""
+    found = find_spec(HOROVOD)
+    folders = () if found is None else found.submodule_search_locations or ()
+    return any(True for folder in folders for _ in Path(folder, "tensorflow").glob("mpi_lib*.so"))

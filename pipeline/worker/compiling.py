@@ -22,6 +22,17 @@ def check_made(made: object) -> None:
         )
 
 
+def check_optimizer(optimizer: object) -> None:
+    """Refuses Horovod's wrapper of an optimizer, under which Keras 3 trains each replica by itself, in silence."""
+    for one in (optimizer, rates.innermost(optimizer)):
+        if any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__):
+            raise ModelError(
+                f"Expected an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3, "
+                f"received {type(one).__name__} in it. "
+                f"Try the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod."
+            )
+
+
 def check_batches(made: keras.Model) -> None:
     """Refuses a model that takes batches of one size alone, as a stateful RNN does."""
     for tensor in keras.tree.flatten(getattr(made, "inputs", None) or ()):
@@ -48,6 +59,7 @@ def compile_chosen(
         if not own_steps:
             loss = "sparse_categorical_crossentropy" if loss is None else loss
             metrics = _accuracy(made) if metrics is None else metrics
+    check_optimizer(chosen)
     if learning_rate is not None:
         chosen = rates.with_learning_rate(chosen, learning_rate)
     compile_anew(made, chosen, loss, metrics)

@@ -11,6 +11,7 @@ from pipeline.worker.callbacks import Callbacks, check
 from pipeline.worker.cores import CoreClock
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, waited
+from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.telling import Telling
 from pipeline.worker.training import Survival, Training
 
@@ -43,7 +44,13 @@ class Pace:
         self._put_back = contextlib.ExitStack()
         self._spare = False
 
-    def begin(self, plan: Plan, make_hooks: Callable[..., Callbacks], survival: Survival | None) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        make_hooks: Callable[..., Callbacks],
+        survival: Survival | None,
+        same: SameWeights = NEVER,
+    ) -> None:
         """Begins the plan's training, which goes on where its checkpoint was, if it has one."""
         train = plan.training
         callbacks = [targets.value(one, f"train.callbacks[{index}]") for index, one in enumerate(train.callbacks)]
@@ -51,7 +58,14 @@ class Pace:
         if survival is not None and self._loop.chief:
             survival.checkpointer.check()
         self.training = Training(
-            self._loop, train.epochs, train.steps, callbacks, self.telling.tell, hooks=make_hooks, survival=survival
+            self._loop,
+            train.epochs,
+            train.steps,
+            callbacks,
+            self.telling.tell,
+            hooks=make_hooks,
+            survival=survival,
+            same=same,
         )
 
     def calibrate(self, steps_per_call: int | None) -> events.Calibrated:

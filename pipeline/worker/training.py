@@ -16,6 +16,7 @@ from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, TrainingError
+from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.state import of_callback, of_random_state, put_back_callback, put_back_random_state
 
 # So many events of steps and epochs go with a checkpoint.
@@ -63,13 +64,14 @@ class Training:
         hooks: Callable[..., Callbacks] = Callbacks,
         must_be_finite: bool = True,
         survival: Survival | None = None,
+        same: SameWeights = NEVER,
     ) -> None:
         """Trains for `epochs`, or up to `last_step`, telling of `steps` after each call and of each `epoch`.
 
         `hooks` makes what runs the callbacks. Where the loss `must_be_finite`, training ends with an error if not.
         """
         self._loop, self._tell, self._clock = loop, tell, clock
-        self._must_be_finite, self._survival = must_be_finite, survival
+        self._must_be_finite, self._survival, self._same = must_be_finite, survival, same
         self._last_step = last_step
         self._epochs = 1 if epochs is None else epochs
         if last_step is not None:
@@ -123,6 +125,7 @@ class Training:
         self._epoch = hooks.first_epoch
         self._done = self._epoch * loop.steps_per_epoch
         self._restore()
+        self._same.compare(self._done)
         logs: dict[str, float] = {}
         while not self._is_over():
             began = self._active()
@@ -138,6 +141,7 @@ class Training:
             self._after_epoch(logs)
         for optimizer in loop.optimizers():
             optimizer.finalize_variable_values(optimizer._trainable_variables)
+        self._same.compare(self._done)
         hooks.call("on_train_end", logs)
         if self._survival is not None:
             self._survival.checkpointer.wait()
@@ -195,6 +199,7 @@ class Training:
             else:
                 self._tell(Beat(step=self._done))
             hooks.call("on_train_batch_end", self._in_epoch - 1, logs)
+            self._same.after(self._done)
             if self._survival is not None:
                 self._examples += call.steps * loop.global_batch
                 self._agree()

@@ -94,7 +94,14 @@ def config(**values):
         ),
         ({"train": TrainConfig(check="strict")}, "Expected train.check=true under backend=jax"),
         ({"measure": MeasureConfig(explain=True)}, "Expected measure.explain=false under backend=jax"),
-        ({"collective": "horovod"}, "Expected collective=tensorflow under backend=jax"),
+        (
+            {"train": TrainConfig(compare_weights_every=5)},
+            "Expected train.compare_weights_every=null under backend=jax",
+        ),
+        (
+            {"strategy": replace(MIRRORED, spans_processes=True, collective="horovod")},
+            "Expected strategy.collective=tensorflow under backend=jax",
+        ),
     ],
 )
 def test_what_a_backend_cannot_do_is_refused(values, words):

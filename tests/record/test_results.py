@@ -38,7 +38,7 @@ SCORED = Scored(
 )
 WHOLE = Result(
     Ending("FAILED", "It was killed.", "point-0.log"),
-    Choices("parameter_server", "2cpu", "mlp", "digits", "jax"),
+    Choices("parameter_server", "2cpu", "mlp", "digits", "jax", "horovod"),
     Layout(2, 1, 1, 4, 2, 64, 64, "weak", "float32", True, True, True, 8),
     Speed(100.0, 90.0, 110.0, 1.0, 2.0, 3.0, 50.0, "measured in this run", 2.0, 1.8, 2.2, 1.0, 0.9375, 5, 10),
     Input(0.2, {"worker 1": 0.2}, True, 3, 4),
@@ -126,7 +126,7 @@ def test_a_fresh_result_has_all_values_whether_they_are_known_or_not(pipeline):
     # One device has nothing to be compared with.
     assert (
         ran.result.keys()
-        == {"version", *leaves(Result)} - OF_ASYNCHRONOUS - {"check", "backend", "devices", "sample"}
+        == {"version", *leaves(Result)} - OF_ASYNCHRONOUS - {"check", "backend", "collective", "devices", "sample"}
         == {"version", *then}
     )
     (told,) = ran.events("result")

@@ -18,6 +18,7 @@ lost = theirs_that_is_gone:Cluster
 sums = theirs:Sums
 broken = theirs:NoSums
 half = theirs:HalfOfSums
+unlike = theirs:Unlike
 lost = theirs_that_is_gone:Sums
 
 [pipeline.engines]
@@ -88,8 +89,8 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
         ("cluster=partial", "Expected cluster=partial to have serve(), received one without. Try cluster=local."),
         ("cluster=broken", "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster"),
         (
-            "collective=rings",
-            "Expected collective to be one that is there (broken, half, lost, sums, tensorflow), received rings. Try",
+            "strategy.collective=rings",
+            "to be one that is there (broken, half, horovod, lost, sums, tensorflow, unlike), received rings. Try",
         ),
         (
             "backend=torch",
@@ -112,7 +113,7 @@ def test_a_collective_of_another_package_trains_to_the_losses_of_tensorflows_own
     found = []
     for collective in ("tensorflow", "sums"):
         ran = pipeline(
-            *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", f"collective={collective}",
+            *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", f"strategy.collective={collective}",
             f"output_dir={tmp_path / collective}", "train.deterministic=true", "train.check=off",
             "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]", **environ,
         )  # fmt: skip
@@ -134,17 +135,37 @@ def test_a_collective_of_another_package_trains_to_the_losses_of_tensorflows_own
     assert told == 4 * parameters
 
 
+@pytest.mark.slow
+def test_a_collective_that_adds_otherwise_on_each_rank_ends_the_run_by_name(pipeline, offered):
+    arguments, environ = offered
+    ran = pipeline(
+        *arguments, "strategy=multi_worker", "workers=2", "hardware=2cpu", "strategy.collective=unlike",
+        "train.check=off", "train.compare_weights_every=2", "train.steps_per_call=2", **environ,
+    )  # fmt: skip
+    assert ran.code == 1
+    assert "Expected the same weights on all replicas after step 2, received others on rank 1 than on rank 0" in ran.err
+    assert "Traceback" not in ran.err
+
+
 @pytest.mark.parametrize(
     ("collective", "words"),
     [
-        ("lost", "which a package offers as collective=lost, to be there, received ModuleNotFoundError"),
-        ("broken", "Expected collective=broken to work, received KeyError: 'no such ring'. Try collective=tensorflow."),
-        ("half", "Expected collective=half to have sum, received one without. Try collective=tensorflow."),
+        ("lost", "which a package offers as strategy.collective=lost, to be there, received ModuleNotFoundError"),
+        (
+            "broken",
+            "Expected strategy.collective=broken to work, received KeyError: 'no such ring'. Try strategy.coll",
+        ),
+        (
+            "half",
+            "Expected strategy.collective=half to have sum, received one without. Try strategy.collective=tensorflow.",
+        ),
     ],
 )
 def test_a_collective_that_is_broken_is_refused_in_a_sentence(pipeline, offered, collective, words):
     arguments, environ = offered
-    ran = pipeline(*arguments, "strategy=mirrored", "workers=2", "hardware=2cpu", f"collective={collective}", **environ)
+    ran = pipeline(
+        *arguments, "strategy=mirrored", "workers=2", "hardware=2cpu", f"strategy.collective={collective}", **environ
+    )
     assert ran.code == 1
     assert words in ran.err, ran.err
     assert "Traceback" not in ran.err
@@ -152,7 +173,9 @@ def test_a_collective_that_is_broken_is_refused_in_a_sentence(pipeline, offered,
 
 def test_a_collective_is_refused_for_workers_that_add_nothing_up(pipeline, offered):
     arguments, environ = offered
-    ran = pipeline(*arguments, "strategy=parameter_server", "workers=2", "hardware=2cpu", "collective=sums", **environ)
+    ran = pipeline(
+        *arguments, "strategy=parameter_server", "workers=2", "hardware=2cpu", "strategy.collective=sums", **environ
+    )
     assert ran.code == 2
     assert "since the workers of parameter_server step by themselves and add nothing up, received sums." in ran.err
 

@@ -12,7 +12,7 @@ from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
 from pipeline.worker import building, labels, rates
 from pipeline.worker.collective import Collective
-from pipeline.worker.compiling import check_batches, check_made, compile_chosen
+from pipeline.worker.compiling import check_batches, check_made, check_optimizer, compile_chosen
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
@@ -228,6 +228,7 @@ def lent(
     try:
         with strategy.scope():
             _check_distribution()
+            check_optimizer(made.optimizer)
             check_batches(made)
             with building.in_words(made, batch):
                 labels.check(made, batch)
@@ -279,6 +280,7 @@ def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
 
 
 def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
+    check_optimizer(optimizer)
     accumulated = getattr(rates.innermost(optimizer), "gradient_accumulation_steps", None)
     asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     if accumulated and (asynchronous or strategy.num_replicas_in_sync > 1):

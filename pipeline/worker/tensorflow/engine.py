@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,16 @@ from pipeline.worker.input.part import Batch, Shape
 from pipeline.worker.input.passes import Place
 from pipeline.worker.input.profile import Profile
 from pipeline.worker.input.reading import Reading
+from pipeline.worker.keras_fit.agree import texts
 from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
+from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
 from pipeline.worker.tensorflow import build, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.check.checked import check
-from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.devices import (
     devices_by_replica,
     make_strategy,
@@ -320,7 +322,29 @@ class Work:
         plan = self._plan
         keras.utils.set_random_seed(plan.training.seed)
         hooks = partial(Callbacks, plain=partial(self._make, tf.distribute.get_strategy()), weights=tables.weights)
-        self._paced().begin(plan, hooks, self._survival)
+        self._paced().begin(plan, hooks, self._survival, self._same())
+
+    def _same(self) -> SameWeights:
+        """What compares the weights of all replicas, where the plan has them compared."""
+        plan, mine, model = self._plan, self._process.replicas, self._ready().model
+        if plan.training.compare_weights_every is None:
+            return NEVER
+        where = Place(mine[0], len(mine), plan.workers)
+
+        def gather(digests: Sequence[str]) -> list[list[str]]:
+            # By TensorFlow's own sums, whatever it is that adds gradients.
+            own = over(self._strategy)
+            told = texts(
+                self._strategy, own, " ".join(digests), where.first // where.local, where.processes, where.local
+            )
+            return [text.split() for text in told]
+
+        return SameWeights(
+            plan.training.compare_weights_every,
+            lambda: replica_digests(model.weights),
+            gather,
+            plan.strategy.collective,
+        )
 
     def _train(self, steps_per_call: int, folder: str) -> None:
         loop, training = self._ready(), self._paced().finish(steps_per_call)
@@ -334,7 +358,9 @@ class Work:
             # Outside the strategy, by this process alone.
             logits = tf.function(partial(loop.model, training=False), reduce_retracing=True)
             self._writing.write(lambda tokens: logits(tf.constant(tokens)), Path(folder), self._tell)
-        self._tell(events.Finished(replica_digests(loop.model), **(training.result if loop.chief else {})))
+        self._tell(
+            events.Finished(replica_digests(loop.model.trainable_variables), **(training.result if loop.chief else {}))
+        )
 
     def _explain(self, command: commands.Explain) -> None:
         process = self._process

@@ -1,0 +1,190 @@
+"""Adds by Horovod's all-reduce over Gloo, between processes that have joined under `tf.distribute` already.
+
+Neither `horovodrun` nor MPI: the first process serves a rendezvous, and each tells Horovod its place from the plan.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+import socket
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import psutil
+import tensorflow as tf
+
+from pipeline.plan.plan import Plan, Process
+from pipeline.worker.keras_fit import agree
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.tensorflow import rendezvous
+from pipeline.worker.tensorflow.collective import Addend, of_no_variables, over
+
+# What Horovod does not add travels as what it does, which holds every value of it.
+WIDER = {tf.bfloat16: tf.float32, tf.uint16: tf.int32, tf.int16: tf.int32, tf.uint32: tf.int64}
+
+
+def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "HorovodCollective":
+    """Joins this process with the others, all of which call it; see `pipeline.worker.collective.Make`."""
+    own = over(strategy)
+    first = plan.leaders[0]
+    host = _host(plan, first)
+    with rendezvous.served(host) if process.rank == first else contextlib.nullcontext(0) as port:
+        (told,) = agree.from_first(strategy, own)([tf.constant(port)])
+        with _set({**place(plan, process), **_meeting(plan, process, host, int(told))}):
+            import horovod.tensorflow as hvd
+
+            hvd.init()
+        # Nobody is done with the rendezvous before all are.
+        agree.over_replicas(strategy, own)([tf.zeros([])])
+    if (hvd.rank(), hvd.size()) != (process.rank, plan.workers):
+        raise TrainingError(
+            f"Expected Horovod to know this as process {process.rank} of {plan.workers}, received {hvd.rank()} of "
+            f"{hvd.size()}. Try strategy.collective=tensorflow."
+        )
+    return HorovodCollective(plan.workers, plan.training.deterministic)
+
+
+class HorovodCollective:
+    """What the processes add, each with one replica."""
+
+    def __init__(self, replicas: int, deterministic: bool = False) -> None:
+        """Where it is `deterministic`, what travels together is the same each time, and so is the order of a sum."""
+        self.replicas, self._packs = replicas, deterministic
+        # Horovod's operations have no order of their own; those of a step must be over before the next has the same.
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._turn = tf.Variable(0.0, trainable=False, name="turn")
+        self._numbers: weakref.WeakKeyDictionary[object, Iterator[int]] = weakref.WeakKeyDictionary()
+
+    def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
+        """The sums, and as their gradients the sums of the gradients."""
+        if any(isinstance(array, tf.IndexedSlices) for array in arrays):
+            return self._in_turn(arrays)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def total(*here: tf.Tensor) -> tuple[list[Addend], Callable[..., list[Addend]]]:
+            return self._in_turn(here), lambda *gradients: self.sum(gradients)
+
+        with of_no_variables():
+            added: list[Addend] = total(*arrays)
+            return added
+
+    def sent_bytes(self, size: int) -> int:
+        """2 (n - 1) / n of the bytes, as in each ring (Patarasuk & Yuan, 2009)."""
+        return 2 * (self.replicas - 1) * size // self.replicas
+
+    def _in_turn(self, arrays: Sequence[Addend]) -> list[Addend]:
+        with tf.control_dependencies([self._turn.read_value()]):
+            # TensorFlow folds what is made of constants alone, such as zeros of all ranks but one: that rank would add
+            # once, while the graph is optimized, and never again. It folds no copy.
+            copy = tf.raw_ops.DeepCopy
+            mine = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
+        summed = self._packed(mine) if self._packs else self._each(mine)
+        with tf.control_dependencies(tf.nest.flatten(summed, expand_composites=True)):
+            self._turn.assign_add(1.0)
+        return summed
+
+    def _each(self, arrays: Sequence[Addend]) -> list[Addend]:
+        """Each as soon as it is there; Horovod joins those that are there at a time."""
+        return [self._rows(array) if isinstance(array, tf.IndexedSlices) else self._added(array) for array in arrays]
+
+    def _packed(self, arrays: Sequence[Addend]) -> list[Addend]:
+        """Those of a type in one piece."""
+        summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
+        dense = [place for place in range(len(arrays)) if place not in summed]
+        for dtype in dict.fromkeys(arrays[place].dtype for place in dense):
+            places = [place for place in dense if arrays[place].dtype == dtype]
+            piece = self._added(tf.concat([tf.reshape(arrays[place], [-1]) for place in places], 0))
+            parts = tf.split(piece, [tf.size(arrays[place]) for place in places])
+            shaped = [tf.reshape(part, tf.shape(arrays[at])) for at, part in zip(places, parts, strict=True)]
+            summed |= {at: tf.ensure_shape(one, arrays[at].shape) for at, one in zip(places, shaped, strict=True)}
+        return [summed[place] for place in range(len(arrays))]
+
+    def _added(self, array: tf.Tensor) -> tf.Tensor:
+        import horovod.tensorflow as hvd
+
+        wide = tf.cast(array, WIDER.get(array.dtype, array.dtype))
+        summed = hvd.allreduce(wide, op=hvd.Sum, name=self._name("sum"), ignore_name_scope=True)
+        return tf.cast(summed, array.dtype)
+
+    def _rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """The rows of the first process, of the second, and so on, as one device has them for the global batch."""
+        import horovod.tensorflow as hvd
+
+        dtype = slices.values.dtype
+        wide = tf.cast(slices.values, WIDER.get(dtype, dtype))
+        values, indices = (
+            hvd.allgather(one, name=self._name("rows"), ignore_name_scope=True) for one in (wide, slices.indices)
+        )
+        return tf.IndexedSlices(tf.cast(values, dtype), indices, slices.dense_shape)
+
+    def _name(self, what: str) -> str:
+        """What this addend is called in all processes, which trace the same functions, if not equally often."""
+        if tf.executing_eagerly():
+            return what
+        graph = tf.compat.v1.get_default_graph()
+        # Of a branch or loop, the function that it is in.
+        while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+            graph = graph.outer_graph
+        number: int = next(self._numbers.setdefault(graph, itertools.count()))
+        name: str = graph.name
+        return f"{what}_{name}_{number}"
+
+
+def place(plan: Plan, process: Process) -> dict[str, str]:
+    """What Horovod is to know of a process's place, as `horovodrun` tells it."""
+    here = [rank for rank in plan.leaders if plan.processes[rank].host == process.host]
+    hosts = sorted({plan.processes[rank].host for rank in plan.leaders})
+    return {
+        "HOROVOD_HOSTNAME": f"host{process.host}",
+        "HOROVOD_RANK": str(plan.leaders.index(process.rank)),
+        "HOROVOD_SIZE": str(len(plan.leaders)),
+        "HOROVOD_LOCAL_RANK": str(here.index(process.rank)),
+        "HOROVOD_LOCAL_SIZE": str(len(here)),
+        "HOROVOD_CROSS_RANK": str(hosts.index(process.host)),
+        "HOROVOD_CROSS_SIZE": str(len(hosts)),
+    }
+
+
+def _meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, str]:
+    """Where the processes meet, by which interface, and how long they wait: it is the conductor that loses patience."""
+    return {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": _interface(_host(plan, process.rank)),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(plan.launch.heartbeat_timeout)),
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+    }
+
+
+def _host(plan: Plan, rank: int) -> str:
+    return socket.gethostbyname(str(plan.processes[rank].address).rpartition(":")[0])
+
+
+def _interface(host: str) -> str:
+    """The network interface of this machine that has an address."""
+    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == host for one in known))
+    name: str | None = next(found, None)
+    if name is None:
+        raise TrainingError(
+            f"Expected a network interface with the address {host}, by which Horovod joins processes, received none. "
+            f"Try strategy.collective=tensorflow, or an address of this machine as cluster.host."
+        )
+    return name
+
+
+@contextlib.contextmanager
+def _set(values: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the environment has these values, which Horovod reads once, as it begins."""
+    kept = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

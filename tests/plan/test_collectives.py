@@ -1,0 +1,55 @@
+"""What a collective cannot add is refused in words before anything is started."""
+
+import pytest
+from test_plan import config, machine
+
+from pipeline.config.schema import Kind
+from pipeline.plan.errors import PlanError
+from pipeline.plan.planning import baseline_of, make
+
+
+def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
+    return config(strategy, hardware, workers, strategy__collective="horovod", **keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategy": "mirrored"}, "processes with a device each, received strategy=mirrored. Try strategy=multi_wor"),
+        ({"strategy": "one_device", "workers": 1}, "received strategy=one_device. Try strategy=multi_worker"),
+        ({"strategy": "parameter_server"}, "since the workers of parameter_server step by themselves and add nothing"),
+        ({"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod, which has"),
+        ({"strategy__devices_per_process": 2, "workers": 4}, "received 2. Try strategy.devices_per_process=1"),
+        ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=tensorflow"),
+    ],
+)
+def test_what_horovod_cannot_add_is_refused(given, words):
+    with pytest.raises(PlanError) as refused:
+        make(by_horovod(**given), machine(8, 8))
+    assert words in str(refused.value)
+    assert "Expected " in str(refused.value)
+
+
+def test_on_several_hosts_each_process_has_one_device():
+    plan = make(by_horovod(hardware="2x4gpu", workers=8, hardware__kind=Kind.cpu), machine())
+    assert [(process.host, len(process.devices)) for process in plan.processes] == [(rank // 4, 1) for rank in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("collective", "asked", "every"),
+    [("tensorflow", None, None), ("tensorflow", 7, 7), ("horovod", None, 100), ("horovod", 7, 7)],
+)
+def test_weights_are_compared_where_another_collective_adds_up_or_that_is_asked_for(collective, asked, every):
+    keys = {"strategy__collective": collective, "train__compare_weights_every": asked}
+    plan = make(config("multi_worker", "4cpu", 2, **keys), machine())
+    assert plan.training.compare_weights_every == every
+    assert make(config("multi_worker", "4cpu", 1, **keys), machine()).training.compare_weights_every is None
+    one = baseline_of(plan, machine())
+    assert (one.strategy.collective, one.training.compare_weights_every) == ("tensorflow", None)
+
+
+def test_a_comparison_of_weights_is_refused_where_they_are_on_servers_and_below_1():
+    with pytest.raises(PlanError, match=r"no weights of their own, received 5\. Try train\.compare_weights_every=n"):
+        make(config("parameter_server", "4cpu", 2, train__compare_weights_every=5), machine())
+    with pytest.raises(PlanError, match=r"Expected train\.compare_weights_every to be 1 or more, received 0"):
+        make(config("multi_worker", "4cpu", 2, train__compare_weights_every=0), machine())

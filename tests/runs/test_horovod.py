@@ -1,0 +1,167 @@
+"""`strategy.collective=horovod`: what is refused, and whole runs where `make horovod` has built it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, Ran, environment, finish, left_behind
+from own import CONF
+from test_failure import LONG, wait_for
+
+PYTHON = ROOT / ".venv-horovod" / "bin" / "python"
+TWO = ("strategy=multi_worker", "strategy.collective=horovod", "workers=2", "hardware=2cpu")
+SMALL = ("model=mlp", "data=digits", "train.steps=20", "measure.steps=0", "tracking=none")
+built = pytest.mark.skipif(not (PYTHON.parent.parent / ".ready").exists(), reason="Horovod is not built: make horovod")
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+WRAPPED = ("model.build._target_=wrapped.model", "data=digits", "train.steps=4", "measure.steps=0", "tracking=none")
+REFUSED = (
+    "Expected an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3, received Adam "
+    "in it. Try the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod."
+)
+
+
+def typed(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), timeout: float = 300.0) -> Ran:
+    """A command of the Python that has Horovod."""
+    folder.mkdir(exist_ok=True)
+    began, command = time.monotonic(), [*launcher, str(PYTHON), "-m", "pipeline", *arguments]
+    ran = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout)
+    assert not left_behind(folder)
+    return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began, folder)
+
+
+def losses(ran: Ran) -> np.ndarray:
+    return np.array([loss for event in ran.events("steps") for loss in event["losses"]])
+
+
+def weights(ran: Ran) -> dict[int, list[str]]:
+    return {event["rank"]: event["weights"] for event in ran.events("finished")}
+
+
+def test_where_it_is_not_built_choosing_it_says_what_to_type(asked):
+    ran = asked(*TWO, *SMALL)
+    assert ran.code == 2
+    assert "Expected Horovod, built for this TensorFlow, for strategy.collective=horovod, received a Python" in ran.err
+    assert "`.venv-horovod/bin/python -m pipeline`" in ran.err
+    assert ("make horovod" in ran.err) == (not PYTHON.exists())
+    assert not ran.run_folders
+
+
+@pytest.mark.slow
+def test_its_wrapper_of_an_optimizer_and_its_callbacks_are_refused(pipeline):
+    ran = pipeline("strategy=multi_worker", "workers=2", "hardware=2cpu", *WRAPPED)
+    assert ran.code == 1
+    assert REFUSED in ran.err
+    called = "train.callbacks=[{_target_: wrapped.broadcasts}]"
+    ran = pipeline("strategy=one_device", *SMALL, called)
+    assert ran.code == 1
+    assert "Expected no callback of Horovod's among train.callbacks" in ran.err
+    assert "received BroadcastGlobalVariablesCallback. Try leaving it out." in ran.err
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_its_real_wrapper_is_refused_too(tmp_path):
+    ran = typed(tmp_path, *TWO, *WRAPPED, "+model.build.standing_in=false")
+    assert ran.code == 1
+    assert REFUSED in ran.err
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "model"), [(2, ("model=cnn", "model.build.dropout=0", "train.optimizer=sgd")), (4, ("model=mlp",))]
+)
+def test_two_and_four_workers_train_to_the_losses_of_one_device_with_equal_weights(tmp_path, workers, model):
+    batch = ("train.global_batch=64", "train.deterministic=true", "hardware=4cpu", "train.compare_weights_every=5")
+    one = typed(tmp_path / "one", *SMALL, *model, *batch, "strategy=one_device", "workers=1")
+    ran = typed(tmp_path / "all", *TWO, *SMALL, *model, *batch, f"workers={workers}")
+    assert ran.code == 0, ran.err
+    np.testing.assert_allclose(losses(ran), losses(one), rtol=0, atol=1e-5)
+    assert ran.result["val_loss"] == pytest.approx(one.result["val_loss"], abs=1e-5)
+    assert len(weights(ran)) == workers
+    assert len({digest for digests in weights(ran).values() for digest in digests}) == 1
+    assert (ran.result["collective"], ran.result["check"]["outcome"]) == ("horovod", "equal")
+    assert "multi_worker/horovod on 4cpu" in ran.out
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_rows_of_embeddings_and_statistics_of_batches_are_added_as_tensorflow_adds_them(tmp_path):
+    for name, arguments in {
+        "rows": ("model=recommender", "data=clicks", "data.build.train_examples=2000"),
+        "statistics": ("--config-dir={CONF}", "model=normalised", "data=digits"),
+    }.items():
+        told = []
+        for collective in ("tensorflow", "horovod"):
+            ran = typed(
+                tmp_path / f"{name}-{collective}", *TWO, *SMALL, *(one.format(CONF=CONF) for one in arguments),
+                f"strategy.collective={collective}", "train.compare_weights_every=5",
+            )  # fmt: skip
+            assert ran.code == 0, ran.err
+            told.append((losses(ran), *ran.result["val_metrics"].values()))
+            assert len({digest for digests in weights(ran).values() for digest in digests}) == 1
+        for theirs, ours in zip(*told, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_is_named_and_ends_the_run_within_a_minute(tmp_path, rank):
+    process = subprocess.Popen(
+        [str(PYTHON), "-m", "pipeline", *TWO, *LONG, "measure.steps=0", "tracking=none", "launch.max_restarts=0"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(tmp_path, "steps")
+        (pid,) = [event["pid"] for event in wait_for(tmp_path, "started", count=2) if event["rank"] == rank]
+        os.kill(pid, signal.SIGKILL)
+        ran = finish(process, tmp_path, time.monotonic(), timeout=60)
+    finally:
+        process.kill()
+    assert ran.code == 1
+    assert f"{['chief 0', 'worker 1'][rank]} was killed by SIGKILL" in ran.err
+    assert "Traceback" not in ran.err
+    assert not left_behind(tmp_path)
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_from_its_checkpoint_to_the_weights_of_one_that_was_not(tmp_path):
+    often = ("checkpoint.every_steps=5", "train.steps_per_call=5", "train.deterministic=true")
+    dies = f"train.callbacks=[{{_target_: dying.Dies, at: 3, marker: {tmp_path / 'died'}}}]"
+    killed = typed(tmp_path / "killed", *TWO, *SMALL, *often, dies)
+    assert killed.code == 0, killed.err
+    assert killed.result["restarts"] == 1
+    whole = typed(tmp_path / "whole", *TWO, *SMALL, *often, dies)
+    assert whole.result["restarts"] == 0
+    assert {tuple(digests) for digests in weights(killed).values()} == {
+        tuple(digests) for digests in weights(whole).values()
+    }
+    assert killed.result["val_loss"] == whole.result["val_loss"]
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
+def test_places_of_an_mpi_job_are_joined_in_the_same_way(tmp_path):
+    same = ("train.deterministic=true", "train.global_batch=64")
+    here = typed(tmp_path / "here", *TWO, *SMALL, *same)
+    there = typed(
+        tmp_path / "there", "cluster=mpi", "strategy=multi_worker", "strategy.collective=horovod", "workers=2",
+        *SMALL, *same, launcher=(*MPIRUN, "-n", "2"),
+    )  # fmt: skip
+    assert there.code == 0, there.out + there.err
+    assert there.result["hosts"] == 2
+    assert weights(there) == weights(here)
