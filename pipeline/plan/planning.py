@@ -142,6 +142,7 @@ def _training(config: Config, batch: tuple[str, int, int], concurrent: int) -> T
         on_divergence=train.on_divergence.value,
         divergence_factor=train.divergence_factor,
         gather=train.gather,
+        remat=train.remat,
         class_weight=class_weights(train.class_weight),
     )
 

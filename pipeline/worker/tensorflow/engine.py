@@ -32,7 +32,7 @@ from pipeline.worker.input.reading import Reading
 from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
 from pipeline.worker.saving import save
-from pipeline.worker.tensorflow import build, static, tables
+from pipeline.worker.tensorflow import build, remat, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend
@@ -272,6 +272,8 @@ class Work:
         if shared:
             layout: Any = plan.strategy.build.get("layout")
             place.place(made[0], under, devices_by_replica(plan, self._process), layout)
+        if plan.training.remat:
+            remat.forget(made[0])
         return made
 
     def _check(self) -> Check:
