@@ -214,6 +214,7 @@ class TrainConfig:
     steps_per_call: int | None = None
     gradient_bits: int = 32
     gather: bool = False
+    remat: bool = False
     batch_statistics: str = "global"
     save: bool = True
     check: str = "true"

@@ -181,6 +181,11 @@ def _check_training(config: Config) -> None:
             "Expected train.gather=false under asynchronous workers, each of whose batches is a whole one, received "
             "train.gather=true. Try train.gather=false, or strategy=multi_worker."
         )
+    if train.remat and config.strategy.asynchronous:
+        raise PlanError(
+            f"Expected train.remat=false under strategy={config.strategy.name}, whose workers take Keras's own steps, "
+            f"received true. Try train.remat=false, or strategy=multi_worker."
+        )
     if train.epochs and train.steps:
         raise PlanError(
             f"Expected train.epochs or train.steps, received both ({train.epochs} and {train.steps}). "

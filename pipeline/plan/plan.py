@@ -157,6 +157,8 @@ class TrainingPart:
     divergence_factor: float = part_of(IDENTITY)
     # Are losses computed on the whole global batch, on every replica?
     gather: bool = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, default=False)
+    # Is what blocks of the model compute forgotten, and computed again on the way back?
+    remat: bool = part_of(IDENTITY, BASELINE, STEP_TIME, SIZE, PARAMETER, default=False)
     # Whose batches BatchNormalization normalizes by: all replicas', those of a process ("host"), or each its own.
     batch_statistics: str = part_of(IDENTITY, TRAINING, COMPARABILITY, STEP_TIME, PARAMETER, default="global")
     # What the learning rate is multiplied by, after a rollback or with fewer workers than planned.

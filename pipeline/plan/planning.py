@@ -144,6 +144,7 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
         on_divergence=train.on_divergence.value,
         divergence_factor=train.divergence_factor,
         gather=train.gather,
+        remat=train.remat,
         class_weight=class_weights(train.class_weight),
         sample_tokens=train.sample_tokens,
         sample_temperature=train.sample_temperature,

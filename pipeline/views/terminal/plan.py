@@ -124,6 +124,7 @@ def _training(plan: Plan) -> str:
         plan.training.precision,
         f"gradients of {plan.training.gradient_bits} bits",
         "losses of the global batch" if plan.training.gather else "",
+        "blocks computed again on the way back" if plan.training.remat else "",
         {
             "global": "",
             "host": "batch normalization by the batches of each process",

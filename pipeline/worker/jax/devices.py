@@ -19,6 +19,9 @@ from pipeline.worker.loop import TrainingError
 
 # The axes of the mesh: over which a batch is cut, and over which large variables are.
 BATCH, MODEL = "batch", "model"
+# XLA merges what is computed twice on a CPU, where it takes the barriers away that `jax.checkpoint` puts between, so
+# that nothing is forgotten, in silence. Its pass of that name is left out where blocks are to be computed again.
+KEEPS_BARRIERS = "--xla_disable_hlo_passes=cse_barrier_expander"
 # Of the conductor's patience: it is to hear from the others who is gone before its own is at an end.
 HEARTBEAT_SHARE = 0.8
 
@@ -32,8 +35,10 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         os.environ["NPROC"] = str(process.intra_op_threads)
     if plan.hardware.kind == "gpu":
         if plan.training.deterministic:
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+            _tell_xla("--xla_gpu_deterministic_ops=true")
     else:
+        if plan.training.remat:
+            _tell_xla(KEEPS_BARRIERS)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", len(process.devices))
     if len(plan.leaders) > 1:
@@ -73,6 +78,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: metadata.version(name) for name in ("jax", "jaxlib", "keras", "numpy")
     }
+
+
+def _tell_xla(flag: str) -> None:
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
 def _join(plan: Plan, process: Process) -> None:

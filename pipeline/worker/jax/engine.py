@@ -20,7 +20,7 @@ from pipeline.worker.checkpoint import State
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
 from pipeline.worker.input.broken import expect_batch
-from pipeline.worker.jax import build, layouts
+from pipeline.worker.jax import build, layouts, remat
 from pipeline.worker.jax.data import Data, OwnData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.errors import explain, lost_a_peer
@@ -120,6 +120,8 @@ class Work:
         expect_batch(sum(train_counts), plan.training.global_batch, plan.workers, plan.data.on_error == "skip")
         own.finish()
         model = build.model(plan, own, self._notes.add)
+        if plan.training.remat:
+            remat.forget(model)
         train = Data(own.train, own.layout(train_counts), plan.data.shuffle, plan.training.seed)
         held_out = own.parts["validation"]
         validation = None

@@ -35,7 +35,7 @@ from pipeline.worker.pace import Pace
 from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
-from pipeline.worker.tensorflow import build, static, tables
+from pipeline.worker.tensorflow import build, remat, static, tables
 from pipeline.worker.tensorflow import size as of_model
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend, over
@@ -284,6 +284,8 @@ class Work:
             count: Any = plan.strategy.build.get("micro_batches", 1)
             if count > 1:
                 pieces.use(made[0], sample, count)
+        if plan.training.remat:
+            remat.forget(made[0])
         return made
 
     def _check(self) -> Check:

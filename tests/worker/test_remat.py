@@ -1,0 +1,104 @@
+"""`train.remat`: blocks that are computed again train to the same losses in less memory, under both engines."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import OWN, ROOT
+
+from pipeline.models import cnn, transformer
+from pipeline.strategies import mirrored
+from pipeline.worker.input import batches
+from pipeline.worker.input.layout import Layout
+from pipeline.worker.jax.devices import KEEPS_BARRIERS
+from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow import build, remat
+from pipeline.worker.tensorflow.loop import Data, Loop
+
+STEPS, BATCH = 4, 16
+# While tests are collected, before any of them runs an operation: devices cannot change afterwards.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+def tokens():
+    drawn = np.random.default_rng(7).integers(0, 64, (64, 33), dtype=np.int32)
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+def loop_over(strategy, forgets, dropout, make=None):
+    """The loop of a small transformer, whose blocks compute again or do not."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    part, replicas = tokens(), strategy.num_replicas_in_sync
+    sizes = {"input_shape": (32,), "num_classes": 64, "blocks": 4, "width": 32, "heads": 2, "dropout": dropout}
+    made, outputs = build.model(make or (lambda: transformer(**sizes)), strategy, batches.spec(part))
+    if forgets:
+        remat.forget(made)
+    layout = Layout(BATCH, replicas=replicas, first=0, local=replicas, counts=(len(part[0]),))
+    return Loop(made, strategy, Data(part, layout, True, 5), None, outputs)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_blocks_that_compute_again_train_to_the_same_losses(devices, dropout):
+    strategy = tf.distribute.get_strategy()
+    if devices > 1:
+        strategy = mirrored(("CPU:0", "CPU:1"))
+    kept, forgot = (loop_over(strategy, forgets, dropout) for forgets in (False, True))
+    losses = [loop.call(STEPS).losses[:, 0] for loop in (kept, forgot)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-6)
+    for name, array in kept.state().items():
+        np.testing.assert_allclose(forgot.state()[name], array, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_a_model_of_plain_layers_is_refused_since_it_would_keep_as_much():
+    with pytest.raises(ModelError, match=r"a model of several blocks, layers made of layers.*received cnn with 0"):
+        remat.forget(cnn(input_shape=(28, 28, 1), num_classes=10))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+def test_under_jax_too_where_xla_keeps_the_barriers_and_in_silence_not_where_it_does_not(tmp_path):
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    found = {}
+    for flags, meshes in (("", ["one"]), (KEEPS_BARRIERS, ["one", "dropped", "mirrored", "model"])):
+        out = tmp_path / "came.json"
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environ = os.environ | {"PYTHONPATH": paths, "XLA_FLAGS": f"{quick} {flags}"}
+        command = [sys.executable, str(OWN / "forgetting.py"), str(out), *meshes]
+        ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        found[flags] = json.loads(out.read_text())
+    # What happens without: as much memory, and not a word.
+    silent = found[""]
+    assert silent["one True"]["temporary"] > 0.95 * silent["one False"]["temporary"]
+    for mesh in ("one", "dropped", "mirrored", "model"):
+        before, came = (found[KEEPS_BARRIERS][f"{mesh} {forgets}"] for forgets in (False, True))
+        np.testing.assert_allclose(came["losses"], before["losses"], rtol=0, atol=1e-6, err_msg=mesh)
+        assert came["temporary"] < 0.7 * before["temporary"], mesh
+
+
+def test_a_block_that_adds_a_loss_is_refused_which_would_count_it_twice():
+    class Adding(keras.layers.Layer):
+        def __init__(self, **given):
+            super().__init__(**given)
+            self.dense = keras.layers.Dense(4, activity_regularizer="l2")
+
+        def build(self, shape):
+            self.dense.build(shape)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = keras.Sequential([keras.Input((4,)), Adding(), Adding()])
+    remat.forget(model)
+    with pytest.raises(ModelError, match="Expected blocks that add no loss"):
+        model(np.zeros((2, 4), "float32"))
