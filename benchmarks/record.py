@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -78,10 +78,10 @@ def write(arguments: argparse.Namespace, rounds: int, rows: Json) -> None:
     about = {
         "benchmark": name,
         "arguments": sys.argv[1:],
-        "commit": _commit(),
+        "commit": commit(),
         "time": time.time(),
         "machine": {"cpu": here.cpu, "cores": len(here.cores), "memory_gib": here.memory_gib, "gpus": list(here.gpus)},
-        "versions": {package: metadata.version(package) for package in ("tensorflow", "keras", "numpy")},
+        "versions": dict(_versions("tensorflow", "keras", "numpy")),
         "rounds": rounds,
         "rows": rows,
     }
@@ -89,16 +89,25 @@ def write(arguments: argparse.Namespace, rounds: int, rows: Json) -> None:
     path.write_text(json.dumps(about, indent=2, default=str) + "\n")
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit that is checked out, marked where what it measures differs from it; None outside a checkout.
 
-    What other benchmarks have measured meanwhile is none of that.
+    What other benchmarks have measured meanwhile is none of that. Of a bundle (`gpu.py`) it is the one it was made of.
     """
+    if (bundled := ROOT / "COMMIT").is_file():
+        return bundled.read_text()
     with suppress(OSError, subprocess.SubprocessError):
-        commit = _git("rev-parse", "HEAD")
+        head = _git("rev-parse", "HEAD")
         differs = _git("status", "--porcelain", "--untracked-files=no", "--", "pipeline", "conf", "benchmarks/*.py")
-        return f"{commit}-dirty" if differs else commit
+        return f"{head}-dirty" if differs else head
     return None
+
+
+def _versions(*packages: str) -> Iterator[tuple[str, str]]:
+    """The versions of those that are installed."""
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            yield package, metadata.version(package)
 
 
 def _git(*words: str) -> str:

@@ -229,6 +229,31 @@ def transcripts(rows: Rows, part: str) -> list[str]:
     return [*(f"    {line}".rstrip() for line in said["lines"]), "", f"It took {said['seconds']:.0f} seconds in all."]
 
 
+def gpu(rows: Rows, part: str) -> list[str]:
+    """A model's rate on a GPU, the share of the GPU's operations, and ratios to Keras's fit and a loop by hand."""
+    lines = [
+        "| model, precision | a second | MFU | peak memory | / Keras's `fit` | / a loop by hand |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in rows["table"].items():
+        ours = found and found["rates"].get("ours")
+        if not ours:
+            lines.append(f"| {name} | not measured | | | | |")
+            continue
+        mfu, peak = found["mfu"], found["peak_bytes"]["ours"]
+        cells = [f"{statistics.median(ours):,.0f} {found['unit']}", f"{mfu:.0%}" if mfu else "not known"]
+        cells.append(f"{peak / 2**30:.1f} GiB" if peak else "not told")
+        for other in ("fit", "by hand"):
+            pairs = zip(ours, found["rates"].get(other, ()), strict=False)
+            ratios = [one / another for one, another in pairs]
+            cells.append(f"{statistics.median(ratios):.2f}" if ratios else "failed")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    if not rows["checks"]:
+        return [*lines, "", "The machine that this was typed on has no GPU."]
+    device, furthest = rows["device"], max(rows["checks"].values())
+    return [*lines, "", f"{device['kind']}, JAX {device['jax']}; its checks were {furthest:.0e} apart at most."]
+
+
 TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
     "sweep": sweep,
@@ -244,6 +269,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "prepare": ratios_of("seconds with one process / with two", _prepared),
     "estimates": estimates,
     "deep": deep,
+    "gpu": gpu,
     "explain": explain,
     "scale": scale,
     "transcripts": transcripts,

@@ -143,7 +143,8 @@ def finish(process: subprocess.Popen[str], folder: Path, began: float, timeout: 
 @pytest.fixture(scope="session")
 def without_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that has what backend=jax needs, and no TensorFlow."""
-    python = bare.without(tmp_path_factory.mktemp("bare") / "environment", {"tensorflow"}, "jax")
+    needed = bare.needed(bare.PACKAGE, {"tensorflow"}, ["jax"])
+    python = bare.environment(tmp_path_factory.mktemp("bare") / "environment", needed)
     asked = "from importlib.util import find_spec; print(find_spec('tensorflow'), find_spec('jax') is not None)"
     said = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True).stdout
     assert said == "None True\n"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import bare
 import pytest
 from conftest import ROOT
 
@@ -177,6 +178,28 @@ ONE_OF_EACH = {
             "A plan for 65,536 workers, each a process, takes 1.0 s.",
         ],
     ),
+    "gpu": (
+        {
+            "device": {"kind": "NVIDIA H200", "jax": "0.10.2"},
+            "checks": {"mlp: losses here / on a CPU": 2e-6, "mlp: predictions as saved / as loaded": 0.0},
+            "table": {
+                "transformer 100m, bfloat16": {
+                    "unit": "tokens", "mfu": 0.482, "failed": {}, "peak_bytes": {"ours": 3 * 2**30, "fit": None},
+                    "rates": {"ours": [900_000.0, 1_000_000.0], "fit": [1_000_000.0] * 2},
+                },
+                "transformer 1b, bfloat16": None,
+                "ResNet-50, bfloat16": {
+                    "unit": "examples", "mfu": None, "failed": {"ours": "out of memory"}, "peak_bytes": {}, "rates": {},
+                },
+            },
+        },
+        [
+            "| transformer 100m, bfloat16 | 950,000 tokens | 48% | 3.0 GiB | 0.95 | failed |",
+            "| transformer 1b, bfloat16 | not measured | | | | |",
+            "| ResNet-50, bfloat16 | not measured | | | | |",
+            "NVIDIA H200, JAX 0.10.2; its checks were 2e-06 apart at most.",
+        ],
+    ),
     "transcripts:start": (
         {"start": {"lines": ["plan   a", "", "FINISHED"], "seconds": 20.4}},
         ["    plan   a", "", "    FINISHED", "", "It took 20 seconds in all."],
@@ -233,6 +256,32 @@ def test_a_benchmark_compares_two_versions_as_a_person_types_it(tmp_path):
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert "mlp, one_device: " in ran.stdout
     assert_written(tmp_path / "out.json", "side_by_side")
+
+
+@pytest.mark.slow
+def test_a_bundle_has_what_a_machine_with_jax_and_nothing_else_lacks(tmp_path):
+    gathered = typed(tmp_path, "gpu.py", "--bundle", "there")
+    assert gathered.returncode == 0, gathered.stderr
+    assert "hydra-core" in gathered.stdout
+    python = bare.environment(tmp_path / "environment", bare.needed("jax"))
+    ran = subprocess.run(
+        [python, "there/benchmarks/gpu.py", "--limit", "0", "--json", "out.json"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "there")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert set(written["rows"]["table"].values()) == {None}
+    assert written["versions"].keys() == {"keras", "numpy"}
+    assert (
+        written["commit"][:7]
+        in subprocess.run(
+            ["git", "log", "-1", "--format=%H"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def typed(folder, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
