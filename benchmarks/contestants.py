@@ -3,12 +3,14 @@
 Ours are what a person gets: a config, its plan, and the worker's own commands. A rival's life is in `rivals`.
 """
 
+import contextlib
 import dataclasses
 import multiprocessing as mp
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,9 @@ WARMUP_SECONDS = 0.25
 TRAIN_EXAMPLES = 16_384
 # Steps after the first one from which a process of ours says its pace.
 CALIBRATION_STEPS = 3
+
+
+Context = ForkServerContext | SpawnContext
 
 
 class ContestantFailed(RuntimeError):
@@ -106,15 +111,16 @@ class Rival:
 
     def __init__(self, spec: rivals.Spec, name: str, folder: Path) -> None:
         began = time.monotonic()
-        # The same fork server as ours, so that a rival starts with TensorFlow imported.
-        context = mp.get_context("forkserver")
+        # The same fork server as ours, so that a rival starts with TensorFlow imported; on JAX, a process of its own.
+        context: Context = mp.get_context("spawn" if spec.backend == "jax" else "forkserver")
         self.steps_per_call = spec.steps_per_call
         self._processes, self._pipes = [], []
         for rank in range(max(1, len(spec.addresses))):
             pipe, theirs = context.Pipe()
             log = str(folder / f"{name}-{rank}.log")
             process = context.Process(target=rivals.main, args=(spec, rank, theirs, log), name=name, daemon=True)
-            process.start()
+            with _backend(spec.backend):
+                process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(pipe)
@@ -177,24 +183,28 @@ class Load:
         return float(sum(sum(process.cpu_times()[:2]) for process in self._mine))
 
 
-def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...]) -> Plan:
+def make_plan(
+    strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...], *others: str
+) -> Plan:
     """The plan that a person gets who types these choices; a strategy of one process needs no `ports`."""
-    made = planning.make(make_config(strategy, model, workers, replica_batch), machines.detect(os.environ))
+    made = planning.make(make_config(strategy, model, workers, replica_batch, *others), machines.detect(os.environ))
     return planning.listening(made, [f"127.0.0.1:{port}" for port in ports])
 
 
-def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> Config:
-    """The config of these choices, on CPU devices and synthetic data."""
+def make_config(strategy: str, model: str, workers: int, replica_batch: int, *others: str) -> Config:
+    """The config of these choices and `others`, on CPU devices and, where these name no data, synthetic ones."""
     configs.register()
     spans = [f"workers={workers}"] if strategy in ("mirrored", "multi_worker") else []
+    data = ("data=synthetic", f"data.build.train_examples={TRAIN_EXAMPLES}")
+    if any(other.startswith("data=") for other in others):
+        data = ()
     with initialize_config_dir(str(configs.folder()), version_base="1.3"):
         composed = compose(
             "config",
             [
-                *(f"strategy={strategy}", f"model={model}", *spans, "hardware=2cpu", "data=synthetic", "tracking=none"),
+                *(f"strategy={strategy}", f"model={model}", *spans, "hardware=2cpu", "tracking=none", *data, *others),
                 f"hardware.devices_per_host={workers}",
                 f"train.replica_batch={replica_batch}",
-                f"data.build.train_examples={TRAIN_EXAMPLES}",
                 "tracking.system_metrics_seconds=0",
             ],
         )
@@ -208,6 +218,19 @@ def alone(planned: Plan) -> list[Plan]:
         dataclasses.replace(one, processes=(dataclasses.replace(one.processes[0], cores=process.cores),))
         for process in planned.processes
     ]
+
+
+@contextlib.contextmanager
+def _backend(name: str) -> Iterator[None]:
+    """The environment that a process is started with, whose Keras is to compute by a backend; put back afterwards."""
+    kept = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = name
+    try:
+        yield
+    finally:
+        os.environ.pop("KERAS_BACKEND")
+        if kept is not None:
+            os.environ["KERAS_BACKEND"] = kept
 
 
 def _whole(seconds: float, pace: float, per_call: int, least: int) -> int:

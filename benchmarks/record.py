@@ -68,8 +68,11 @@ def typed(folder: Path | str, *arguments: str, fine: Sequence[int] = (0,)) -> su
     return ran
 
 
-def write(arguments: argparse.Namespace, rounds: int, rows: Json) -> None:
-    """Writes what a benchmark measured in so many rounds: any JSON values, one row a line of what it prints."""
+def write(arguments: argparse.Namespace, rounds: int, rows: Json, packages: Sequence[str] = ()) -> None:
+    """Writes what a benchmark measured in so many rounds: any JSON values, one row a line of what it prints.
+
+    With the versions of what computes, and of `packages` beside it.
+    """
     name = Path(sys.argv[0]).stem
     path = arguments.json or (None if arguments.smoke else RESULTS / f"{name}.json")
     if path is None:
@@ -81,7 +84,7 @@ def write(arguments: argparse.Namespace, rounds: int, rows: Json) -> None:
         "commit": commit(),
         "time": time.time(),
         "machine": {"cpu": here.cpu, "cores": len(here.cores), "memory_gib": here.memory_gib, "gpus": list(here.gpus)},
-        "versions": dict(_versions("tensorflow", "keras", "numpy")),
+        "versions": dict(_versions("tensorflow", *packages, "keras", "numpy")),
         "rounds": rounds,
         "rows": rows,
     }

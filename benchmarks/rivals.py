@@ -1,4 +1,4 @@
-"""The lives of the rivals' processes: TensorFlow's own way and Keras's own way to train the models that we train.
+"""The lives of the rivals' processes: TensorFlow's own way, and Keras's on TensorFlow or JAX, to train what we train.
 
 A rival is told how many steps to train, and answers with the examples and seconds of those after the warm-up.
 Nothing of our training loop is used: only models, data and strategies are the same as ours.
@@ -25,7 +25,8 @@ class Spec:
 
     With `threads` (intra_op, inter_op) and `cores` empty, TensorFlow decides. `addresses` of several processes make
     a cluster. `way` is loop, fit_arrays or fit_dataset; `steps_per_call` counts for the loop alone. With
-    `synchronized`, BatchNormalization normalizes by the global batch.
+    `synchronized`, BatchNormalization normalizes by the global batch. On JAX, which has no loop here, each of several
+    `devices` has its share of the batch by `keras.distribution.DataParallel`.
     """
 
     strategy_build: dict[str, Any] | None
@@ -39,6 +40,7 @@ class Spec:
     threads: tuple[int, int] | None = None
     steps_per_call: int = 1
     synchronized: bool = False
+    backend: str = "tensorflow"
 
 
 def main(spec: Spec, rank: int, pipe: Connection, log: str) -> None:
@@ -47,7 +49,7 @@ def main(spec: Spec, rank: int, pipe: Connection, log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     try:
-        train = _prepare(spec, rank)
+        train = _prepare_jax(spec) if spec.backend == "jax" else _prepare(spec, rank)
         train(0, 1)
         _, seconds = train(spec.steps_per_call, PACE_STEPS * spec.steps_per_call)
         pipe.send({"step_seconds": seconds / (PACE_STEPS * spec.steps_per_call)})
@@ -91,6 +93,33 @@ def _prepare(spec: Spec, rank: int) -> Stretch:
     if spec.way == "loop":
         return _loop(spec, strategy, model, x, y)
     with strategy.scope():
+        model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    return _fit(spec, model, x, y)
+
+
+def _prepare_jax(spec: Spec) -> Stretch:
+    """The same for Keras's `fit` on JAX, in one process."""
+    import jax
+
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores[0])
+    if spec.threads:
+        # By which XLA sizes the thread pool of its CPU client.
+        os.environ["NPROC"] = str(spec.threads[0])
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", spec.devices)
+    import keras
+
+    from pipeline.config import targets
+
+    keras.utils.set_random_seed(0)
+    if spec.devices > 1:
+        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    train, _ = targets.call(spec.data_build, "data.build")
+    x, y = getattr(train, "raw", train)
+    classes = getattr(train, "num_classes", None) or 10
+    model = targets.call(spec.model_build, "model.build", input_shape=x.shape[1:], num_classes=classes)
+    if not model.compiled:
         model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     return _fit(spec, model, x, y)
 
@@ -154,7 +183,7 @@ def _loop(spec: Spec, strategy: Any, model: Any, x: Any, y: Any) -> Stretch:
             total += strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
         return total
 
-    data = _batches(x, y, spec.global_batch).prefetch(tf.data.AUTOTUNE)
+    data = _batches(x, y, spec.global_batch)
     iterator = iter(strategy.experimental_distribute_dataset(data))
 
     def train(steps: int) -> None:
@@ -181,7 +210,6 @@ def _fit(spec: Spec, model: Any, x: Any, y: Any) -> Stretch:
     """`model.fit` over one epoch, timed by a callback between the starts of two of its steps."""
     import keras
     import numpy as np
-    import tensorflow as tf
 
     class Clock(keras.callbacks.Callback):  # type: ignore[misc]
         """Notes when steps begin. It has no hook at a step's end, which would make Keras wait for its logs."""
@@ -193,13 +221,18 @@ def _fit(spec: Spec, model: Any, x: Any, y: Any) -> Stretch:
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if batch in (self.first, self.last):
+                if spec.backend == "jax":
+                    import jax
+
+                    # Steps that were begun are still being computed.
+                    jax.block_until_ready(getattr(self.model, "_jax_state", None))
                 self.times[batch] = time.perf_counter()
 
-    endless = _batches(x, y, spec.global_batch).prefetch(tf.data.AUTOTUNE)
+    endless = _batches(x, y, spec.global_batch) if spec.way == "fit_dataset" else None
 
     def stretch(warmup: int, steps: int) -> tuple[float, float]:
         clock, all_steps = Clock(warmup, steps), warmup + steps + 1
-        if spec.way == "fit_dataset":
+        if endless is not None:
             model.fit(endless, steps_per_epoch=all_steps, callbacks=[clock], verbose=0)
         else:
             chosen = np.arange(all_steps * spec.global_batch) % len(x)
@@ -214,4 +247,4 @@ def _batches(x: Any, y: Any, batch: int) -> Any:
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices((x, y)).cache().shuffle(SHUFFLE_WINDOW, seed=0)
-    return data.repeat().batch(batch)
+    return data.repeat().batch(batch).prefetch(tf.data.AUTOTUNE)

@@ -10,7 +10,7 @@ from typing import Any
 # Rows as a benchmark wrote them to JSON.
 Rows = Mapping[str, Any]
 Table = Callable[[Rows, str], list[str]]
-# What contestants of `side_by_side.py` are called where people read of them.
+# What contestants of `side_by_side.py` and `on_jax.py` are called where people read of them.
 WORDS = {
     "limit": "the limit: as many processes that never talk",
     "one": "one device",
@@ -21,6 +21,8 @@ WORDS = {
     "bare-multi_worker-same": "a bare MultiWorkerMirroredStrategy loop, our threads and steps per call",
     "fit-mirrored-arrays": "Keras `model.fit` under MirroredStrategy, the best of three ways to call it",
     "fit-global-arrays": "Keras `model.fit` without a strategy on both cores, the best of four ways to call it",
+    "keras-one-arrays": "Keras `model.fit` on JAX, the better of two ways to call it",
+    "keras-mirrored-arrays": "Keras `model.fit` on JAX under `DataParallel`, the better of two ways to call it",
 }
 for _name, _like in (
     ("fit-mirrored-dataset", "fit-mirrored-arrays"),
@@ -28,6 +30,8 @@ for _name, _like in (
     ("fit-global-dataset", "fit-global-arrays"),
     ("fit-replica-arrays", "fit-global-arrays"),
     ("fit-replica-dataset", "fit-global-arrays"),
+    ("keras-one-dataset", "keras-one-arrays"),
+    ("keras-mirrored-dataset", "keras-mirrored-arrays"),
 ):
     WORDS[_name] = WORDS[_like]
 
@@ -256,6 +260,7 @@ def gpu(rows: Rows, part: str) -> list[str]:
 
 TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
+    "on_jax": side_by_side,
     "sweep": sweep,
     "every_strategy": every_strategy,
     "differential": differential,

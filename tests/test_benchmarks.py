@@ -92,6 +92,13 @@ ONE_OF_EACH = {
             "| one / bare-one-same >= 0.97 | not measured | | |",
         ],
     ),
+    "on_jax:mlp": (
+        {"mlp": {"claims": [
+            {"claim": "one / keras-one-arrays|keras-one-dataset >= 2", "ratio": 2.5, "ratios": [2.4, 2.5, 2.6],
+             "against": "keras-one-dataset"},
+        ]}},
+        ["| one device / Keras `model.fit` on JAX, the better of two ways to call it | 2.50 | 2.40 to 2.60 | 3 |"],
+    ),
     "sweep": (
         {"ratios": [0.5, 0.52, 0.6]},
         ["| a sweep of six points / the same points as commands of their own | 0.52 | 0.50 to 0.60 |"],
