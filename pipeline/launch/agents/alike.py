@@ -8,10 +8,12 @@ from pathlib import Path
 from platform import python_version
 
 PACKAGES = ("tensorflow", "keras", "numpy")
+# Which not every host has, and one backend alone needs.
+OTHERS = ("jax", "jaxlib")
 PACKAGE = Path(__file__).resolve().parents[2]
 LOCK = PACKAGE.parent / "requirements.lock"
 # What is compared only where both have it: a wheel has no lock file beside it.
-IF_THERE = ("requirements.lock",)
+IF_THERE = (*OTHERS, "requirements.lock")
 FILES = "the pipeline's files"
 
 
@@ -19,11 +21,12 @@ FILES = "the pipeline's files"
 def alike() -> Mapping[str, str]:
     """By what a person calls it; a hash where there is no version."""
     found = {"python": ".".join(python_version().split(".")[:2])}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *OTHERS):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "none"
+            if name in PACKAGES:
+                found[name] = "none"
     found[FILES] = _digest(sorted(PACKAGE.rglob("*.py")))
     if LOCK.is_file():
         found["requirements.lock"] = _digest([LOCK])
@@ -35,6 +38,7 @@ def unlike(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
 
     >>> unlike({"keras": "3.1", "numpy": "2"}, {"keras": "3.2"})
     'keras 3.1 and numpy 2, received keras 3.2 and numpy none'
+    >>> unlike({"keras": "3.1", "jax": "0.10.2"}, {"keras": "3.1"})
     """
     names = [name for name in here if there.get(name) != here[name] and (name not in IF_THERE or name in there)]
     if not names:

@@ -3,6 +3,7 @@
 import os
 import platform
 import random
+import socket
 from functools import partial
 from importlib import metadata
 
@@ -84,6 +85,16 @@ def _tell_xla(flag: str) -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
+def _is_own(host: str) -> bool:
+    """Does this host have that address itself, or is it reached at one that is translated?"""
+    try:
+        with socket.socket() as tried:
+            tried.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
 def _join(plan: Plan, process: Process) -> None:
     """Joins the others, of which the first coordinates; on one machine nobody listens beyond it."""
     first, mine = str(plan.processes[plan.leaders[0]].address), str(process.address)
@@ -100,7 +111,9 @@ def _join(plan: Plan, process: Process) -> None:
         coordinator_bind_address=first if stays_here(first) else None,
     )
     if gpus is None:
-        given = {"hostname": mine.rpartition(":")[0]} if stays_here(mine) else {}
+        # Else at the address of this host's own name, at which others need not reach it.
+        host = mine.rpartition(":")[0]
+        given = {"hostname": host} if _is_own(host) else {}
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, **given)
         client = partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)

@@ -1,0 +1,55 @@
+"""`backend=jax` over several hosts: network namespaces that ssh reaches, and nodes of a real Slurm."""
+
+import json
+from importlib.util import find_spec
+
+import numpy as np
+import pretend_slurm
+import pytest
+from namespaces import made
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax"),
+    pytest.mark.slow,
+]
+
+SMALL = (
+    "backend=jax", "model=mlp", "data=digits", "train.global_batch=64", "train.steps=50", "measure.steps=0",
+    "measure.baseline=none", "tracking=none", "launch.startup_timeout=120",
+)  # fmt: skip
+TWO = (*SMALL, "strategy=multi_worker", "workers=2", "hardware.devices_per_host=1")
+
+
+def losses(pipeline, folder, *arguments):
+    """The loss of each step, and the hosts that its processes were on."""
+    ran = pipeline(*arguments, f"output_dir={folder.name}")
+    assert ran.code == 0, ran.err
+    (run,) = (folder / "runs").iterdir()
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    plan = json.loads((run / "plan.json").read_text())
+    hosts = {str(process["address"]).rpartition(":")[0] for process in plan["processes"]}
+    return [loss for event in events if event["event"] == "steps" for loss in event["losses"]], hosts
+
+
+def test_two_hosts_train_as_one_device_does(pipeline, tmp_path):
+    one, _ = losses(pipeline, tmp_path / "one", *SMALL, "strategy=one_device")
+    (tmp_path / "ssh").mkdir()
+    with made(tmp_path / "ssh", 2) as hosts:
+        two, on = losses(pipeline, tmp_path / "two", *TWO, *hosts.options())
+        assert on == set(hosts.addresses)
+    assert len(two) == 50
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
+
+
+def test_two_nodes_of_slurm_train_as_one_device_does(pipeline, tmp_path):
+    if why := pretend_slurm.missing():
+        pytest.skip(f"no Slurm can be started here: {why}")
+    one, _ = losses(pipeline, tmp_path / "one", *SMALL, "strategy=one_device")
+    with pretend_slurm.pretend_slurm() as slurm:
+
+        def typed(*arguments):
+            return pipeline(*arguments, **slurm.environ)
+
+        two, _ = losses(typed, tmp_path / "two", *TWO, "cluster=slurm", "hardware.hosts=2")
+    assert len(two) == 50
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-5)
