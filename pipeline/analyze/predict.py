@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.analyze import comparable, measure
 from pipeline.analyze.errors import PredictError
-from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, anchored, fit, interval
+from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, Fit, anchored, fit, interval
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
     DRIFT_OF_DOUBLING,
@@ -100,11 +100,7 @@ def predict(
             f"What one worker computes in a step takes {likeliest.factor:.2g} times what runs of other sizes let "
             f"expect: this model is another kind of work, or the machine has changed."
         )
-    parts: dict[str, float] = {}
-    for share, model in made:
-        for name, value in zip(model.names, model.query(wanted) * model.coefficients, strict=True):
-            part = name.partition(" ")[0]
-            parts[part] = parts.get(part, 0.0) + share * float(value)
+    parts = _parts(made, wanted)
     fitted = sum(parts.values())
     off = DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, runs))
     if timed is not None and fitted > 0:
@@ -122,6 +118,16 @@ def predict(
     total, unsure = fitted + wire, LINK_SPREAD * wire
     low, high = total - math.hypot(fitted - low, unsure), total + math.hypot(high - fitted, unsure)
     return total, low, high, {name: value / total for name, value in parts.items() if value}, notes
+
+
+def _parts(made: Sequence[tuple[float, Fit]], wanted: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a step by part, over the models by their shares."""
+    parts: dict[str, float] = {}
+    for share, model in made:
+        for name, value in zip(model.names, model.query(wanted) * model.coefficients, strict=True):
+            part = name.partition(" ")[0]
+            parts[part] = parts.get(part, 0.0) + share * float(value)
+    return parts
 
 
 def _take_out(

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 MOST_OPEN = 64
-
-
 # Rows that are taken out of arrays at a time.
 BLOCK = 256
 
@@ -151,16 +149,6 @@ class Arrays:
         return {row: f"example {row} of {self._split} {found[row]}" for row in sorted(found)}
 
 
-class _ExamplesOfArrays(Arrays):
-    """Arrays whose source says by itself which rows are broken, and where these were."""
-
-    def __init__(self, part: Examples, split: str, classes: int | None) -> None:
-        super().__init__(part.raw, split, classes)
-        found = part.look(part, 0, 1, True) if part.look else []
-        named = {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
-        self.broken = {**self.broken, **named}
-
-
 class Images:
     """Files of images with a label each, which are stored as they are."""
 
@@ -189,10 +177,9 @@ class Images:
             path, label = self._paths[row], int(self._classes[row])
             try:
                 data = Path(path).read_bytes()
+                why = pictures.fault(data)
             except OSError as error:
-                yield Made(None, label, f"{path} cannot be read ({error.strerror or error})")
-                continue
-            why = pictures.fault(data)
+                why = f"cannot be read ({error.strerror or error})"
             if why:
                 yield Made(None, label, f"{path} {why}")
                 continue
@@ -240,11 +227,9 @@ class Records:
                 opened[place].seek(offset)
                 data = opened[place].read(length)
                 known = label if self.labels is not None else None
-                if records.unframed(data) is None:
-                    name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
-                    yield Made(None, known, f"{name} has a wrong checksum")
-                    continue
-                yield Made(data, known)
+                name = f"{self._pieces[place].path} record {row - int(self._starts[place])}"
+                whole = records.unframed(data) is not None
+                yield Made(data, known) if whole else Made(None, known, f"{name} has a wrong checksum")
         finally:
             for file in opened.values():
                 file.close()
@@ -285,15 +270,19 @@ def is_prepared(path: str) -> bool:
 def is_stream(part: object) -> bool:
     """Is it examples that come one after another?"""
     if isinstance(part, Examples):
-        return part.in_files or (not part.image_files and _is_made(part))
+        return part.in_files or (not part.image_files and (part.parse or part.decode) is not None)
     arrays = isinstance(part, tuple | list | Mapping) or hasattr(part, "__array__")
     return not arrays and (hasattr(part, "__iter__") or callable(part))
 
 
 def rows_of(part: object, split: str, classes: int | None) -> Rows:
     """A part that is neither a stream nor in files, as rows. Raises `DataError`."""
+    if isinstance(part, Examples) and part.image_files:
+        return Images(part, classes)
     if isinstance(part, Examples):
-        return Images(part, classes) if part.image_files else _ExamplesOfArrays(part, split, classes)
+        arrays = Arrays(part.raw, split, classes)
+        arrays.broken = {**arrays.broken, **_whys(part)}
+        return arrays
     if not isinstance(part, tuple | list) or len(part) not in (2, 3):
         raise DataError(
             f"Expected data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these, "
@@ -357,9 +346,10 @@ def _is_dataset(part: object) -> TypeGuard[tf.data.Dataset]:
     return tensorflow is not None and isinstance(part, tensorflow.data.Dataset)
 
 
-def _is_made(part: Examples) -> bool:
-    """Does TensorFlow make the examples of what is cheap to read?"""
-    return part.parse is not None or part.decode is not None
+def _whys(part: Examples) -> dict[int, str]:
+    """Which examples are broken as their source says by itself, and why."""
+    found = part.look(part, 0, 1, True) if part.look else []
+    return {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
 
 
 def _dataset_of(part: Examples) -> tf.data.Dataset:
@@ -388,9 +378,7 @@ def piece_of_file(part: Examples, segment: Segment) -> Piece:
     folder, _, file_name = segment.path.rpartition("/")
     made = manifest.load(folder, files.text_of)
     classed = [kept for kept in made.features if kept.name == "y" and is_label(kept)]
-    found = part.look(dataclasses.replace(part, raw=(segment,)), 0, 1, True) if part.look else []
-    whys = {flaw.first + more: f"{flaw.name} {flaw.why}" for flaw in found for more in range(flaw.examples)}
-    index = []
+    whys, index = _whys(dataclasses.replace(part, raw=(segment,))), []
     with files.opened(segment.path) as file:
         for frame in records.frames(file):
             label = 0

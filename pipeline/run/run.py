@@ -91,19 +91,14 @@ def run(request: PointRequest, session: Session) -> PointResult:
         return request.ended(killed(str(cancelled), config, request.folder))
     except REFUSALS as error:
         return _refused(error, request)
-    if earlier is not None:
-        request = _instead(request, earlier)
-        session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
-    elif (request.folder / "events.jsonl").exists():
-        request = dataclasses.replace(request, folder=sweep.make_another(request.folder))
-    folder = request.folder
+    request = _in_its_folder(request, earlier, session)
     if starts:
         from pipeline.run.point import Point, known_baseline
 
         known = known_baseline(baseline, Path(config.output_dir), session)
     if not starts:
         # First: who reads what follows may leave in the middle of it.
-        remove(folder, Path(config.output_dir))
+        remove(request.folder, Path(config.output_dir))
     session.screen.planned(planned, full, None if known is None else str(log.from_here(Path(known.folder))))
     if full and (typed := cluster.describe(planned)):
         session.screen.described(typed)
@@ -147,10 +142,17 @@ def _refused(error: Exception, request: PointRequest) -> PointResult:
     return ended
 
 
-def _instead(request: PointRequest, earlier: "Earlier") -> PointRequest:
-    """The point in the folder of the run that it goes on with; its own, where it is new and empty, is removed."""
+def _in_its_folder(request: PointRequest, earlier: "Earlier | None", session: Session) -> PointRequest:
+    """The point in the folder of the run that it goes on with; its own, where it is new and empty, is removed.
+
+    One that goes on with nothing, and whose folder holds a run, gets another one.
+    """
+    if earlier is None:
+        taken = (request.folder / "events.jsonl").exists()
+        return dataclasses.replace(request, folder=sweep.make_another(request.folder)) if taken else request
     if request.folder.resolve() != earlier.folder.resolve():
         _empty(request.folder)
+    session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
     return dataclasses.replace(request, folder=earlier.folder.resolve())
 
 

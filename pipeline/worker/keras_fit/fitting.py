@@ -13,10 +13,11 @@ With several processes each calls `fit` with the same arguments; callbacks run i
 3
 """
 
+import contextlib
 import functools
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -74,11 +75,7 @@ def fit(
     `check` what replicas make of a few examples otherwise than one device does is warned of before a model's first fit.
     Raises `FitError` for what cannot be honoured.
     """
-    _check_model(model)
-    strategy = _strategy(model, strategy)
-    loop_class = _loop_class(strategy, gather)
-    where = passes.place(strategy)
-    _check_compiled(model, where)
+    strategy, loop_class, where = _checked(model, strategy, gather)
     hooks = _callbacks(callbacks, where)
     epochs, steps_per_epoch = min(epochs, keras.config.max_epochs() or epochs), _capped(steps_per_epoch)
     due = _due(model, validation_freq)
@@ -98,18 +95,15 @@ def fit(
         })  # fmt: skip
         refused.check_alike(strategy, where, train, held_out)
         note = functools.partial(warnings.warn, stacklevel=2) if where.chief else str
-        adding = Pausable(over(strategy))
-        with refused.in_words(), build.lent(model, strategy, train.spec, adding, note, gather) as outputs:
-            refused.check_labels(model, train, held_out)
-            _check_made_under(strategy, model.metrics_variables)
-            earlier = vars(model).get(KEPT_AS)
-            loop = _loop(loop_class, model, strategy, train, outputs, where, gather, adding)
+        earlier, adding = vars(model).get(KEPT_AS), Pausable(over(strategy))
+        with (
+            _lent(loop_class, model, strategy, train, held_out, where, gather, adding, note) as loop,
+            loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due),
+        ):
+            if check and loop is not earlier and where.replicas > 1:
+                refused.warn_of_differences(loop, adding, where, train, note)
             runs = functools.partial(KerasHooks, loop, initial_epoch, verbose)
-            with loop.over(train, held_out, steps_per_epoch, _capped(validation_steps), due):
-                if check and loop is not earlier and where.replicas > 1:
-                    refused.warn_of_differences(loop, adding, where, train, note)
-                training = Training(loop, epochs, None, hooks, _tell_nobody, hooks=runs, must_be_finite=False)
-                return _train(training, loop, 1 if loop.step_by_step else per_call)
+            return _train(loop, epochs, hooks, runs, 1 if loop.step_by_step else per_call)
 
 
 def _split(
@@ -156,29 +150,40 @@ def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoo
     return KerasLoop
 
 
-def _loop(
+@contextlib.contextmanager
+def _lent(
     loop_class: type[KerasLoop],
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     train: Passes,
-    outputs: list[str],
+    held_out: Passes | None,
     where: Place,
     gather: bool,
     adding: Collective[Addend],
-) -> KerasLoop:
+    note: Callable[[str], object],
+) -> Iterator[KerasLoop]:
     """The model's loop: that of an earlier `fit`, as long as it is compiled as it was then."""
-    loop = vars(model).get(KEPT_AS)
-    if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
-        # Past Keras's own setter, which looks for weights in everything.
-        loop = vars(model)[KEPT_AS] = loop_class(
-            model, strategy, train, outputs, where.chief, where.processes == 1, gather, adding
-        )
-    return loop
+    with refused.in_words(), build.lent(model, strategy, train.spec, adding, note, gather) as outputs:
+        refused.check_labels(model, train, held_out)
+        _check_made_under(strategy, model.metrics_variables)
+        loop = vars(model).get(KEPT_AS)
+        if not isinstance(loop, loop_class) or not loop.serves(model, strategy, train, gather):
+            # Past Keras's own setter, which looks for weights in everything.
+            loop = vars(model)[KEPT_AS] = loop_class(
+                model, strategy, train, outputs, where.chief, where.processes == 1, gather, adding
+            )
+        yield loop
 
 
-def _train(training: Training, loop: KerasLoop, steps_per_call: int | None) -> keras.callbacks.History:
+def _train(
+    loop: KerasLoop,
+    epochs: int,
+    callbacks: Sequence[keras.callbacks.Callback],
+    runs: Callable[..., KerasHooks],
+    steps_per_call: int | None,
+) -> keras.callbacks.History:
     """Trains to the end, in calls of so many steps, or as many as the first steps' pace asks for."""
-    timed = []
+    training, timed = Training(loop, epochs, None, callbacks, _tell_nobody, hooks=runs, must_be_finite=False), []
     if steps_per_call is None:
         for _ in training.advance(1, 1):
             pass
@@ -255,10 +260,19 @@ def _check_compiled(model: keras.Model, where: Place) -> None:
         )
 
 
-def _strategy(model: keras.Model, named: tf.distribute.Strategy | None) -> tf.distribute.Strategy:
+def _checked(
+    model: keras.Model, named: tf.distribute.Strategy | None, gather: bool
+) -> tuple[tf.distribute.Strategy, type[KerasLoop], Place]:
+    """The strategy that a model trains under, by which loop, and this process's place in it.
+
+    Refuses a model that cannot train so.
+    """
+    _check_model(model)
     strategy = named or model.distribute_strategy
     _check_made_under(strategy, [*model.variables, *model.optimizer.variables])
-    return strategy
+    loop_class, where = _loop_class(strategy, gather), passes.place(strategy)
+    _check_compiled(model, where)
+    return strategy, loop_class, where
 
 
 def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
