@@ -94,5 +94,5 @@ benchmark: setup ## ours beside bare tf.distribute, Keras and the limit, in turn
 figures: setup ## the tables of README and docs, from what benchmarks/results/ holds
 	@$(BIN)/python benchmarks/figures.py $(ARGS)
 
-clean: ## remove the environment and caches; outputs/ stays
-	@rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+clean: ## remove the environments and caches; outputs/ stays
+	@rm -rf $(VENV) $(HOROVOD) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -42,15 +42,14 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
             f"Expected Horovod to know this as process {process.rank} of {plan.workers}, received {hvd.rank()} of "
             f"{hvd.size()}. Try strategy.collective=tensorflow."
         )
-    return HorovodCollective(plan.workers, plan.training.deterministic)
+    return HorovodCollective(plan.workers)
 
 
 class HorovodCollective:
     """What the processes add, each with one replica."""
 
-    def __init__(self, replicas: int, deterministic: bool = False) -> None:
-        """Where it is `deterministic`, what travels together is the same each time, and so is the order of a sum."""
-        self.replicas, self._packs = replicas, deterministic
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
         # Horovod's operations have no order of their own; those of a step must be over before the next has the same.
         with tf.init_scope(), tf.device("CPU:0"):
             self._turn = tf.Variable(0.0, trainable=False, name="turn")
@@ -79,17 +78,17 @@ class HorovodCollective:
             # once, while the graph is optimized, and never again. It folds no copy.
             copy = tf.raw_ops.DeepCopy
             mine = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
-        summed = self._packed(mine) if self._packs else self._each(mine)
+        summed = self._packed(mine)
         with tf.control_dependencies(tf.nest.flatten(summed, expand_composites=True)):
             self._turn.assign_add(1.0)
         return summed
 
-    def _each(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """Each as soon as it is there; Horovod joins those that are there at a time."""
-        return [self._rows(array) if isinstance(array, tf.IndexedSlices) else self._added(array) for array in arrays]
-
     def _packed(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """Those of a type in one piece."""
+        """Those of a type in one piece.
+
+        Left to itself Horovod joins what is there at a time: other arrays each time, whose sums differ in the last bit,
+        and on CPUs more slowly.
+        """
         summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
         dense = [place for place in range(len(arrays)) if place not in summed]
         for dtype in dict.fromkeys(arrays[place].dtype for place in dense):
