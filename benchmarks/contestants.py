@@ -177,13 +177,13 @@ class Load:
         return float(sum(sum(process.cpu_times()[:2]) for process in self._mine))
 
 
-def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...]) -> Plan:
-    """The plan that a person gets who types these choices; a strategy of one process needs no `ports`."""
-    made = planning.make(make_config(strategy, model, workers, replica_batch), machines.detect(os.environ))
+def make_plan(strategy: str, model: str, workers: int, replica_batch: int, ports: tuple[int, ...], *more: str) -> Plan:
+    """The plan that a person gets who types these choices, and `more`; a strategy of one process needs no `ports`."""
+    made = planning.make(make_config(strategy, model, workers, replica_batch, *more), machines.detect(os.environ))
     return planning.listening(made, [f"127.0.0.1:{port}" for port in ports])
 
 
-def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> Config:
+def make_config(strategy: str, model: str, workers: int, replica_batch: int, *more: str) -> Config:
     """The config of these choices, on CPU devices and synthetic data."""
     configs.register()
     spans = [f"workers={workers}"] if strategy in ("mirrored", "multi_worker") else []
@@ -196,6 +196,7 @@ def make_config(strategy: str, model: str, workers: int, replica_batch: int) -> 
                 f"train.replica_batch={replica_batch}",
                 f"data.build.train_examples={TRAIN_EXAMPLES}",
                 "tracking.system_metrics_seconds=0",
+                *more,
             ],
         )
     return configs.typed(composed)

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def main() -> None:
             for suite in CLAIMS:
                 wanted = _wanted(suite, arguments.only)
                 if wanted:
-                    report[suite] = run_suite(suite, wanted, cluster, Path(folder), arguments)
+                    makes = partial(field, suite, arguments.workers, cluster, Path(folder))
+                    report[suite] = run_suite(suite, makes, CLAIMS[suite], wanted, arguments)
         finally:
             cluster.close(0)
     record.write(arguments, arguments.rounds, report)
@@ -142,7 +144,11 @@ def main() -> None:
 
 
 def run_suite(
-    suite: str, wanted: Callable[[str], bool], cluster: LocalCluster, folder: Path, arguments: argparse.Namespace
+    suite: str,
+    makes: Callable[[], Mapping[str, Make]],
+    claims: Sequence[Claim],
+    wanted: Callable[[str], bool],
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """Starts the contestants of one model, takes their turns, prints tables; returns all stretches and ratios."""
     stretches: dict[str, list[Stretch]] = {}
@@ -154,13 +160,13 @@ def run_suite(
         rounds = range(arguments.rounds)[life::lives]
         running: dict[str, Contestant] = {}
         try:
-            failed |= start(field(suite, arguments.workers, cluster, folder), wanted, running)
+            failed |= start(makes(), wanted, running)
             per_call |= {name: contestant.steps_per_call for name, contestant in running.items()}
             take_turns(running, stretches, failed, rounds, arguments.seconds, patience)
         finally:
             for contestant in running.values():
                 contestant.stop()
-    judged = [judge(claim, stretches) for claim in CLAIMS[suite] if wanted(claim.contestant)]
+    judged = [judge(claim, stretches) for claim in claims if wanted(claim.contestant)]
     lines = [*_table(suite, per_call, stretches, failed), "", *(ratio.line for ratio in judged)]
     print("\n".join(lines), flush=True)
     return {

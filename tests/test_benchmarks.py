@@ -91,6 +91,12 @@ ONE_OF_EACH = {
             "| one / bare-one-same >= 0.97 | not measured | | |",
         ],
     ),
+    "collectives:cnn": (
+        {"cnn": {"claims": [
+            {"claim": "horovod / multi_worker >= 1", "ratio": 0.8, "ratios": [0.7, 0.8], "against": "multi_worker"},
+        ]}},
+        ["| multi_worker by Horovod's all-reduce / multi_worker | 0.80 | 0.70 to 0.80 | 2 |"],
+    ),
     "sweep": (
         {"ratios": [0.5, 0.52, 0.6]},
         ["| a sweep of six points / the same points as commands of their own | 0.52 | 0.50 to 0.60 |"],
