@@ -30,8 +30,8 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     first = plan.leaders[0]
     host = _host(plan, first)
     with rendezvous.served(host) if process.rank == first else contextlib.nullcontext(0) as port:
-        (told,) = agree.from_first(strategy, own)([tf.constant(port)])
-        with _set({**place(plan, process), **_meeting(plan, process, host, int(told))}):
+        (said,) = agree.from_first(strategy, own)([tf.constant(port)])
+        with told({**place(plan, process), **meeting(plan, process, host, int(said))}):
             import horovod.tensorflow as hvd
 
             hvd.init()
@@ -145,7 +145,7 @@ def place(plan: Plan, process: Process) -> dict[str, str]:
     }
 
 
-def _meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, str]:
+def meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, str]:
     """Where the processes meet, by which interface, and how long they wait: it is the conductor that loses patience."""
     return {
         "HOROVOD_CONTROLLER": "gloo",
@@ -156,6 +156,21 @@ def _meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, st
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(plan.launch.heartbeat_timeout)),
         "HOROVOD_STALL_CHECK_DISABLE": "1",
     }
+
+
+@contextlib.contextmanager
+def told(values: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the environment has these values, which Horovod reads once, as it begins."""
+    kept = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _host(plan: Plan, rank: int) -> str:
@@ -172,18 +187,3 @@ def _interface(host: str) -> str:
             f"Try strategy.collective=tensorflow, or an address of this machine as cluster.host."
         )
     return name
-
-
-@contextlib.contextmanager
-def _set(values: Mapping[str, str]) -> Iterator[None]:
-    """Inside, the environment has these values, which Horovod reads once, as it begins."""
-    kept = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
