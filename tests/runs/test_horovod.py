@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_where_it_is_not_built_choosing_it_says_what_to_type(asked):
     assert "`.venv-horovod/bin/python -m pipeline`" in ran.err
     assert ("make horovod" in ran.err) == (not PYTHON.exists())
     assert not ran.run_folders
+
+
+def test_make_says_what_it_lacks_to_build_it(tmp_path):
+    for program in ("make", "bash", "sh", "c++", "python3"):
+        (tmp_path / program).symlink_to(shutil.which(program) or sys.executable)
+    # What is set up is taken as it is.
+    command = ["make", "-o", ".venv/.ready", f"HOROVOD={tmp_path / 'built'}", "horovod"]
+    ran = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    assert "Expected cmake, which compiles Horovod, received none. On Debian: apt-get install cmake" in ran.stdout
+    assert not (tmp_path / "built").exists()
 
 
 @pytest.mark.slow
