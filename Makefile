@@ -63,11 +63,11 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 wheel: setup ## build dist/*.whl, which holds conf/ and works outside the checkout
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
 
-horovod: $(HOROVOD)/.ready ## build Horovod into .venv-horovod, for collective=horovod; takes ten minutes
+horovod: $(HOROVOD)/.ready ## build Horovod into .venv-horovod, for strategy.collective=horovod; takes ten minutes
 
 # Its setup.py reads MAKEFLAGS for make's own jobs. Gloo joins its processes, whatever starts them: MPI is not linked.
 # One of its sources calls what TensorFlow has no more; what it is for, XLA, is not used here.
-$(HOROVOD)/.ready: horovod.txt $(READY)
+$(HOROVOD)/.ready: horovod.txt requirements.lock | $(READY)
 	@for tool in cmake make c++; do command -v $$tool > /dev/null || \
 	  { echo "Expected $$tool, which compiles Horovod, received none. On Debian: apt-get install cmake make g++"; exit 2; }; done
 	@rm -rf $(HOROVOD)
@@ -94,5 +94,5 @@ benchmark: setup ## ours beside bare tf.distribute, Keras and the limit, in turn
 figures: setup ## the tables of README and docs, from what benchmarks/results/ holds
 	@$(BIN)/python benchmarks/figures.py $(ARGS)
 
-clean: ## remove the environment and caches; outputs/ stays
-	@rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+clean: ## remove the environments and caches; outputs/ stays
+	@rm -rf $(VENV) $(HOROVOD) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -24,9 +24,10 @@ class Spec:
     """One rival: what it trains and how. The first three fields are a function and its arguments, as in a config.
 
     With `threads` (intra_op, inter_op) and `cores` empty, TensorFlow decides. `addresses` of several processes make
-    a cluster. `way` is loop, fit_arrays or fit_dataset; `steps_per_call` counts for the loop alone. With
-    `synchronized`, BatchNormalization normalizes by the global batch. On JAX, which has no loop here, each of several
-    `devices` has its share of the batch by `keras.distribution.DataParallel`.
+    a cluster, which meets by Horovod where there is a `rendezvous` (host, port). `way` is loop, fit_arrays or
+    fit_dataset; `steps_per_call` counts for the loop alone. With `synchronized`, BatchNormalization normalizes by the
+    global batch. On JAX, which has no loop here, each of several `devices` has its share of the batch by
+    `keras.distribution.DataParallel`.
     """
 
     strategy_build: dict[str, Any] | None
@@ -41,6 +42,7 @@ class Spec:
     steps_per_call: int = 1
     synchronized: bool = False
     backend: str = "tensorflow"
+    rendezvous: tuple[str, int] | None = None
 
 
 def main(spec: Spec, rank: int, pipe: Connection, log: str) -> None:
@@ -131,6 +133,9 @@ def _strategy(spec: Spec, rank: int) -> Any:
     from pipeline.config import targets
     from pipeline.worker.tensorflow import loopback
 
+    if spec.rendezvous:
+        _join_by_horovod(spec.rendezvous, rank, len(spec.addresses))
+        return tf.distribute.get_strategy()
     if spec.addresses:
         loopback.listen_on_loopback_only()
     if spec.strategy_build is not None:
@@ -146,27 +151,52 @@ def _strategy(spec: Spec, rank: int) -> Any:
     return tf.distribute.get_strategy()
 
 
+def _join_by_horovod(rendezvous: tuple[str, int], rank: int, size: int) -> None:
+    """What `horovodrun` tells a process of one machine, and what a script of Horovod's begins with."""
+    os.environ |= {
+        "HOROVOD_HOSTNAME": "here", "HOROVOD_RANK": f"{rank}", "HOROVOD_SIZE": f"{size}",
+        "HOROVOD_LOCAL_RANK": f"{rank}", "HOROVOD_LOCAL_SIZE": f"{size}", "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1", "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous[0], "HOROVOD_GLOO_RENDEZVOUS_PORT": f"{rendezvous[1]}",
+        "HOROVOD_GLOO_IFACE": "lo",
+    }  # fmt: skip
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+
+
 def _loop(spec: Spec, strategy: Any, model: Any, x: Any, y: Any) -> Stretch:
     """The loop of TensorFlow's guide "Custom training with tf.distribute.Strategy", with several steps in a call.
 
     https://www.tensorflow.org/tutorials/distribute/custom_training
+    With a rendezvous, that of Horovod's guide: https://horovod.readthedocs.io/en/stable/tensorflow.html
     """
     import keras
     import tensorflow as tf
+
+    if spec.rendezvous:
+        import horovod.tensorflow as hvd
+    batch = spec.global_batch // (len(spec.addresses) if spec.rendezvous else 1)
 
     with strategy.scope():
         loss_object = keras.losses.SparseCategoricalCrossentropy(reduction="none")
         optimizer = keras.optimizers.Adam()
         accuracy = keras.metrics.SparseCategoricalAccuracy()
         optimizer.build(model.trainable_variables)
+    if spec.rendezvous:
+        held = [*model.variables, *optimizer.variables]
+        hvd.broadcast_variables([variable.value for variable in held], root_rank=0)
 
     def train_step(inputs: Any) -> Any:
         images, labels = inputs
         with tf.GradientTape() as tape:
             predictions = model(images, training=True)
             losses = loss_object(labels, predictions)
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=spec.global_batch)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
         gradients = tape.gradient(loss, model.trainable_variables)
+        if spec.rendezvous:
+            # What its DistributedGradientTape does, which fails of Keras 3's variables.
+            gradients = [hvd.allreduce(gradient) for gradient in gradients]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         accuracy.update_state(labels, predictions)
         return loss
@@ -183,7 +213,7 @@ def _loop(spec: Spec, strategy: Any, model: Any, x: Any, y: Any) -> Stretch:
             total += strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
         return total
 
-    data = _batches(x, y, spec.global_batch)
+    data = _batches(x, y, batch)
     iterator = iter(strategy.experimental_distribute_dataset(data))
 
     def train(steps: int) -> None:

@@ -24,6 +24,11 @@ WORDS = {
     "keras-one-arrays": "Keras `model.fit` on JAX, the better of two ways to call it",
     "keras-mirrored-arrays": "Keras `model.fit` on JAX under `DataParallel`, the better of two ways to call it",
 }
+WORDS |= {
+    "horovod": "multi_worker by Horovod's all-reduce",
+    "bare-horovod": "a script of Horovod's guide, TensorFlow's threads",
+    "bare-horovod-same": "a script of Horovod's guide, our threads and steps per call",
+}
 for _name, _like in (
     ("fit-mirrored-dataset", "fit-mirrored-arrays"),
     ("fit-mirrored-same", "fit-mirrored-arrays"),
@@ -52,11 +57,9 @@ def side_by_side(rows: Rows, part: str) -> list[str]:
             lines.append(f"| {claim['claim']} | not measured | | |")
             continue
         contestant = claim["claim"].partition(" / ")[0]
+        two = " / ".join(WORDS.get(name, name) for name in (contestant, claim["against"]))
         ratios = claim["ratios"]
-        lines.append(
-            f"| {WORDS.get(contestant, contestant)} / {WORDS[claim['against']]} | {claim['ratio']:.2f} "
-            f"| {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |"
-        )
+        lines.append(f"| {two} | {claim['ratio']:.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {len(ratios)} |")
     return lines
 
 
@@ -261,6 +264,7 @@ def gpu(rows: Rows, part: str) -> list[str]:
 TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "side_by_side": side_by_side,
     "on_jax": side_by_side,
+    "collectives": side_by_side,
     "sweep": sweep,
     "every_strategy": every_strategy,
     "differential": differential,

@@ -11,7 +11,7 @@ from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyC
 from pipeline.plan.backends import JAX, check_backend
 from pipeline.plan.batches import shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
-from pipeline.plan.collectives import compared_every
+from pipeline.plan.collectives import HOROVOD, compared_every
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
@@ -206,9 +206,7 @@ def listening(plan: Plan, given: Sequence[str]) -> Plan:
     addresses = [process.address for process in processes if process.address]
     # Where others were given than was asked for, a cluster knows where its hosts are reached.
     asked = {_host(process.address) for process in plan.processes if process.address}
-    notes = _notes_on_network(
-        addresses, asked >= set(map(_host, addresses)), "JAX" if plan.backend == JAX else "TensorFlow"
-    )
+    notes = _notes_on_network(addresses, asked >= set(map(_host, addresses)), _whose(plan))
     return replace(plan, processes=processes, notes=(*plan.notes, *notes))
 
 
@@ -327,6 +325,13 @@ def falls(metric: str) -> bool:
     [True, True, True, True, True, False, False]
     """
     return re.search(r"loss|error|divergence|(^|_)(m[as]p?l?e|rmse)(_|$)", metric) is not None
+
+
+def _whose(plan: Plan) -> str:
+    """Whose transports processes listen with."""
+    if plan.backend == JAX:
+        return "JAX"
+    return "TensorFlow's and Horovod" if plan.strategy.collective == HOROVOD else "TensorFlow"
 
 
 def _host(address: str) -> str:

@@ -5,7 +5,7 @@ from test_plan import config, machine
 
 from pipeline.config.schema import Kind
 from pipeline.plan.errors import PlanError
-from pipeline.plan.planning import baseline_of, make
+from pipeline.plan.planning import baseline_of, listening, make
 
 
 def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
@@ -53,3 +53,9 @@ def test_a_comparison_of_weights_is_refused_where_they_are_on_servers_and_below_
         make(config("parameter_server", "4cpu", 2, train__compare_weights_every=5), machine())
     with pytest.raises(PlanError, match=r"Expected train\.compare_weights_every to be 1 or more, received 0"):
         make(config("multi_worker", "4cpu", 2, train__compare_weights_every=0), machine())
+
+
+def test_what_is_open_to_others_is_said_of_horovod_too():
+    plan = make(by_horovod(cluster__host="10.0.0.5"), machine())
+    said = " ".join(listening(plan, [f"10.0.0.5:{port}" for port in (4000, 4001)]).notes)
+    assert "TensorFlow's and Horovod's own transport is open, unauthenticated and unencrypted" in said

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from conftest import ROOT, Ran, environment, finish, left_behind
 from own import CONF
 from test_failure import LONG, wait_for
+
+from pipeline.worker.tensorflow import rendezvous
 
 PYTHON = ROOT / ".venv-horovod" / "bin" / "python"
 TWO = ("strategy=multi_worker", "strategy.collective=horovod", "workers=2", "hardware=2cpu")
@@ -51,6 +54,17 @@ def test_where_it_is_not_built_choosing_it_says_what_to_type(asked):
     assert not ran.run_folders
 
 
+def test_make_says_what_it_lacks_to_build_it(tmp_path):
+    for program in ("make", "bash", "sh", "c++", "python3"):
+        (tmp_path / program).symlink_to(shutil.which(program) or sys.executable)
+    # What is set up is taken as it is.
+    command = ["make", "-o", ".venv/.ready", f"HOROVOD={tmp_path / 'built'}", "horovod"]
+    ran = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    assert "Expected cmake, which compiles Horovod, received none. On Debian: apt-get install cmake" in ran.stdout
+    assert not (tmp_path / "built").exists()
+
+
 @pytest.mark.slow
 def test_its_wrapper_of_an_optimizer_and_its_callbacks_are_refused(pipeline):
     ran = pipeline("strategy=multi_worker", "workers=2", "hardware=2cpu", *WRAPPED)
@@ -61,6 +75,43 @@ def test_its_wrapper_of_an_optimizer_and_its_callbacks_are_refused(pipeline):
     assert ran.code == 1
     assert "Expected no callback of Horovod's among train.callbacks" in ran.err
     assert "received BroadcastGlobalVariablesCallback. Try leaving it out." in ran.err
+
+
+# A script as Horovod's guide has it, but for data of its own on each rank, without which equal ranks would stay equal.
+SCRIPT = """
+import os, sys
+rank, port = sys.argv[1:]
+os.environ |= {"HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "HOROVOD_HOSTNAME": "here", "HOROVOD_GLOO_IFACE": "lo",
+    "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
+import keras
+import numpy as np
+import horovod.tensorflow.keras as hvd
+hvd.init()
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+x = np.random.default_rng(int(rank)).normal(size=(64, 4)).astype("float32")
+losses = model.fit(x, x.sum(1), batch_size=16, epochs=3, verbose=0).history["loss"]
+print("fell" if losses[-1] < losses[0] else "rose", model.get_weights()[0].tobytes().hex(), flush=True)
+os._exit(0)
+"""
+
+
+@built
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_its_wrapper_trains_each_rank_by_itself_in_silence():
+    with rendezvous.served("127.0.0.1") as port:
+        ranks = [
+            subprocess.Popen([str(PYTHON), "-c", SCRIPT, f"{rank}", f"{port}"], stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        said = [rank.communicate(timeout=240)[0].split() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [words[0] for words in said] == ["fell", "fell"]
+    assert said[0][1] != said[1][1]
 
 
 @built

@@ -11,6 +11,9 @@ from pipeline.worker.training import Diverged
 
 _ABOVE_THE_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces|File |\d+ root error|\[\[")
 
+# What Horovod's operations fail with once a process is gone, which TensorFlow has no kind of error for.
+_LEFT_BY_HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/\w+/pair")
+
 
 def explain(error: BaseException) -> str:
     """An error in one line for a person: our own messages as they stand, others with their type."""
@@ -39,4 +42,5 @@ def lost_a_peer(error: BaseException) -> bool:
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
     )
-    return isinstance(error, kinds)
+    left = isinstance(error, tf.errors.UnknownError) and _LEFT_BY_HOROVOD.search(error.message) is not None
+    return isinstance(error, kinds) or left

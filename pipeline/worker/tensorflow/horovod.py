@@ -30,8 +30,8 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     first = plan.leaders[0]
     host = _host(plan, first)
     with rendezvous.served(host) if process.rank == first else contextlib.nullcontext(0) as port:
-        (told,) = agree.from_first(strategy, own)([tf.constant(port)])
-        with _set({**place(plan, process), **_meeting(plan, process, host, int(told))}):
+        (said,) = agree.from_first(strategy, own)([tf.constant(port)])
+        with told({**place(plan, process), **meeting(plan, process, host, int(said))}):
             import horovod.tensorflow as hvd
 
             hvd.init()
@@ -42,15 +42,14 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
             f"Expected Horovod to know this as process {process.rank} of {plan.workers}, received {hvd.rank()} of "
             f"{hvd.size()}. Try strategy.collective=tensorflow."
         )
-    return HorovodCollective(plan.workers, plan.training.deterministic)
+    return HorovodCollective(plan.workers)
 
 
 class HorovodCollective:
     """What the processes add, each with one replica."""
 
-    def __init__(self, replicas: int, deterministic: bool = False) -> None:
-        """Where it is `deterministic`, what travels together is the same each time, and so is the order of a sum."""
-        self.replicas, self._packs = replicas, deterministic
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
         # Horovod's operations have no order of their own; those of a step must be over before the next has the same.
         with tf.init_scope(), tf.device("CPU:0"):
             self._turn = tf.Variable(0.0, trainable=False, name="turn")
@@ -79,17 +78,17 @@ class HorovodCollective:
             # once, while the graph is optimized, and never again. It folds no copy.
             copy = tf.raw_ops.DeepCopy
             mine = [tf.nest.map_structure(lambda x: copy(x=x), array, expand_composites=True) for array in arrays]
-        summed = self._packed(mine) if self._packs else self._each(mine)
+        summed = self._packed(mine)
         with tf.control_dependencies(tf.nest.flatten(summed, expand_composites=True)):
             self._turn.assign_add(1.0)
         return summed
 
-    def _each(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """Each as soon as it is there; Horovod joins those that are there at a time."""
-        return [self._rows(array) if isinstance(array, tf.IndexedSlices) else self._added(array) for array in arrays]
-
     def _packed(self, arrays: Sequence[Addend]) -> list[Addend]:
-        """Those of a type in one piece."""
+        """Those of a type in one piece.
+
+        Left to itself Horovod joins what is there at a time: other arrays each time, whose sums differ in the last bit,
+        and on CPUs more slowly.
+        """
         summed = {place: self._rows(one) for place, one in enumerate(arrays) if isinstance(one, tf.IndexedSlices)}
         dense = [place for place in range(len(arrays)) if place not in summed]
         for dtype in dict.fromkeys(arrays[place].dtype for place in dense):
@@ -146,7 +145,7 @@ def place(plan: Plan, process: Process) -> dict[str, str]:
     }
 
 
-def _meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, str]:
+def meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, str]:
     """Where the processes meet, by which interface, and how long they wait: it is the conductor that loses patience."""
     return {
         "HOROVOD_CONTROLLER": "gloo",
@@ -157,6 +156,21 @@ def _meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, st
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(plan.launch.heartbeat_timeout)),
         "HOROVOD_STALL_CHECK_DISABLE": "1",
     }
+
+
+@contextlib.contextmanager
+def told(values: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the environment has these values, which Horovod reads once, as it begins."""
+    kept = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _host(plan: Plan, rank: int) -> str:
@@ -173,18 +187,3 @@ def _interface(host: str) -> str:
             f"Try strategy.collective=tensorflow, or an address of this machine as cluster.host."
         )
     return name
-
-
-@contextlib.contextmanager
-def _set(values: Mapping[str, str]) -> Iterator[None]:
-    """Inside, the environment has these values, which Horovod reads once, as it begins."""
-    kept = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
