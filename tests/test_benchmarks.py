@@ -98,6 +98,7 @@ ONE_OF_EACH = {
              "against": "keras-one-dataset"},
         ]}},
         ["| one device / Keras `model.fit` on JAX, the better of two ways to call it | 2.50 | 2.40 to 2.60 | 3 |"],
+    ),
     "collectives:cnn": (
         {"cnn": {"claims": [
             {"claim": "horovod / multi_worker >= 1", "ratio": 0.8, "ratios": [0.7, 0.8], "against": "multi_worker"},
