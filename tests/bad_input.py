@@ -26,6 +26,7 @@ Case = tuple[str, ...]
 
 # What is 0 and means something: nothing of it, or the first. For every other number 0 is refused.
 ZERO_IS_FINE = {
+    "train.sample_tokens", "train.sample_temperature",
     "train.seed", "data.validation_examples", "measure.warmup_steps", "measure.steps", "launch.max_restarts",
     "tracking.system_metrics_seconds", "tracking.drain_timeout", "data.prefetch",
 }  # fmt: skip

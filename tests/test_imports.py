@@ -115,9 +115,9 @@ def test_every_key_is_explained_where_it_stands(key):
     choices = sorted((config.folder() / group).glob("*.yaml")) if group else []
     whole = (config.folder() / "config.yaml").read_text()
     texts = [path.read_text() for path in choices] or [section(whole, group)]
-    if group == "data":
+    if group in ("data", "strategy"):
         # What is the same for every choice stands there as a comment, since each may set it otherwise.
-        texts.append(whole.partition("\n# data:\n")[2].partition("\n\n")[0].replace("#   ", ""))
+        texts.append(whole.partition(f"\n# {group}:\n")[2].partition("\n\n")[0].replace("#   ", ""))
     assert any(re.search(rf"^{name}:[^#\n]*# \S", text, re.MULTILINE) for text in texts), f"no comment on {key}"
 
 

@@ -61,7 +61,7 @@ def slowest(measured: Mapping[int, Measured], others: bool = False) -> Repeat:
     >>> from pipeline.record.events import TimedCall
     >>> slowest({0: Measured(0, 64.0, 1.0, calls=[TimedCall(2, 1.0)], input_seconds=[0.5]),
     ...          1: Measured(0, 64.0, 2.0, calls=[TimedCall(2, 2.0)], input_seconds=[0.5])})
-    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25))
+    Repeat(examples=64.0, seconds=2.0, step_seconds=(1.0,), input_shares=(0.5, 0.25), other_work=None)
     """
     everyone = [measured[rank] for rank in sorted(measured)]
     calls = zip(*(repeat.calls for repeat in everyone), strict=True)

@@ -214,7 +214,7 @@ class Result:
 def to_values(result: Result) -> dict[str, object]:
     """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
     only one has that was compared with one device, trained by another backend or collective, has several devices a
-    replica, or wrote.
+    replica, wrote, or knows what else the machine did.
 
     Of one that was refused those that are known.
 
@@ -227,7 +227,7 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    for name in ("check", "backend", "collective", "devices", "sample"):
+    for name in ("check", "backend", "collective", "devices", "sample", "other_work"):
         if values.get(name) is None:
             values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}
