@@ -175,6 +175,16 @@ def estimates(rows: Rows, part: str) -> list[str]:
     return lines
 
 
+def memory(rows: Rows, part: str) -> list[str]:
+    """What a host is estimated to hold beside what was measured, of cases whose names hold the part."""
+    lines = ["| | estimated | measured | estimated / measured |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        if ("100m" in name) == (part == "large"):
+            estimated, measured = (f"{row[key] / 2**20:,.0f} MiB" for key in ("estimated", "measured"))
+            lines.append(f"| {name} | {estimated} | {measured} | {row['estimated'] / row['measured']:.2f} |")
+    return lines
+
+
 def _bytes(count: float, unit: str) -> str:
     if unit == "bytes more":
         return f"{count / 2**20:.0f} MiB more"
@@ -243,6 +253,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "reading": ratios_of("throughput of / of", lambda rows: {READ[kind]: ratios for kind, ratios in rows.items()}),
     "prepare": ratios_of("seconds with one process / with two", _prepared),
     "estimates": estimates,
+    "memory": memory,
     "deep": deep,
     "explain": explain,
     "scale": scale,

@@ -146,6 +146,10 @@ ONE_OF_EACH = {
         },
         ["| a step | 9.60 MB | 71 kB |", "| a batch | 256 MiB more | 128 MiB more |"],
     ),
+    "memory": (
+        {"JAX: cnn": {"estimated": 2**28, "measured": 2**29, "base": 1}},
+        ["| JAX: cnn | 256 MiB | 512 MiB | 0.50 |"],
+    ),
     "deep": (
         {"ResNet50, mirrored": {"first": [[30.0, 25.0]], "step_ms": [[200.0, 250.0], [210.0, 200.0], [180.0, 200.0]]}},
         ["| ResNet50, mirrored | 1.20 | 0.90 | 0.80 to 1.05 | 1 |"],

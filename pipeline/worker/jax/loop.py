@@ -18,6 +18,7 @@ from pipeline.worker.engine import Tell
 from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.jax import step
 from pipeline.worker.jax.data import Data, Reader
+from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
 from pipeline.worker.rates import innermost
 
@@ -41,21 +42,27 @@ class JaxLoop:
         chief: bool = True,
         alone: bool = True,
         position: Position = BEGINNING,
+        cut: Mapping[str, Axes] | None = None,
     ) -> None:
-        """`shardings` says where each variable is, by its id; metrics are whole on every device."""
+        """`shardings` says where each variable is, by its id; metrics are whole on every device. `cut` are those that
+        are cut, by their paths.
+        """
         self.model, self.chief, self.alone = model, chief, alone
         self.train_data, self.validation_data = train, validation
-        self._mesh, self._shardings = mesh, shardings
+        self.mesh, self._shardings, self.cut = mesh, shardings, cut or {}
         self._variables = (
             list(model.trainable_variables), list(model.non_trainable_variables), list(model.optimizer.variables),
             list(model.metrics_variables),
         )  # fmt: skip
-        places = tuple([self._place(variable) for variable in group] for group in self._variables)
+        # The shardings of all of them.
+        self.places: step.State = tuple(  # type: ignore[assignment]
+            [self._place(variable) for variable in group] for group in self._variables
+        )
         for group in self._variables:
             for variable in group:
                 self._put(variable, np.asarray(variable.value))
-        self._train = step.training_steps(model, mesh, places)  # type: ignore[arg-type]
-        self._validate = step.validation_steps(model, mesh, places)  # type: ignore[arg-type]
+        self._train = step.training_steps(model, mesh, self.places)
+        self._validate = step.validation_steps(model, mesh, self.places)
         self._results = step.results(model)
         self._reader = Reader(train, position)
 
@@ -194,7 +201,7 @@ class JaxLoop:
 
     def replica_digests(self) -> list[str]:
         """A hash of the trained weights for each replica that this process holds: all of them must agree."""
-        rows = [row for row in self._mesh.devices if row[0].process_index == jax.process_index()]
+        rows = [row for row in self.mesh.devices if row[0].process_index == jax.process_index()]
         found = []
         for row in rows:
             digest, mine = hashlib.sha256(), set(row)
@@ -214,14 +221,14 @@ class JaxLoop:
             batches = reader.batches(steps, chosen)
             waited += time.perf_counter() - began
             before = function.compiling
-            state, found = function(self._values(), batches)
+            state, found = function(self.values(), batches)
             compiling += function.compiling - before
             self._keep(state)
             losses.append(found)
             sizes.append(np.full(steps, len(chosen) // steps, np.float32))
         return np.concatenate(losses), np.concatenate(sizes), waited, compiling
 
-    def _values(self) -> step.State:
+    def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
         trained, other, optimizer, metrics = (
             [self._there(variable.value, self._place(variable)) for variable in group] for group in self._variables
@@ -234,10 +241,13 @@ class JaxLoop:
                 variable.assign(value)
 
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
-        variable.assign(step.over(np.asarray(value, variable.value.dtype), self._place(variable)))
+        array, place = np.asarray(value, variable.value.dtype), self._place(variable)
+        # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
+        here = place.is_fully_addressable
+        variable.assign(jax.device_put(array, place, may_alias=False) if here else step.over(array, place))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
-        return self._shardings.get(id(variable)) or step.everywhere(self._mesh)
+        return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
     @staticmethod
     def _there(value: Any, sharding: NamedSharding) -> Any:

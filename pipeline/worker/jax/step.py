@@ -59,6 +59,11 @@ class Steps:
             losses.append(loss)
         return state, np.array([np.asarray(loss) for loss in losses], np.float32)
 
+    def compiled_for(self, state: Any, batch: Any) -> tuple[Any, int]:
+        """(what is compiled for a state and a batch of such shapes, which is not run; operations before that)."""
+        lowered = self._function.lower(state, batch)
+        return lowered.compile(), lowered.as_text().count("\n")
+
     def _made(self, state: State, batch: Any, *count: Any) -> tuple[State, Any]:
         size = jax.tree.leaves(batch)[0].shape
         if size not in self._compiled:
