@@ -116,7 +116,8 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         memory = tuple(_of_part(part, size, len(placed), sums.activations) for part in placed)
     elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
         memory = (dataclasses.replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
-    gib = plan.hardware.memory_gib if kind is not None or placed else None
+    known = kind is not None or plan.strategy.devices_per_replica > 1
+    gib = plan.hardware.memory_gib if known else None
     of_devices = memory if placed else memory[:1]
     small = () if gib is None else tuple(device.place for device in of_devices if device.total > gib * 2**30)
     host = of_host(plan, size, memory)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from pipeline.config.schema import Config, StrategyConfig
+from pipeline.config.schema import Config, Exchange, StrategyConfig
 from pipeline.plan.backends import MODEL_PARALLEL, TENSORFLOW
 from pipeline.plan.errors import PlanError
 from pipeline.plan.estimate import Estimate, estimate
@@ -108,7 +108,8 @@ def _over_several(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str,
 
 def _one_device(config: Config) -> Config:
     return _of_one_worker(
-        config, StrategyConfig(name="one_device", build={"_target_": "pipeline.strategies.one_device"})
+        config,
+        StrategyConfig(name="one_device", exchange=Exchange.none, build={"_target_": "pipeline.strategies.one_device"}),
     )
 
 
@@ -145,5 +146,14 @@ def _received(made: Estimate) -> str:
         (device.slots, "of the optimizer"),
         (device.activations or 0, "of activations"),
     )
-    of_device = ", ".join(f"{amount / 2**30:.2g} {what}" for amount, what in parts if amount >= 2**20)
-    return f"one that takes {needed / 2**30:.3g} GiB {whose} ({of_device} on a device)"
+    of_device = ", ".join(f"{_amount(size)} {what}" for size, what in parts if size)
+    return f"one that takes {_amount(needed)} {whose} ({of_device} on a device)"
+
+
+def _amount(size: int) -> str:
+    """In words.
+
+    >>> _amount(3 * 2**30), _amount(2**21)
+    ('3 GiB', '2 MiB')
+    """
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

@@ -84,9 +84,9 @@ def test_a_model_whose_size_was_not_known_is_refused_once_it_is_built():
 
 def test_a_command_is_refused_before_any_process_is_started(pipeline):
     ran: Ran = pipeline(
-        *QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.02"
+        *QUICK, "model=cnn", "data=mnist5k", "strategy=mirrored", "workers=2", "hardware.memory_gib=0.03"
     )
     assert ran.code == 2, ran.err
-    assert "Expected a model that fits the 0.02 GiB of a device" in ran.err + ran.out
+    assert "Expected a model that fits the 0.03 GiB of a device" in ran.err + ran.out
     assert "Try train.replica_batch=" in ran.err + ran.out
     assert not list(ran.folder.glob("outputs/runs/*/events.jsonl"))
