@@ -171,7 +171,7 @@ def estimates(rows: Rows, part: str) -> list[str]:
     """What `mode=plan` estimates beside what runs do."""
     lines = ["| `cnn` on `mnist5k` unless named | estimated | measured |", "|---|---|---|"]
     for name, row in rows.items():
-        lines.append(f"| {name} | {_bytes(row['estimated'], row['unit'])} | {_bytes(row['measured'], row['unit'])} |")
+        lines.append(f"| {name} | {_bytes(row['estimated'])} | {_bytes(row['measured'])} |")
     return lines
 
 
@@ -194,9 +194,7 @@ def perplexity(rows: Rows, part: str) -> list[str]:
     return lines
 
 
-def _bytes(count: float, unit: str) -> str:
-    if unit == "bytes more":
-        return f"{count / 2**20:.0f} MiB more"
+def _bytes(count: float) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 

@@ -142,9 +142,8 @@ ONE_OF_EACH = {
     "estimates": (
         {
             "a step": {"estimated": 9_600_000, "measured": 71_234.0, "unit": "bytes a step"},
-            "a batch": {"estimated": 2**28, "measured": 2**27, "unit": "bytes more"},
         },
-        ["| a step | 9.60 MB | 71 kB |", "| a batch | 256 MiB more | 128 MiB more |"],
+        ["| a step | 9.60 MB | 71 kB |"],
     ),
     "memory": (
         {"JAX: cnn": {"estimated": 2**28, "measured": 2**29, "base": 1}},
