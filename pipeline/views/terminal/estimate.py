@@ -40,18 +40,14 @@ def _host(made: Estimate) -> list[tuple[str, str]]:
     if host is None:
         return []
     unknown = "over " if any(place.activations is None for place in made.memory) else ""
-    parts = ", ".join(
-        f"{amount(size)} {what}"
-        for size, what in (
-            (host.devices, "of its devices"),
-            (host.imported + host.computing, "of what computes"),
-            (host.data, "of data and batches"),
-            (host.copied, "to copy while a checkpoint is written"),
-        )
-        if size
-    )
     has = "" if host.gib is None else f" of {host.gib:g} GiB"
-    return [("host", f"{unknown}{amount(host.total)}{has}: {parts}")]
+    first = (
+        f"{unknown}{amount(host.total)}{has}: {amount(host.devices)} of its devices, "
+        f"{amount(host.imported + host.computing)} of what computes"
+    )
+    copied = f"{amount(host.copied)} to copy while a checkpoint is written" if host.copied else ""
+    rest = listed(f"{amount(host.data)} of data and batches" if host.data else "", copied)
+    return [("host", first), ("", rest)] if rest else [("host", first)]
 
 
 def shard_lines(made: Estimate) -> list[tuple[str, str]]:
