@@ -178,13 +178,30 @@ def estimates(rows: Rows, part: str) -> list[str]:
     """What `mode=plan` estimates beside what runs do."""
     lines = ["| `cnn` on `mnist5k` unless named | estimated | measured |", "|---|---|---|"]
     for name, row in rows.items():
-        lines.append(f"| {name} | {_bytes(row['estimated'], row['unit'])} | {_bytes(row['measured'], row['unit'])} |")
+        lines.append(f"| {name} | {_bytes(row['estimated'])} | {_bytes(row['measured'])} |")
     return lines
 
 
-def _bytes(count: float, unit: str) -> str:
-    if unit == "bytes more":
-        return f"{count / 2**20:.0f} MiB more"
+def memory(rows: Rows, part: str) -> list[str]:
+    """What a host is estimated to hold beside what was measured, of cases whose names hold the part."""
+    lines = ["| | estimated | measured | estimated / measured |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        if ("100m" in name) == (part == "large"):
+            estimated, measured = (f"{row[key] / 2**20:,.0f} MiB" for key in ("estimated", "measured"))
+            lines.append(f"| {name} | {estimated} | {measured} | {row['estimated'] / row['measured']:.2f} |")
+    return lines
+
+
+def perplexity(rows: Rows, part: str) -> list[str]:
+    """What ours and Keras's fit have learnt in the same time."""
+    lines = ["| backend | ours | steps | Keras `fit` | steps |", "|---|---|---|---|---|"]
+    for backend, row in rows.items():
+        cells = [f"{row[who]['perplexity']:.2f} | {row[who]['steps']:,}" for who in ("ours", "fit")]
+        lines.append(f"| {backend} | {' | '.join(cells)} |")
+    return lines
+
+
+def _bytes(count: float) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
@@ -277,6 +294,8 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "reading": ratios_of("throughput of / of", lambda rows: {READ[kind]: ratios for kind, ratios in rows.items()}),
     "prepare": ratios_of("seconds with one process / with two", _prepared),
     "estimates": estimates,
+    "memory": memory,
+    "perplexity": perplexity,
     "deep": deep,
     "gpu": gpu,
     "explain": explain,

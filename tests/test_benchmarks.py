@@ -156,9 +156,16 @@ ONE_OF_EACH = {
     "estimates": (
         {
             "a step": {"estimated": 9_600_000, "measured": 71_234.0, "unit": "bytes a step"},
-            "a batch": {"estimated": 2**28, "measured": 2**27, "unit": "bytes more"},
         },
-        ["| a step | 9.60 MB | 71 kB |", "| a batch | 256 MiB more | 128 MiB more |"],
+        ["| a step | 9.60 MB | 71 kB |"],
+    ),
+    "memory": (
+        {"JAX: cnn": {"estimated": 2**28, "measured": 2**29, "base": 1}},
+        ["| JAX: cnn | 256 MiB | 512 MiB | 0.50 |"],
+    ),
+    "perplexity": (
+        {"jax": {"ours": {"perplexity": 9.5, "steps": 1200}, "fit": {"perplexity": 10.25, "steps": 900}}},
+        ["| jax | 9.50 | 1,200 | 10.25 | 900 |"],
     ),
     "deep": (
         {"ResNet50, mirrored": {"first": [[30.0, 25.0]], "step_ms": [[200.0, 250.0], [210.0, 200.0], [180.0, 200.0]]}},

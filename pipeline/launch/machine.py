@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.plan.machine import Machine
@@ -25,7 +26,7 @@ def detect(environ: Mapping[str, str]) -> Machine:
     return Machine(
         hostname=platform.node(),
         cores=usable_cores(),
-        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        memory_gib=usable_memory_gib(),
         cpu=cpu_name(Path("/proc/cpuinfo")),
         gpus=visible(installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
         tpus=installed_tpus(environ),
@@ -53,6 +54,15 @@ def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> tuple[int
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else cores[: max(1, int(quota) // int(period))]
+
+
+def usable_memory_gib(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
+    """GiB of memory, no more than the control group may have."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # There may be no control group, or one without a limit, which says "max".
+    with suppress(OSError, ValueError):
+        there = min(there, int(limit_file.read_text()))
+    return round(there / 2**30, 1)
 
 
 def last_level_cache(cores: Sequence[int], cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:

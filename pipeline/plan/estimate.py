@@ -9,29 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.config.schema import Exchange
+from pipeline.plan.backends import JAX
 from pipeline.plan.balance import laid_out
+from pipeline.plan.host import Host, Memory, beside_gradients, of_host
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
 # Beside the rows of a table that a gradient is of travel their numbers, int32.
 ROW_NUMBER_BYTES = 4
-GRADIENTS_ON_THE_WAY = 2
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes kept at a place while it trains: each device, the host, or one server; None where that is not known."""
-
-    place: str
-    parameters: int
-    gradients: int
-    slots: int
-    activations: int | None
-
-    @property
-    def total(self) -> int:
-        """All that is known of."""
-        return self.parameters + self.gradients + self.slots + (self.activations or 0)
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,7 @@ class Estimate:
     """What a plan needs: `memory` by place; `exchanged`, or None where the strategy does not say; tables cut into
     shards of so many rows; large variables that stay on one server, and why; places that have too little memory; why
     activations are unknown, where they are; bytes of an example, where every process holds all of them; which layers
-    are on which devices, where whole ones are placed.
+    are on which devices, where whole ones are placed; what hosts hold whose memory is that of their devices.
     """
 
     memory: tuple[Memory, ...]
@@ -84,6 +69,12 @@ class Estimate:
     unknown: str | None
     example_bytes: int | None
     placed: "tuple[Part, ...]" = ()
+    host: Host | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Is there memory for all that is known of?"""
+        return not self.too_small and (self.host is None or self.host.fits)
 
     @property
     def device(self) -> Memory:
@@ -122,11 +113,15 @@ def estimate(plan: Plan, size: Size) -> Estimate:
         exchanged = _served(plan, sums, servers)
     placed = _placed(plan, size)
     if placed:
-        memory = tuple(_of_part(part, size) for part in placed)
-    gib = plan.hardware.memory_gib if kind is not None or placed else None
+        memory = tuple(_of_part(part, size, len(placed), sums.activations) for part in placed)
+    elif plan.backend == JAX and plan.strategy.devices_per_replica > 1:
+        memory = (dataclasses.replace(alone, place=f"each {plan.hardware.kind.upper()}"),)
+    known = kind is not None or plan.strategy.devices_per_replica > 1
+    gib = plan.hardware.memory_gib if known else None
     of_devices = memory if placed else memory[:1]
     small = () if gib is None else tuple(device.place for device in of_devices if device.total > gib * 2**30)
-    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed)
+    host = of_host(plan, size, memory)
+    return Estimate(memory, exchanged, shards, whole, small, size.unknown, size.example_bytes, placed, host)
 
 
 def _placed(plan: Plan, size: Size) -> tuple[Part, ...]:
@@ -144,7 +139,7 @@ def _placed(plan: Plan, size: Size) -> tuple[Part, ...]:
     )
 
 
-def _of_part(part: Part, size: Size) -> Memory:
+def _of_part(part: Part, size: Size, parts: int, activations: int | None) -> Memory:
     paths = {path for layer in part.layers for path in layer.variables}
     own = [variable for variable in size.variables if variable.path in paths]
     return Memory(
@@ -152,7 +147,8 @@ def _of_part(part: Part, size: Size) -> Memory:
         parameters=sum(variable.bytes for variable in own),
         gradients=sum(variable.bytes for variable in own if variable.trainable),
         slots=sum(variable.slot_bytes for variable in own),
-        activations=None,
+        # Layers are laid out by balance, which shares out what a step holds as well.
+        activations=None if activations is None else activations // parts,
     )
 
 
@@ -192,14 +188,20 @@ class _Sums:
 
     def __init__(self, plan: Plan, size: Size) -> None:
         trained = [variable for variable in size.variables if variable.trainable]
-        self.variables = sum(variable.bytes for variable in size.variables)
-        self.trained = sum(variable.bytes for variable in trained)
-        self.slots = sum(variable.slot_bytes for variable in size.variables) + size.optimizer_bytes
+        parts = plan.strategy.devices_per_replica if plan.backend == JAX else 1
+
+        def here(amount: int, variable: Variable) -> int:
+            """Of a variable on a device, over which and others it may be cut."""
+            return amount // parts if parts in variable.cut else amount
+
+        self.variables = sum(here(variable.bytes, variable) for variable in size.variables)
+        self.trained = sum(here(variable.bytes, variable) for variable in trained)
+        self.slots = sum(here(variable.slot_bytes, variable) for variable in size.variables) + size.optimizer_bytes
         self.activations: int | None = None
-        fixed, growing, largest = size.kept_bytes, size.kept_bytes_per_example, size.largest_bytes_per_example
-        if fixed is not None and growing is not None and largest is not None:
-            # Where the backward pass comes to the largest tensor, its gradient comes in and that of its input goes out.
-            self.activations = fixed + plan.training.replica_batch * (growing + GRADIENTS_ON_THE_WAY * largest)
+        moments = size.forgetful_step if plan.training.remat and size.forgetful_step else size.step
+        if moments is not None:
+            fullest = max(fixed + plan.training.replica_batch * growing for fixed, growing in moments)
+            self.activations = beside_gradients(plan.backend, fullest, self.trained)
         # Only gradients of 32 bits are narrowed.
         narrow = plan.training.gradient_bits == 16
         self.dense = sum(

@@ -23,6 +23,8 @@ VERSION = 2
 
 
 DATA_SERVER = "data server"
+# The role of a process that trains nothing, and builds a model for its size alone.
+BUILDER = "builder"
 
 
 IDENTITY, TRAINING, COMPARABILITY, BASELINE = Part.IDENTITY, Part.TRAINING, Part.COMPARABILITY, Part.BASELINE
@@ -96,6 +98,8 @@ class HardwarePart:
     rehearsal: bool = part_of(IDENTITY, PREDICTION)
     oversubscribed: bool = part_of(PREDICTION)
     machine: str = part_of(BASELINE)
+    # Of the host that has the least, which CPU devices share.
+    host_memory_gib: float | None = part_of(default=None)
     # Of the processors of the host that has the least.
     cache_bytes: int | None = part_of(default=None)
     # Of the hosts, by their numbers, where they are known; empty where they are all this machine.

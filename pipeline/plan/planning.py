@@ -16,6 +16,7 @@ from pipeline.plan.devices import baseline_source, devices_of, is_explained, not
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
 from pipeline.plan.plan import (
+    BUILDER,
     Checkpoints,
     DataPart,
     HardwarePart,
@@ -78,6 +79,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
             rehearsal=config.hardware.rehearse or stands_for_hosts,
             oversubscribed=oversubscribed,
             machine=_machine_name(machine),
+            host_memory_gib=machine.memory_gib if on_cpu else None,
             cache_bytes=machine.cache_bytes,
             host_names=tuple(host.hostname for host in machine.members),
         ),
@@ -294,13 +296,17 @@ def builder_of(plan: Plan, machine: Machine) -> Plan:
 
     Its batches are of any size, so that what is kept of each example can be told.
     """
-    plan = baseline_of(plan, machine)
-    one = replace(plan.processes[0], devices=("CPU:0",), cores=(), intra_op_threads=0, inter_op_threads=0)
+    alone = baseline_of(plan, machine)
+    # Under JAX a variable is cut over the devices of a replica, and so is what a step holds of it.
+    each = plan.strategy.devices_per_replica if plan.backend == JAX else 1
+    strategy = plan.strategy if each > 1 else alone.strategy
+    devices = tuple(f"CPU:{number}" for number in range(each))
+    one = replace(alone.processes[0], role=BUILDER, devices=devices, cores=(), intra_op_threads=0, inter_op_threads=0)
     return replace(
-        plan,
-        strategy=replace(plan.strategy, static_batches=False),
-        hardware=replace(plan.hardware, kind="cpu"),
-        measurement=replace(plan.measurement, system_metrics_seconds=0.0),
+        alone,
+        strategy=replace(strategy, static_batches=False),
+        hardware=replace(alone.hardware, kind="cpu"),
+        measurement=replace(alone.measurement, system_metrics_seconds=0.0),
         processes=(one,),
     )
 

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeline.config.json import Json, Object
 from pipeline.config.parts import Part, flat
@@ -26,12 +26,17 @@ OF_EXAMPLES = (
 ONLY_TABLES = "only embeddings can be sharded"
 
 
+# Bytes of a fixed size, and bytes for each example of a replica.
+Moment: TypeAlias = tuple[int, int]
+
+
 @dataclass(frozen=True)
 class Variable:
     """One variable of a model, and what the optimizer keeps beside it.
 
     `rows_per_example` are the rows that an example looks up in an embedding's table, and None for other variables;
-    `whole` says why it cannot be sharded over servers, and is None where it can.
+    `whole` says why it cannot be sharded over servers, and is None where it can. `cut` are numbers of devices over
+    which JAX cuts it, with its gradient and slots, where as many share a replica.
     """
 
     path: str
@@ -41,6 +46,7 @@ class Variable:
     slot_bytes: int
     rows_per_example: int | None = None
     whole: str | None = ONLY_TABLES
+    cut: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -75,24 +81,24 @@ class Layer:
 
 @dataclass(frozen=True)
 class Size:
-    """A model's variables; bytes of the optimizer that belong to none of them; and what backpropagation keeps.
+    """A model's variables; bytes of the optimizer that belong to none of them; and what a step holds beside these.
 
-    `kept_bytes` and `kept_bytes_per_example` are of the tensors that the forward pass makes and the backward pass
-    reads: those of a fixed size, and those that grow with the batch, of which the largest has
-    `largest_bytes_per_example`. They are None where that is not known, for the reason in `unknown`. `example_bytes` are
-    those of one example in arrays that every process holds whole, and None for data that is read as it trains.
-    `normalizations` are the layers that normalize by the batch; `layers` are all, in the order in which they are
-    called, where that was told.
+    `step` are (bytes of a fixed size, bytes for each example of a replica) at moments of a step, one of which is the
+    fullest at any batch; None where that is not known, for the reason in `unknown`. `forgetful_step` are those with
+    `train.remat=true`, where the model has blocks and that was asked of it. `operations` are those of the compiled
+    step. `example_bytes` are those of one example in arrays that every process holds whole, and None for data that is
+    read as it trains. `normalizations` are the layers that normalize by the batch; `layers` are all, in the order in
+    which they are called, where that was told.
     """
 
     variables: tuple[Variable, ...]
     optimizer_bytes: int
-    kept_bytes: int | None
-    kept_bytes_per_example: int | None
-    largest_bytes_per_example: int | None
+    step: tuple[Moment, ...] | None
     example_bytes: int | None
     unknown: str | None = None
     normalizations: int = 0
+    operations: int = 0
+    forgetful_step: tuple[Moment, ...] | None = None
     layers: tuple[Layer, ...] = field(default=(), compare=False)
 
     @property
@@ -112,11 +118,17 @@ def to_plain(size: Size) -> dict[str, Any]:
 
 def from_plain(values: dict[str, Any]) -> Size:
     """The size that `to_plain` wrote."""
-    variables = tuple(Variable(path, tuple(shape), *rest) for path, shape, *rest in values["variables"])
+    variables = tuple(
+        Variable(path, tuple(shape), *rest[:5], *map(tuple, rest[5:])) for path, shape, *rest in values["variables"]
+    )
+    moments = {
+        name: None if values.get(name) is None else tuple((fixed, growing) for fixed, growing in values[name])
+        for name in ("step", "forgetful_step")
+    }
     layers = tuple(
         Layer(name, size, work, begins, tuple(paths)) for name, size, work, begins, paths in values.get("layers", ())
     )
-    return Size(**values | {"variables": variables, "layers": layers})
+    return Size(**values | {"variables": variables, "layers": layers} | moments)
 
 
 def places_layers(plan: Plan) -> bool:
@@ -126,8 +138,12 @@ def places_layers(plan: Plan) -> bool:
 
 def facts(plan: Plan) -> dict[str, object]:
     """What a model's size depends on, as far as a plan says."""
-    decides = flat(plan, Part.SIZE)
-    return decides | {"data_build": of_shape(plan.data.build)}
+    decides = flat(plan, Part.SIZE) | {"data_build": of_shape(plan.data.build)}
+    if plan.backend == "jax":
+        # What a device holds is what XLA has made of a step on the devices of a replica.
+        layout = plan.strategy.build.get("layout")
+        decides |= {"backend": "jax", "devices_per_replica": plan.strategy.devices_per_replica, "layout": layout}
+    return decides
 
 
 def shipped(plan: Plan) -> Size | None:
@@ -158,7 +174,9 @@ def bytes_each(dtype: str) -> int:
 
 def _listed(variable: Variable) -> list[Json]:
     values = list(dataclasses.astuple(variable))
-    return values[:5] if not variable.is_table and variable.whole == ONLY_TABLES else values
+    if variable.cut:
+        return values
+    return values[:5] if not variable.is_table and variable.whole == ONLY_TABLES else values[:7]
 
 
 def of_shape(data_build: Object) -> Object:

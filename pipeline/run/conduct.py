@@ -20,6 +20,7 @@ from pipeline.run.attempts import Attempt
 from pipeline.run.errors import RunFailed
 from pipeline.run.explaining import explain_loss
 from pipeline.run.group import Group
+from pipeline.run.holding import without_room
 from pipeline.run.preemption import Preempted, Preemption
 from pipeline.run.results import refused_of
 from pipeline.run.timing import Measured, all_measured, build, profile, take_measurements
@@ -242,6 +243,8 @@ def _come_up(groups: Sequence[Group], resume: Resume | None, measured: Measured)
         built = build(group, resume if group is groups[0] else None)
         if group is groups[0]:
             measured.built, measured.lost = built.event, built.lost
+            if said := without_room(group.plan, built.event.state_bytes or 0):
+                raise RunFailed(Failure(said, None, lost=False), None)
 
 
 @dataclass

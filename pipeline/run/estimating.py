@@ -1,8 +1,11 @@
 """Says what a run would need, without training."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.config.schema import Config
+from pipeline.launch import Cluster
 from pipeline.plan import size as sizes
 from pipeline.plan.estimate import estimate
 from pipeline.plan.plan import Plan
@@ -11,11 +14,13 @@ from pipeline.record.results import Ending, Layout, Result
 from pipeline.run import model_size
 from pipeline.run.beforehand import chosen
 from pipeline.run.errors import RunFailed
+from pipeline.run.holding import refuse_too_large, too_large
+from pipeline.run.laying_out import planned_on
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.views import Needs, PointResult
 
 
-def estimated(planned: Plan, request: PointRequest, session: Session) -> PointResult:
+def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
     """Shows what a plan needs, having its model built once where its size is not known."""
     point = request.ended(Result(Ending("PLANNED"), chosen(request.config), Layout(workers=planned.workers)))
     size = size_of(planned, request, session)
@@ -25,6 +30,8 @@ def estimated(planned: Plan, request: PointRequest, session: Session) -> PointRe
         return point
     made = estimate(planned, size)
     session.screen.estimated(planned, made)
+    if said := too_large(planned, size, request.config, planner(cluster)):
+        session.screen.say(f"\n{said}")
     needs = Needs(
         device_bytes=made.device.total,
         activations_known=made.device.activations is not None,
@@ -32,6 +39,18 @@ def estimated(planned: Plan, request: PointRequest, session: Session) -> PointRe
         step_examples=planned.training.global_batch,
     )
     return dataclasses.replace(point, needs=needs)
+
+
+def expect_room(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> None:
+    """Refuses a plan that there is too little memory for, where the size of its model is known. Raises `PlanError`."""
+    kept = model_size.file(planned, Path(request.config.output_dir), session.search)
+    if size := model_size.known(planned, kept):
+        refuse_too_large(planned, size, request.config, planner(cluster))
+
+
+def planner(cluster: Cluster) -> Callable[[Config], Plan]:
+    """What makes the plan of a changed config on the same hosts, whatever devices they have."""
+    return lambda config: planned_on(config, cluster, present=False, begin=False)
 
 
 def tell_shards(planned: Plan, request: PointRequest, session: Session) -> None:

@@ -1,19 +1,17 @@
 """Finds out how large a plan's model is: the package has it, an earlier command kept it, or it is built once."""
 
-import dataclasses
 import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.config import targets
 from pipeline.launch import Cluster
 from pipeline.plan import planning
 from pipeline.plan import size as sizes
-from pipeline.plan.backends import COMPUTING, JAX, TENSORFLOW
+from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record.log import write_whole
@@ -34,9 +32,6 @@ def learn(plan: Plan, cluster: Cluster) -> Size:
     from pipeline.run.timing import learn_size
 
     builder = planning.builder_of(plan, cluster.inventory())
-    if builder.backend == JAX and find_spec("tensorflow") is not None:
-        # Whose engine tells sizes: those of the model are the same.
-        builder = dataclasses.replace(builder, backend=TENSORFLOW)
     with tempfile.TemporaryDirectory(prefix="pipeline-size-") as folder:
         return learn_size(cluster, builder, Path(folder))
 

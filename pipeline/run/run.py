@@ -21,7 +21,7 @@ from pipeline.record import log
 from pipeline.run import sweep
 from pipeline.run.beforehand import killed, refused
 from pipeline.run.errors import ResumeError
-from pipeline.run.estimating import estimated, tell_shards
+from pipeline.run.estimating import estimated, expect_room, tell_shards
 from pipeline.run.laying_out import lay_out, reachable
 from pipeline.run.session import PointRequest, Session
 from pipeline.run.views import PointResult
@@ -87,6 +87,8 @@ def run(request: PointRequest, session: Session) -> PointResult:
                 for folder in resume.in_the_way(made.plan, config.cluster.base_port, Path(config.output_dir)):
                     cluster.end_earlier(folder)
             planned = reachable(made.plan, cluster, config, session)
+            if starts:
+                expect_room(planned, request, cluster, session)
     except Cancelled as cancelled:
         return request.ended(killed(str(cancelled), config, request.folder))
     except REFUSALS as error:
@@ -111,7 +113,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
             return _refused(error, request)
     if full:
         try:
-            return estimated(planned, request, session)
+            return estimated(planned, request, cluster, session)
         except PlanError as error:
             return _refused(error, request)
     tell_shards(planned, request, session)

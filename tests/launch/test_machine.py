@@ -15,6 +15,7 @@ from pipeline.launch.machine import (
     installed_tpus,
     last_level_cache,
     usable_cores,
+    usable_memory_gib,
     visible,
 )
 
@@ -191,3 +192,12 @@ def test_a_command_looks_at_the_machine_once_however_many_points_it_has(pipeline
     ran = pipeline("-m", "mode=plan", "strategy=one_device,mirrored", "workers=1,2", PATH=path)
     assert ran.code == 0, ran.err
     assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_memory_is_no_more_than_a_control_group_may_have(tmp_path):
+    all_of_it = usable_memory_gib(tmp_path / "missing")
+    assert all_of_it > 0.5
+    limit = tmp_path / "memory.max"
+    for written, expected in (("max\n", all_of_it), (f"{2**29}\n", 0.5), (f"{2**60}\n", all_of_it)):
+        limit.write_text(written)
+        assert usable_memory_gib(limit) == expected

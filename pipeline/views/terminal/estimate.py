@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from pipeline.plan.estimate import Estimate, Exchanged, Memory, Traffic
+from pipeline.plan.estimate import Estimate, Exchanged, Traffic
+from pipeline.plan.host import Memory
 from pipeline.plan.plan import Plan
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.words import amount, clean, columns, listed, plural
@@ -22,6 +23,7 @@ def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
     labelled = [*_exchange(plan, made.exchanged), *_data(plan, made), *shard_lines(made), *_placed(made)]
     if made.unknown:
         labelled.append(("note", f"Activations are not known: {clean(made.unknown)}."))
+    labelled += _host(made)
     labelled += [
         (
             "note",
@@ -30,6 +32,22 @@ def estimate_lines(plan: Plan, made: Estimate) -> list[str]:
         for place in made.too_small
     ]
     return [*columns(rows, right=range(1, len(HEADER))), "", *(f"{label:<11}{text}" for label, text in labelled)]
+
+
+def _host(made: Estimate) -> list[tuple[str, str]]:
+    """What a host holds whose CPU devices share its memory."""
+    host = made.host
+    if host is None:
+        return []
+    unknown = "over " if any(place.activations is None for place in made.memory) else ""
+    has = "" if host.gib is None else f" of {host.gib:g} GiB"
+    first = (
+        f"{unknown}{amount(host.total)}{has}: {amount(host.devices)} of its devices, "
+        f"{amount(host.imported + host.computing)} of what computes"
+    )
+    copied = f"{amount(host.copied)} to copy while a checkpoint is written" if host.copied else ""
+    rest = listed(f"{amount(host.data)} of data and batches" if host.data else "", copied)
+    return [("host", first), ("", rest)] if rest else [("host", first)]
 
 
 def shard_lines(made: Estimate) -> list[tuple[str, str]]:

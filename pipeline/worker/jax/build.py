@@ -56,12 +56,6 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
     return made
 
 
-def state_bytes(made: keras.Model) -> int:
-    """Bytes of the weights and of the optimizer's state, whole."""
-    variables = [*made.variables, *made.optimizer.variables]
-    return sum(int(np.prod(variable.shape)) * variable.value.dtype.itemsize for variable in variables)
-
-
 def _check(made: keras.Model, note: Callable[[str], object]) -> None:
     base = keras.Model
     for name in ("train_step", "test_step", "compute_loss_and_updates"):

@@ -70,6 +70,13 @@ class Steps:
         return made
 
 
+def compiled_for(step: Step, mesh: Mesh, places: State, state: Any, batch: Any) -> tuple[Any, int]:
+    """(a step, compiled for a state and a batch of such shapes and not run; operations before that)."""
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, everywhere(mesh)))
+    lowered = jitted.lower(state, batch)
+    return lowered.compile(), lowered.as_text().count("\n")
+
+
 def on_cpu(mesh: Mesh) -> bool:
     """Are its devices those of CPUs?"""
     cpu: bool = mesh.devices.flat[0].platform == "cpu"

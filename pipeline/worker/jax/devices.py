@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pipeline.plan.checks import stays_here
-from pipeline.plan.plan import Plan, Process
+from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.private_jax import _jax, distributed, xla_bridge
 from pipeline.private_keras import global_state
 from pipeline.worker.loop import TrainingError
@@ -38,7 +38,7 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         if plan.training.deterministic:
             _tell_xla("--xla_gpu_deterministic_ops=true")
     else:
-        if plan.training.remat:
+        if plan.training.remat or process.role == BUILDER:
             _tell_xla(KEEPS_BARRIERS)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", len(process.devices))

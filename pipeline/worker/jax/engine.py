@@ -1,5 +1,6 @@
 """JAX's engine: what one process does of a plan, on a mesh of the devices of all processes."""
 
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,18 +10,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pipeline.data.examples import rows
-from pipeline.plan.plan import Plan, Process
+from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.check import Check
 from pipeline.record.commands import Command
 from pipeline.record.events import Failed, Told
-from pipeline.worker import rates
+from pipeline.worker import rates, variables
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import State
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
 from pipeline.worker.input.broken import expect_batch
-from pipeline.worker.jax import build, layouts, remat
+from pipeline.worker.jax import build, layouts, remat, size
 from pipeline.worker.jax.data import Data, OwnData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
 from pipeline.worker.jax.errors import explain, lost_a_peer
@@ -95,7 +96,7 @@ class Work:
             case commands.Check():
                 self._tell(events.Checked(Check("not made", unsaid=UNCHECKED)))
             case commands.Size():
-                self._tell(events.Sized(error="backend=jax does not tell how large a step is"))
+                self._size()
             case commands.Begin():
                 self._begin()
             case commands.Calibrate():
@@ -130,15 +131,16 @@ class Work:
         self._survival, position = survival(
             plan, resume, train.layout, own.digest(), self._chief, self._on_all, self._asked_to_leave, self._tell
         )
-        placed = layouts.shardings(model, self._layout(model), self._mesh)
+        cut = self._layout(model)
+        placed = layouts.shardings(model, cut, self._mesh)
         self._loop = loop = JaxLoop(
-            model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position,
+            model, self._mesh, placed, train, validation, self._chief, len(plan.leaders) == 1, position, cut,
             alike=plan.training.deterministic,
         )  # fmt: skip
-        size = build.state_bytes(model)
+        state_bytes = variables.state_bytes(model, (model.optimizer,))
         if self._mesh.shape[MODEL] > 1:
-            held = loop.held_bytes()
-            self._notes.keep(f"A device holds {held:,} of the {size:,} bytes of weights and of the optimizer's state.")
+            held, whole = loop.held_bytes(), state_bytes - sum(map(variables.bytes_of, model.trainable_variables))
+            self._notes.keep(f"A device holds {held:,} of the {whole:,} bytes of weights and of the optimizer's state.")
         self._writing = writing_of(
             plan, model, own.class_names, lambda: rows(held_out or own.train, np.arange(1)), self._notes.add
         )
@@ -146,7 +148,7 @@ class Work:
         self._tell(
             events.Built(
                 parameters=model.count_params(),
-                state_bytes=size,
+                state_bytes=state_bytes,
                 input_shape=keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), x),
                 input_dtype=keras.tree.map_structure(lambda leaf: leaf.dtype.name, x),
                 num_classes=own.num_classes,
@@ -159,6 +161,20 @@ class Work:
                 notes=self._notes.texts or None,
             )
         )
+
+    def _size(self) -> None:
+        loop = self._ready()
+        if self._process.role != BUILDER:
+            self._tell(events.Sized(error="a step would be compiled twice more for it"))
+            return
+        try:
+            sized = size.of(loop, self._plan, forgetful=True)
+        except Exception as error:
+            # An estimate is no reason to end a training.
+            traceback.print_exc()
+            self._tell(events.Sized(error=explain(error)))
+        else:
+            self._tell(events.Sized(sized))
 
     def _layout(self, model: keras.Model) -> dict[str, layouts.Axes]:
         """Which variables are cut over the devices of a replica, by their paths."""

@@ -20,6 +20,7 @@ from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.jax import step
 from pipeline.worker.jax.compiled import Steps
 from pipeline.worker.jax.data import Data
+from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
 from pipeline.worker.rates import innermost
@@ -44,19 +45,25 @@ class JaxLoop:
         chief: bool = True,
         alone: bool = True,
         position: Position = BEGINNING,
+        cut: Mapping[str, Axes] | None = None,
         alike: bool = False,
     ) -> None:
-        """`shardings` says where each variable is, by its id; metrics are whole on every device.
+        """`shardings` says where each variable is, by its id; metrics are whole on every device. `cut` are those that
+        are cut, by their paths.
 
         `alike`: is the same program to make every step?
         """
         self.model, self.chief, self.alone = model, chief, alone
         self.train_data, self.validation_data = train, validation
-        self._mesh, self._shardings, self._alike = mesh, shardings, alike
+        self.mesh, self._shardings, self.cut, self._alike = mesh, shardings, cut or {}, alike
         self._variables = (
             list(model.trainable_variables), list(model.non_trainable_variables), list(model.optimizer.variables),
             list(model.metrics_variables),
         )  # fmt: skip
+        # The shardings of all of them.
+        self.places: step.State = tuple(  # type: ignore[assignment]
+            [self._place(variable) for variable in group] for group in self._variables
+        )
         for group in self._variables:
             for variable in group:
                 self._put(variable, np.asarray(variable.value))
@@ -99,7 +106,7 @@ class JaxLoop:
         if self._validate is None:
             self._validate = self._steps(step.validate, data)
         totals, done = self.totals(), 0
-        with contextlib.closing(Reader(data, self._mesh, self._validate.room, once=True)) as reader:
+        with contextlib.closing(Reader(data, self.mesh, self._validate.room, once=True)) as reader:
             while done < data.layout.steps:
                 losses, sizes, *_ = self._through(self._validate, reader, min(steps_per_call, data.layout.steps - done))
                 totals.add(losses[:, None], sizes)
@@ -203,7 +210,7 @@ class JaxLoop:
 
     def replica_digests(self) -> list[str]:
         """A hash of the trained weights for each replica that this process holds: all of them must agree."""
-        rows = [row for row in self._mesh.devices if row[0].process_index == jax.process_index()]
+        rows = [row for row in self.mesh.devices if row[0].process_index == jax.process_index()]
         found = []
         for row in rows:
             digest, mine = hashlib.sha256(), set(row)
@@ -214,14 +221,14 @@ class JaxLoop:
 
     def _steps(self, made: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
         step_of = partial(made, self.model)
-        return Steps(step_of, self._mesh, self._values(), of_batch(data), data.layout.steps, self._alike)
+        return Steps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
 
     def _through(self, function: Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
         """(losses [steps], examples [steps], seconds that reading took, seconds that compiling took) of `count` steps.
 
         Batches of another size are compiled for the first time that they come.
         """
-        state, losses, sizes = self._values(), list[Any](), list[np.ndarray]()
+        state, losses, sizes = self.values(), list[Any](), list[np.ndarray]()
         waited, compiling = reader.waited, function.compiling
         for block, first, steps in reader.take(count):
             state, found = function(state, block, first, steps)
@@ -231,7 +238,7 @@ class JaxLoop:
         told = np.concatenate([np.atleast_1d(loss).astype(np.float32) for loss in jax.device_get(losses)])
         return told, np.concatenate(sizes), reader.waited - waited, function.compiling - compiling
 
-    def _values(self) -> step.State:
+    def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
         trained, other, optimizer, metrics = (
             [self._there(variable.value, self._place(variable)) for variable in group] for group in self._variables
@@ -244,10 +251,13 @@ class JaxLoop:
                 variable.assign(value)
 
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
-        variable.assign(step.over(np.asarray(value, variable.value.dtype), self._place(variable)))
+        array, place = np.asarray(value, variable.value.dtype), self._place(variable)
+        # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
+        here = place.is_fully_addressable
+        variable.assign(jax.device_put(array, place, may_alias=False) if here else step.over(array, place))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
-        return self._shardings.get(id(variable)) or step.everywhere(self._mesh)
+        return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
     @staticmethod
     def _there(value: Any, sharding: NamedSharding) -> Any:

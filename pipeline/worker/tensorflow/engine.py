@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from pipeline.config import targets
 from pipeline.plan.batches import left_out
-from pipeline.plan.plan import Plan, Process
+from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
 from pipeline.record.check import Check
 from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Failed, Told, Warned
-from pipeline.worker import rates
+from pipeline.worker import rates, variables
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
@@ -61,6 +61,9 @@ from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
 from pipeline.worker.tensorflow.switched import Switched
 from pipeline.worker.training import Preempted, Survival
+
+# Weights up to which a training that is under way tells how large its step is.
+MOST_TRACED_AGAIN = 100
 
 
 class TensorFlowEngine:
@@ -192,7 +195,7 @@ class Work:
         self._tell(
             events.Built(
                 parameters=model.count_params(),
-                state_bytes=of_model.state_bytes(model),
+                state_bytes=variables.state_bytes(model, own_step.optimizers(model)),
                 normalizations=sum(layer.synchronized for layer in normalization.layers(model)),
                 input_shape=shape,
                 input_dtype=tf.nest.map_structure(lambda leaf: leaf.dtype.name, x),
@@ -296,10 +299,13 @@ class Work:
         return check(self._ready(), self._collective, Place(mine[0], len(mine), self._plan.workers), self.data.few)
 
     def _size(self) -> None:
-        loop = self._ready()
+        loop, builds = self._ready(), self._process.role == BUILDER
+        if not builds and len(loop.model.trainable_variables) > MOST_TRACED_AGAIN:
+            self._tell(events.Sized(error="a deep model takes long to be traced once more for it"))
+            return
         try:
             layers = tuple(unit.layer for unit in units(loop.model))
-            made = of_model.of(loop.model, loop.graph(), len(self._process.replicas), loop.train_data.part)
+            made = of_model.of(loop, forgetful=builds and not self._plan.training.remat)
         except Exception as error:
             # An estimate is no reason to end a training.
             traceback.print_exc()

@@ -163,10 +163,19 @@ class Loop:
                 tell(Beat(validated=done))
         return totals.means() | self.metrics()
 
-    def graph(self) -> tf.Graph:
-        """The graph of the compiled loop, compiled now if it was not yet."""
-        compiled: tf.types.experimental.PolymorphicFunction = self._train
-        return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
+    def graph(self, examples: int | None = None) -> tf.Graph:
+        """The graph of the compiled loop, compiled now if it was not yet; or of one for so many examples a replica."""
+        if examples is None:
+            compiled: tf.types.experimental.PolymorphicFunction = self._train
+            return compiled.get_concrete_function(self.reader(), tf.constant(1)).graph
+
+        def batch(spec: tf.TensorSpec) -> tf.Tensor:
+            return tf.zeros([examples, *spec.shape[1:]] if spec.shape.rank else [], spec.dtype)
+
+        spec = self.reader().element_spec  # type: ignore[attr-defined]
+        batches = tf.data.Dataset.range(1).map(lambda _: tf.nest.map_structure(batch, spec))
+        anew: tf.types.experimental.PolymorphicFunction = self._compile()
+        return anew.get_concrete_function(iter(batches), tf.constant(1)).graph
 
     def facts(self) -> Facts:
         """What else there is to tell of the training so far: bytes that a replica sends in a step for its gradients.

@@ -9,8 +9,10 @@ import keras
 import tensorflow as tf
 
 from pipeline.worker.loop import TrainingError
+from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.placement.place import Placement
-from pipeline.worker.tensorflow.size import BACKWARD, body_of, bytes_of, slots_of
+from pipeline.worker.tensorflow.size import BACKWARD, body_of
+from pipeline.worker.variables import bytes_of, slots_of
 
 # In a run's folder.
 FILE = "placement.txt"
@@ -48,7 +50,7 @@ def listed(model: keras.Model, placement: Placement, graph: tf.Graph) -> list[Ro
     backward pass.
     """
     at = placement.of_variables(model)
-    slots, layers = slots_of(model), {id(one): unit for unit in placement.units for one in unit.variables}
+    slots, layers = slots_of(optimizers(model)), {id(one): unit for unit in placement.units for one in unit.variables}
     counted = _counted(placement, body_of(graph))
     rows = []
     for variable in model.variables:

@@ -14,8 +14,8 @@ from pipeline.worker.rates import innermost
 from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.placement.following import Following
 from pipeline.worker.tensorflow.placement.units import Unit, units
-from pipeline.worker.tensorflow.size import slots_of
 from pipeline.worker.tensorflow.step import FOLLOWED_AS
+from pipeline.worker.variables import slots_of
 
 # The attribute under which a model keeps where it is.
 KEPT_AS = "_placement_of_pipeline"
@@ -39,7 +39,7 @@ class Placement:
         """The part of each variable of the model, its optimizers and its metrics, by id."""
         parts = dict.fromkeys(map(id, _all_variables(model)), 0)
         parts |= {id(one): part for unit, part in zip(self.units, self.parts, strict=True) for one in unit.variables}
-        slots = slots_of(model)
+        slots = slots_of(optimizers(model))
         return parts | {id(slot): parts[of] for of, own in slots.items() for slot in own}
 
 

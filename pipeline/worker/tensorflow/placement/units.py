@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import keras
 
 from pipeline.plan.size import Layer
-from pipeline.worker.tensorflow.size import bytes_of, slots_of
+from pipeline.worker.tensorflow.own.step import optimizers
+from pipeline.worker.variables import bytes_of, slots_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ def units(model: keras.Model) -> list[Unit]:
 
     A layer that is called twice is placed where it comes first; so is a variable that two layers share.
     """
-    slots, found, known = slots_of(model), list[Unit](), set[int]()
+    slots, found, known = slots_of(optimizers(model)), list[Unit](), set[int]()
     for name, operation in _operations(model, ""):
         if id(operation) in known:
             continue
