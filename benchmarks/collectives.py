@@ -131,7 +131,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for others to leave")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="NAME, ...")
     small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", "--only=limit,multi_worker,horovod"]
-    return record.parse(parser, smoke=small)
+    arguments = record.parse(parser, smoke=small)
+    if min(arguments.lives, arguments.rounds) < 1 or arguments.workers < 2 or not arguments.seconds > 0:
+        parser.error("Expected --rounds and --lives of 1 or more, --workers of 2 or more and --seconds above 0.")
+    return arguments
 
 
 if __name__ == "__main__":
