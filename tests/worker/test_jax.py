@@ -57,7 +57,7 @@ def test_batches_are_made_ready_by_a_thread_which_tells_what_fails_and_ends_wher
 def test_steps_are_made_in_loops_but_for_convolutions_on_a_cpu(came):
     room = {name: found["room"] for name, found in came.items()}
     assert room["mlp one"] == 32
-    assert room["transformer both"] == 4, "as many as an epoch has"
+    assert room["transformer both"] == 4, "an epoch has six steps"
     assert room["normalized looped dropped"] == 4
     assert room["normalized one"] is room["cnn one dropped"] is room["mlp stepped"] is None
 

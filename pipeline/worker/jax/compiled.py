@@ -41,7 +41,8 @@ class Steps:
         self.compiling = 0.0
         if not alike and (not on_cpu(mesh) or not _has(self._step.trace(state, batch).jaxpr, CONVOLUTION)):
             size = sum(np.dtype(leaf.dtype).itemsize * leaf.size for leaf in jax.tree.leaves(batch))
-            self.room = next((loop for loop in LOOPS[:-1] if loop <= in_epoch and loop * size <= BLOCK_BYTES), None)
+            # At least a quarter of a block is read where an epoch ends in it.
+            self.room = next((loop for loop in LOOPS[:-1] if loop <= 4 * in_epoch and loop * size <= BLOCK_BYTES), None)
 
     def __call__(self, state: State, block: Block, first: int, steps: int) -> tuple[State, list[Any]]:
         """(state, losses, arrays of one or several steps) after so many steps on a block's batches from `first` on."""
