@@ -94,8 +94,13 @@ def trained(name, shape, dropout):
     cut = layouts.derived(model, parts) if parts > 1 else {}
     placed = layouts.shardings(model, cut, mesh)
     loop = JaxLoop(model, mesh, placed, Data(arrays, layout, True, 5), Data(arrays, layout, False, 5))
+    held = _held(model)
+    losses = loop.call(1).losses[:, 0].tolist()
     found = {
-        "losses": [value for count in CALLS for value in loop.call(count).losses[:, 0].tolist()],
+        # By its first step already, which would hold the state twice else.
+        "handed_on": held == _held(model),
+        "losses": losses
+        + [value for count in (CALLS[0] - 1, CALLS[1]) for value in loop.call(count).losses[:, 0].tolist()],
         "held": loop.held_bytes(),
         "cut": {path: list(axes) for path, axes in cut.items()},
         "places": {one.path: str(one.value.sharding.spec) for one in (*model.variables, *model.optimizer.variables)},
@@ -110,6 +115,12 @@ def trained(name, shape, dropout):
     if shape == MESHES["both"]:
         found["refused"] = refused(layouts, model, mesh)
     return found
+
+
+def _held(model):
+    """Where in memory the weights and slots are of this process's first device."""
+    variables = (*model.trainable_variables, *model.optimizer.variables)
+    return [one.value.addressable_shards[0].data.unsafe_buffer_pointer() for one in variables]
 
 
 def refused(layouts, model, mesh):
