@@ -192,6 +192,15 @@ def memory(rows: Rows, part: str) -> list[str]:
     return lines
 
 
+def perplexity(rows: Rows, part: str) -> list[str]:
+    """What ours and Keras's fit have learnt in the same time."""
+    lines = ["| backend | ours | steps | Keras `fit` | steps |", "|---|---|---|---|---|"]
+    for backend, row in rows.items():
+        cells = [f"{row[who]['perplexity']:.2f} | {row[who]['steps']:,}" for who in ("ours", "fit")]
+        lines.append(f"| {backend} | {' | '.join(cells)} |")
+    return lines
+
+
 def _bytes(count: float) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
@@ -286,6 +295,7 @@ TABLES: Mapping[str, Callable[[Any, str], list[str]]] = {
     "prepare": ratios_of("seconds with one process / with two", _prepared),
     "estimates": estimates,
     "memory": memory,
+    "perplexity": perplexity,
     "deep": deep,
     "gpu": gpu,
     "explain": explain,

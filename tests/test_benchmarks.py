@@ -163,6 +163,10 @@ ONE_OF_EACH = {
         {"JAX: cnn": {"estimated": 2**28, "measured": 2**29, "base": 1}},
         ["| JAX: cnn | 256 MiB | 512 MiB | 0.50 |"],
     ),
+    "perplexity": (
+        {"jax": {"ours": {"perplexity": 9.5, "steps": 1200}, "fit": {"perplexity": 10.25, "steps": 900}}},
+        ["| jax | 9.50 | 1,200 | 10.25 | 900 |"],
+    ),
     "deep": (
         {"ResNet50, mirrored": {"first": [[30.0, 25.0]], "step_ms": [[200.0, 250.0], [210.0, 200.0], [180.0, 200.0]]}},
         ["| ResNet50, mirrored | 1.20 | 0.90 | 0.80 to 1.05 | 1 |"],

@@ -69,6 +69,7 @@ def test_every_mesh_trains_to_the_losses_of_one_device(came):
         assert len(found["losses"]) == sum(on_jax.CALLS)
         np.testing.assert_allclose(found["losses"], one["losses"], rtol=0, atol=1e-5, err_msg=name)
         assert len(set(found["digests"])) == 1
+        assert found["handed_on"], name
         if "validated" in found:
             assert found["validated"] == pytest.approx(one["validated"], abs=1e-5)
             assert found["same"], "steps that were made for time alone are put back"

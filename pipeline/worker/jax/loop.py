@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.experimental import multihost_utils
@@ -254,7 +255,8 @@ class JaxLoop:
         array, place = np.asarray(value, variable.value.dtype), self._place(variable)
         # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
         here = place.is_fully_addressable
-        variable.assign(jax.device_put(array, place, may_alias=False) if here else step.over(array, place))
+        # `may_alias=False` would share NumPy's memory all the same.
+        variable.assign(jax.device_put(jnp.array(array), place) if here else step.over(array, place))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
