@@ -67,7 +67,7 @@ class JaxLoop:
         )
         for group in self._variables:
             for variable in group:
-                self._put(variable, np.asarray(variable.value))
+                self._lay(variable)
         self._train = self._steps(step.train, train)
         self._validate: Steps | None = None
         self._results = step.results(model)
@@ -250,6 +250,12 @@ class JaxLoop:
         for variables, values in zip(self._variables, state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
+
+    def _lay(self, variable: keras.Variable) -> None:
+        """Puts what a variable has where it is to be, without a copy where it is there already."""
+        value, place = variable.value, self._place(variable)
+        there = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
+        variable.assign(there)
 
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
         array, place = np.asarray(value, variable.value.dtype), self._place(variable)
