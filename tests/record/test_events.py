@@ -64,7 +64,7 @@ from pipeline.record.profile import Explanation, Part, Profile, Stage
 
 OLD = ROOT / "tests" / "from_0_1_0"
 FIRST, SECOND, THIRD = (Steps(step, [0.5], time=1.0, group="point") for step in (1, 2, 3))
-SIZE = Size((Variable("dense/kernel", (2, 3), "float32", True, 48),), 8, 100, 4, 2, None)
+SIZE = Size((Variable("dense/kernel", (2, 3), "float32", True, 48),), 8, ((100, 3),), 4, None, 2)
 # One of each kind, and of those that come in several forms one of each form.
 TOLD: list[Event] = [
     Run(
