@@ -125,9 +125,8 @@ def trained(name, shape, dropout, alike):
 
 
 def _held(model):
-    """Where in memory the weights and slots are of this process's first device."""
-    variables = (*model.trainable_variables, *model.optimizer.variables)
-    return [one.value.addressable_shards[0].data.unsafe_buffer_pointer() for one in variables]
+    """Where in memory the slots are of this process's first device; the weights of these models are NumPy's."""
+    return [one.value.addressable_shards[0].data.unsafe_buffer_pointer() for one in model.optimizer.variables]
 
 
 def refused(layouts, model, mesh):

@@ -1,6 +1,7 @@
 """A model on a mesh of devices and its data, joined by compiled functions."""
 
 import contextlib
+import ctypes
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
 from pipeline.worker.rates import innermost
+
+# Bytes of a variable from which on what its copies have left is given back at once.
+LARGE = 2**20
 
 
 class JaxLoop:
@@ -256,6 +260,9 @@ class JaxLoop:
         value, place = variable.value, self._place(variable)
         there = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
         variable.assign(there)
+        if value.nbytes >= LARGE:
+            del value
+            _give_back()
 
     def _put(self, variable: keras.Variable, value: np.ndarray) -> None:
         array, place = np.asarray(value, variable.value.dtype), self._place(variable)
@@ -284,6 +291,12 @@ def whole(value: Any, devices: Collection[jax.Device] | None = None) -> np.ndarr
         if devices is None or shard.device in devices:
             made[shard.index] = np.asarray(shard.data)
     return made
+
+
+def _give_back() -> None:
+    """Gives the system back what copies have left, which glibc keeps for others, where Python runs on that."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def told_by_first(value: np.ndarray) -> np.ndarray:
