@@ -254,8 +254,8 @@ def _fit(spec: Spec, model: Any, x: Any, y: Any) -> Stretch:
                 if spec.backend == "jax":
                     import jax
 
-                    # Steps that were begun are still being computed.
-                    jax.block_until_ready(getattr(self.model, "_jax_state", None))
+                    # Steps that were begun still compute. Asked for its model, Keras gives it their values.
+                    jax.block_until_ready([variable.value for variable in self.model.variables])
                 self.times[batch] = time.perf_counter()
 
     endless = _batches(x, y, spec.global_batch) if spec.way == "fit_dataset" else None
