@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from pipeline.config.schema import Config, Exchange, StrategyConfig
 from pipeline.plan.backends import MODEL_PARALLEL, TENSORFLOW
@@ -32,7 +33,7 @@ def too_large(plan: Plan, size: Size, config: Config, planned: Planned) -> str |
     made = estimate(plan, size)
     if made.fits:
         return None
-    held = [typed for typed, _ in _held(plan, size, config, planned)][:MOST_NAMED]
+    held = islice(_held(plan, size, config, planned), MOST_NAMED)
     tried = ", or ".join(held) or "a smaller model: no strategy, train.remat or batch tried holds it"
     expected, under = _expected(plan, made), f"under strategy={plan.strategy.name}"
     return f"Expected {expected} {under}, received {_received(made)}. Try {tried}."
@@ -57,13 +58,12 @@ def without_room(plan: Plan, state_bytes: int) -> str | None:
     )
 
 
-def _held(plan: Plan, size: Size, config: Config, planned: Planned) -> Iterator[tuple[str, Plan]]:
+def _held(plan: Plan, size: Size, config: Config, planned: Planned) -> Iterator[str]:
     """What is to be typed for plans that are held, those that change the least first."""
     for typed, changed in _others(plan, size, config):
         try:
-            other = planned(changed)
-            if estimate(other, size).fits:
-                yield typed, other
+            if estimate(planned(changed), size).fits:
+                yield typed
         except PlanError:
             continue
 

@@ -64,18 +64,15 @@ class Steps:
             jax.block_until_ready(state)
             began = time.perf_counter()
             function = partial(_loop, self._step, size) if first else self._step
-            jitted = jax.jit(function, donate_argnums=0, out_shardings=(self._places, everywhere(self._mesh)))
-            self._compiled[key] = jitted.lower(state, batches, *first).compile()
+            self._compiled[key] = lowered(function, self._mesh, self._places, state, batches, *first).compile()
             self.compiling += time.perf_counter() - began
         made: tuple[State, Any] = self._compiled[key](state, batches, *first)
         return made
 
 
-def compiled_for(step: Step, mesh: Mesh, places: State, state: Any, batch: Any) -> tuple[Any, int]:
-    """(a step, compiled for a state and a batch of such shapes and not run; operations before that)."""
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, everywhere(mesh)))
-    lowered = jitted.lower(state, batch)
-    return lowered.compile(), lowered.as_text().count("\n")
+def lowered(function: Callable[..., tuple[State, Any]], mesh: Mesh, places: State, *given: Any) -> jax.stages.Lowered:
+    """A step or loop, to be compiled for a state and batches of the shapes that are given; `places` are the state's."""
+    return jax.jit(function, donate_argnums=0, out_shardings=(places, everywhere(mesh))).lower(*given)
 
 
 def on_cpu(mesh: Mesh) -> bool:

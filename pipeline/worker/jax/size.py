@@ -13,7 +13,7 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.size import Moment, Size
 from pipeline.worker import variables
 from pipeline.worker.jax import layouts, remat, step
-from pipeline.worker.jax.compiled import compiled_for, on_cpu
+from pipeline.worker.jax.compiled import lowered, on_cpu
 from pipeline.worker.jax.devices import BATCH, MODEL
 from pipeline.worker.jax.loop import JaxLoop
 from pipeline.worker.model_error import ModelError
@@ -54,8 +54,8 @@ def _step(loop: JaxLoop) -> tuple[Moment, int]:
     # Traced anew: the model may be called otherwise by now.
     trained = partial(step.train, loop.model)
     for examples in (FEW, MANY):
-        compiled, operations = compiled_for(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
-        told = compiled.memory_analysis()
+        made = lowered(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
+        operations, told = made.as_text().count("\n"), made.compile().memory_analysis()
         held.append(told.temp_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes)
     growing = max(0, held[1] - held[0]) // (MANY - FEW)
     fixed = max(0, held[0] - FEW * growing)
