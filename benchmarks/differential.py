@@ -101,7 +101,7 @@ class Search:
 
 
 def main() -> int:
-    """Prints each case's verdict and each difference; returns 1 where there is one."""
+    """Prints each case's verdict and each difference; returns 1 where there is one, or where most were not trained."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60, help="cases under each strategy")
@@ -112,7 +112,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # For the processes that train, and the server that they are forked from.
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": f"{record.ROOT}{os.pathsep}{Path(__file__).parent}"}
-    rows = {}
+    rows, wrong = {}, False
     for strategy in [arguments.strategy] if arguments.strategy else STRATEGIES:
         with tempfile.TemporaryDirectory() as folder:
             search, began = Search(strategy, Path(folder), arguments.keep), time.monotonic()
@@ -128,8 +128,12 @@ def main() -> int:
         }
         done = search.verdicts.total()
         print(f"{strategy}: {done} cases, {len(search.found)} differ, {done / minutes:.1f} a minute", flush=True)
+        if search.verdicts[Verdict.NOT_TRAINABLE] > done / 2:
+            print(f"Expected most cases to be trained, received {search.verdicts[Verdict.NOT_TRAINABLE]} that were not")
+            wrong = True
+        wrong = wrong or bool(search.verdicts[Verdict.DIFFERENT])
     record.write(arguments, arguments.count, rows)
-    return int(any(row["verdicts"][Verdict.DIFFERENT.value] for row in rows.values()))
+    return int(wrong)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def _found(model: keras.Model, told: list[Event], loop: Loop) -> Found:
         # Keras's means of the losses per output are not used: the loop adds up its own.
         if not variable.path.startswith("compile_loss/"):
             found[f"metrics {place}: {variable.path}"] = value
-    found["different replicas"] = len(set(replica_digests(model))) - 1
+    found["different replicas"] = len(set(replica_digests(model.trainable_variables))) - 1
     return {name: np.asarray(keras.ops.convert_to_numpy(value), np.float64) for name, value in found.items()}
 
 
