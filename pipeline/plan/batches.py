@@ -1,6 +1,7 @@
 """How a global batch is divided over replicas, and files over processes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline.config.schema import Config, Scaling
 from pipeline.plan.checks import MOST
@@ -89,6 +90,16 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
             f"Try train.global_batch={nearest}."
         )
     return scaling.value, global_batch // replicas, global_batch
+
+
+def check_micro_batches(config: Config, replica_batch: int) -> None:
+    """Refuses more micro-batches than examples, of which some would be empty."""
+    count: Any = config.strategy.build.get("micro_batches", 1)
+    if count > replica_batch:
+        raise PlanError(
+            f"Expected strategy.build.micro_batches to be at most the examples of a replica's batch ({replica_batch}), "
+            f"received {count}. Try strategy.build.micro_batches={replica_batch}."
+        )
 
 
 def left_out(examples: int, workers: int, global_batch: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyConfig
 from pipeline.plan.backends import JAX, check_backend
-from pipeline.plan.batches import shared, split_batch
+from pipeline.plan.batches import check_micro_batches, shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
 from pipeline.plan.collectives import HOROVOD, compared_every
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
@@ -50,6 +50,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     on_cpu, asynchronous = kind == "cpu", config.strategy.asynchronous
     # Asynchronous workers make each step alone.
     scaling, replica_batch, global_batch = split_batch(config, 1 if asynchronous else layout.workers)
+    check_micro_batches(config, replica_batch)
     oversubscribed = on_cpu and layout.here * layout.threads > len(machine.cores)
     several_hosts = layout.hosts > 1 and layout.local and layout.workers > layout.workers_per_host
     stands_for_hosts = several_hosts and present and not config.hardware.rehearse

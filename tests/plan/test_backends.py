@@ -82,6 +82,10 @@ def config(**values):
             {"backend": "tensorflow", "strategy": replace(in_micro_batches(2), devices_per_replica=1)},
             "where no device waits for another, received 2. Try",
         ),
+        (
+            {"backend": "tensorflow", "strategy": in_micro_batches(65), "train": TrainConfig(replica_batch=64)},
+            "batch (64), received 65. Try strategy.build.micro_batches=64.",
+        ),
         ({"data": DataConfig("images", build={"_target_": "pipeline.data.images"})}, "whose examples TensorFlow makes"),
         (
             {"data": DataConfig("digits", cache=Cache.file, build={"_target_": "pipeline.data.digits"})},
