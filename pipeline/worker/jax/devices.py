@@ -1,5 +1,6 @@
 """A process's devices, threads and seeds under JAX, the processes' joining, and the mesh over all of their devices."""
 
+import contextlib
 import os
 import platform
 import random
@@ -44,8 +45,10 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         jax.config.update("jax_num_cpu_devices", len(process.devices))
     if len(plan.leaders) > 1:
         # Gloo's thread tries for a lock, over and over, that a call holds which it preempted as it woke: 4 ms for each
-        # sum, until the kernel takes the core from it. Under this policy no thread preempts another as it wakes.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        # sum, until the kernel takes the core from it. Under this policy no thread preempts another as it wakes; some
+        # sandboxes know no other than the usual one.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         _join(plan, process)
     keras.config.set_dtype_policy(plan.training.precision)
     seed_all(plan.training.seed)
