@@ -13,7 +13,7 @@ Found: TypeAlias = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Asked:
-    """A case to train; `order` is a seed by which the examples of each batch are put in another order."""
+    """A case to train; `order` is a seed by which each batch is put in another order, and last digits are disturbed."""
 
     case: Case
     order: int | None = None

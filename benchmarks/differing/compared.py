@@ -11,8 +11,9 @@ from differing.pair import Pair
 # Of what is compared, relative to its largest number where that is above 1: float32 has seven digits, and a sum over
 # replicas adds in another order.
 TOLERANCE = 1e-5
-# One device itself is this far from equal on the same examples in another order within each batch, and with their last
-# digits disturbed; a difference that is not more than so many times as large is the arithmetic's.
+# One device itself is this far from equal on the same examples in another order within each batch, and with the last
+# digits of them and of the initial weights disturbed; a difference of not more than so many times that is the
+# arithmetic's.
 NOISE = 10.0
 ORDERS = (1, 2)
 

@@ -66,6 +66,9 @@ def trained(asked: Asked, strategy: tf.distribute.Strategy, rank: int, processes
         for seed, examples in ((1, case.examples), (2, case.validation_examples))
     ]
     model, outputs = build.model(defined["model"], strategy, batches.spec(parts[0]))
+    if asked.order is not None:
+        # Also of models that take no numbers: what is rounding alone, as a gradient of 0, an optimizer may make large.
+        model.set_weights([_in_last_digit(asked.order, weight) for weight in model.get_weights()])
     replicas = strategy.num_replicas_in_sync
     local = replicas // processes
     train, validation = (
@@ -102,7 +105,7 @@ def _order(examples: int, batch: int, seed: int) -> np.ndarray:
 
 
 def _in_last_digit(seed: int, array: np.ndarray) -> np.ndarray:
-    """The numbers as rounding might have left them: replicas compute on fewer examples at once, in other blocks."""
+    """Numbers as rounding might have left them: replicas compute on fewer examples at once, in other blocks."""
     if array.dtype.kind != "f":
         return array
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), array.shape)
