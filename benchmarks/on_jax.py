@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import contestants
 import record
@@ -64,20 +63,13 @@ def main() -> None:
     arguments = record.parse(parser, smoke=turns.smallest(SMOKE))
     turns.check(parser, arguments)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="on_jax_") as folder:
         cluster = LocalCluster(ClusterConfig(name="local"), os.environ)
-        for suite, claims in SUITES.items():
-            if wanted := turns.asked_for(suite, SUITES, arguments.only):
-                make = partial(field, suite, arguments.workers, cluster, Path(folder))
-                report[suite] = turns.run_suite(suite, claims, wanted, make, arguments)
-                record.write(arguments, arguments.rounds, report, ("jax", "jaxlib"))
-    failed = [name for suite in report.values() for name in suite["failed"]]
-    if failed:
-        sys.exit(f"Expected every contestant to train, received {len(failed)} that did not: {', '.join(failed)}.")
+        make = partial(field, arguments.workers, cluster, Path(folder))
+        turns.run_suites(SUITES, make, arguments, ("jax", "jaxlib"))
 
 
-def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict[str, Make]:
+def field(workers: int, cluster: LocalCluster, folder: Path, suite: str) -> dict[str, Make]:
     """What makes each contestant of a model."""
     ports = tuple(cluster.free(workers))
 

@@ -80,25 +80,16 @@ def main() -> None:
         if arguments.json:
             record.write(arguments, arguments.rounds, rows)
         return
-    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="side_by_side_") as folder:
         cluster = LocalCluster(ClusterConfig(name="local"), os.environ)
         cluster.warm_up()
         try:
-            for suite in CLAIMS:
-                wanted = turns.asked_for(suite, CLAIMS, arguments.only)
-                if wanted:
-                    make = partial(field, suite, arguments.workers, cluster, Path(folder))
-                    report[suite] = turns.run_suite(suite, CLAIMS[suite], wanted, make, arguments)
+            turns.run_suites(CLAIMS, partial(field, arguments.workers, cluster, Path(folder)), arguments)
         finally:
             cluster.close(0)
-    record.write(arguments, arguments.rounds, report)
-    failed = [name for suite in report.values() for name in suite["failed"]]
-    if failed:
-        sys.exit(f"Expected every contestant to train, received {len(failed)} that did not: {', '.join(failed)}.")
 
 
-def field(suite: str, workers: int, cluster: LocalCluster, folder: Path) -> dict[str, Make]:
+def field(workers: int, cluster: LocalCluster, folder: Path, suite: str) -> dict[str, Make]:
     """What makes each contestant of a model. Ours come first, because rivals take over their steps per call."""
     batch = REPLICA_BATCH[suite]
     ports = tuple(cluster.free(3 * workers))

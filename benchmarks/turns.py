@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import record
 from contestants import ContestantFailed, Load, Ours, Rival, Timed
 
 # Others who take no more than this share of the machine do not count.
@@ -62,6 +64,26 @@ class Judged:
     ratio: float | None = None
     ratios: Sequence[float] = ()
     passed: bool | None = None
+
+
+def run_suites(
+    suites: Mapping[str, Sequence[Claim]],
+    make: Callable[[str], Mapping[str, Make]],
+    arguments: argparse.Namespace,
+    packages: Sequence[str] = (),
+) -> None:
+    """Runs the suites that were asked for and writes what came of them, with the versions of `packages`, as each ends.
+
+    `make` has the contestants of a suite anew. Ends the program where one did not train.
+    """
+    report: dict[str, Any] = {}
+    for suite, claims in suites.items():
+        if wanted := asked_for(suite, suites, arguments.only):
+            report[suite] = run_suite(suite, claims, wanted, partial(make, suite), arguments)
+            record.write(arguments, arguments.rounds, report, packages)
+    failed = [f"{suite}:{name}" for suite, told in report.items() for name in told["failed"]]
+    if failed:
+        sys.exit(f"Expected every contestant to train, received {len(failed)} that did not: {', '.join(failed)}.")
 
 
 def run_suite(
