@@ -248,6 +248,7 @@ def test_more_train_examples_than_there_are_or_none_are_refused(count: int, kera
         mnist(train_examples=count)
 
 
+@pytest.mark.slow
 def test_keras_home_is_where_fashion_mnist_is_read_with_nothing_replaced(tmp_path: Path) -> None:
     write_fashion_mnist(tmp_path)
     program = (

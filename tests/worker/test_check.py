@@ -273,7 +273,9 @@ OWN_FOUND: dict[str, tuple[Callable[[], keras.Model], Any, str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sampled(list(OWN_FOUND), 2))
+@pytest.mark.parametrize(
+    "name", ["pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in OWN_FOUND if name != "pairs")]
+)
 def test_a_step_of_its_own_that_looks_at_its_batch_is_found(name: str, mirrored):
     make, part, what, named, words = OWN_FOUND[name]
     found = checked(mirrored, make, part)
