@@ -63,7 +63,6 @@ def _check_layout(config: Config) -> None:
     each = config.strategy.devices_per_replica or 1
     layout = config.strategy.build.get("layout")
     key = "strategy.build.layout"
-    _check_micro_batches(config, each)
     if config.backend == TENSORFLOW and config.measure.explain:
         raise PlanError(
             "Expected measure.explain=false under strategy=model_parallel, where a replica is on several devices and "
@@ -91,23 +90,6 @@ def _check_layout(config: Config) -> None:
                 f"Expected {key} to give each pattern the axes of a variable under backend=jax, as [null, model], "
                 f"received {json.dumps(place)} for {pattern}. Try {key}=null, or backend=tensorflow for whole layers."
             )
-
-
-def _check_micro_batches(config: Config, each: int) -> None:
-    """Refuses micro-batches where there is nothing for them to go through."""
-    key, count = "strategy.build.micro_batches", config.strategy.build.get("micro_batches", 1)
-    if type(count) is not int or count < 1:
-        raise PlanError(f"Expected {key} to be 1 or more, received {json.dumps(count)}. Try {key}=1.")
-    if count > 1 and config.backend == JAX:
-        raise PlanError(
-            f"Expected {key}=1 under backend=jax, which cuts layers, so that all devices compute at once, received "
-            f"{count}. Try {key}=1, or backend=tensorflow."
-        )
-    if count > 1 and each == 1:
-        raise PlanError(
-            f"Expected {key}=1 with strategy.devices_per_replica=1, where no device waits for another, received "
-            f"{count}. Try strategy.devices_per_replica=2."
-        )
 
 
 def _check_strategy(config: Config) -> None:

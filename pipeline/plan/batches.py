@@ -1,9 +1,10 @@
 """How a global batch is divided over replicas, and files over processes."""
 
+import json
 from collections.abc import Sequence
-from typing import Any
 
 from pipeline.config.schema import Config, Scaling
+from pipeline.plan.backends import JAX, MODEL_PARALLEL
 from pipeline.plan.checks import MOST
 from pipeline.plan.errors import PlanError
 
@@ -93,12 +94,29 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
 
 
 def check_micro_batches(config: Config, replica_batch: int) -> None:
-    """Refuses more micro-batches than examples, of which some would be empty."""
-    count: Any = config.strategy.build.get("micro_batches", 1)
+    """Refuses micro-batches where there is nothing for them to go through, or nothing in some of them.
+
+    A strategy function of a package's own may call something else so.
+    """
+    if config.strategy.build.get("_target_") != MODEL_PARALLEL:
+        return
+    key, count = "strategy.build.micro_batches", config.strategy.build.get("micro_batches", 1)
+    if type(count) is not int or count < 1:
+        raise PlanError(f"Expected {key} to be 1 or more, received {json.dumps(count)}. Try {key}=1.")
+    if count > 1 and config.backend == JAX:
+        raise PlanError(
+            f"Expected {key}=1 under backend=jax, which cuts layers, so that all devices compute at once, received "
+            f"{count}. Try {key}=1, or backend=tensorflow."
+        )
+    if count > 1 and (config.strategy.devices_per_replica or 1) == 1:
+        raise PlanError(
+            f"Expected {key}=1 with strategy.devices_per_replica=1, where no device waits for another, received "
+            f"{count}. Try strategy.devices_per_replica=2."
+        )
     if count > replica_batch:
         raise PlanError(
-            f"Expected strategy.build.micro_batches to be at most the examples of a replica's batch ({replica_batch}), "
-            f"received {count}. Try strategy.build.micro_batches={replica_batch}."
+            f"Expected {key} to be at most the examples of a replica's batch ({replica_batch}), received {count}. "
+            f"Try {key}={replica_batch}."
         )
 
 

@@ -115,6 +115,11 @@ def test_what_a_backend_cannot_do_is_refused(values, words):
     assert "Try " in str(refused.value)
 
 
+def test_what_a_strategy_of_ones_own_calls_micro_batches_is_its_own():
+    own = replace(MIRRORED, build={"_target_": "own.strategies.piped", "micro_batches": "many"})
+    assert make(config(backend="tensorflow", strategy=own), MACHINE).workers == 2
+
+
 def test_replicas_of_two_devices_take_four_of_them_in_one_process():
     plan = make(config(strategy=PARALLEL), MACHINE)
     (process,) = plan.processes
