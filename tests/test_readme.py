@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Ran, finish, left_behind, sampled, start
+from conftest import ROOT, Ran, finish, left_behind, start
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
@@ -92,7 +92,7 @@ PLANNED = [(page, typed) for page, typed in documented(for_a_run=False) if not N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "typed"), sampled(PLANNED, 12))
+@pytest.mark.parametrize(("page", "typed"), PLANNED)
 def test_every_command_of_a_page_is_planned_as_it_stands_there(asked, tmp_path, page, typed):
     write_configs_of(page, tmp_path / "conf")
     write_modules_of(page, tmp_path)
@@ -103,14 +103,13 @@ def test_every_command_of_a_page_is_planned_as_it_stands_there(asked, tmp_path, 
 
 
 def write_modules_of(page: str, folder: Path) -> None:
-    """Writes the module that a page shows functions of, and those that it leaves to the reader."""
-    (path,) = [path for path in (ROOT / page, ROOT / "docs" / page) if path.exists()]
-    text = path.read_text()
-    codes = re.findall(r"```python\n(.*?)```", text, re.S)
-    if named := re.search(r"\b(my_\w+)\.py\b", text):
-        (folder / f"{named[1]}.py").write_text("\n\n".join([*codes, "gan = globals().get('wide')\n"]))
-    if named and named[1] != "my_data":
-        (folder / "my_data.py").write_text("from pipeline.data import digits\n")
+    """Writes the modules that a page names, of what it shows or, where it shows nothing, of what README does."""
+    texts = [path.read_text() for path in (ROOT / page, ROOT / "docs" / page, ROOT / "README.md") if path.exists()]
+    codes = next(filter(None, (re.findall(r"```python\n(.*?)```", text, re.S) for text in texts)), [])
+    # Functions that a page leaves to the reader.
+    others = "from pipeline.data import digits\ngan = globals().get('wide')\n"
+    for name in {*re.findall(r"\b(my_\w+)\.\w", texts[0])} - {"my_package"}:
+        (folder / f"{name}.py").write_text("\n\n".join([*codes, others]))
 
 
 def write_configs_of(page: str, folder: Path) -> None:
