@@ -19,7 +19,7 @@ from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import grouped
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.layout import BEGINNING, Position
-from pipeline.worker.jax import step
+from pipeline.worker.jax import bucket, step
 from pipeline.worker.jax.compiled import Steps
 from pipeline.worker.jax.data import Data
 from pipeline.worker.jax.layouts import Axes
@@ -72,7 +72,8 @@ class JaxLoop:
         for group in self._variables:
             for variable in group:
                 self._lay(variable)
-        self._train = self._steps(step.train, train)
+        made_of = partial(bucket.made_of, mesh) if bucket.fits(model, mesh) else step.made_of
+        self._train = self._steps(partial(step.train, made_of=made_of), train)
         self._validate: Steps | None = None
         self._results = step.results(model)
         self._reader = Reader(train, mesh, self._train.room, position)

@@ -16,19 +16,29 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 State: TypeAlias = tuple[list[Any], list[Any], list[Any], list[Any]]
 # (state, a batch) -> (state, its loss)
 Step: TypeAlias = Callable[[State, Any], tuple[State, Any]]
+# What a batch makes of a model: its loss, the gradients, and the values of other and of metrics' variables.
+Made: TypeAlias = tuple[Any, list[Any], list[Any], list[Any]]
 
 
-def train(model: keras.Model, state: State, batch: Any) -> tuple[State, Any]:
-    """(state, loss) after the model has been trained on a batch."""
+def made_of(model: keras.Model, state: State, batch: Any) -> Made:
+    """What a batch makes of a model, before its weights are updated."""
     trainable, other, optimizer, metrics = state
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     differentiated = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
     (_, (loss, y_pred, other, metrics)), gradients = differentiated(
         trainable, other, metrics, x, y, weights, training=True, optimizer_variables=optimizer
     )
+    return loss, gradients, other, _counted(model, metrics, x, y, y_pred, weights)
+
+
+def train(
+    model: keras.Model, state: State, batch: Any, made_of: Callable[[keras.Model, State, Any], Made] = made_of
+) -> tuple[State, Any]:
+    """(state, loss) after the model has been trained on a batch."""
+    trainable, _, optimizer, _ = state
+    loss, gradients, other, metrics = made_of(model, state, batch)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-    metrics = _counted(model, metrics, x, y, y_pred, weights)
-    return (list(trainable), list(other), list(optimizer), metrics), loss
+    return (list(trainable), list(other), list(optimizer), list(metrics)), loss
 
 
 def validate(model: keras.Model, state: State, batch: Any) -> tuple[State, Any]:

@@ -1,0 +1,149 @@
+"""Gradients that travel in one bucket, as one array, where XLA would add up one array after the other.
+
+On CPUs each takes some 0.1 ms, however small, of which a small model's step is made; large ones, too, are added up
+faster in one piece. So each device computes the mean loss of its own examples, its gradients and what metrics add up,
+and one array of all of these is summed over the devices. Where each has as many examples and none meets another on its
+way to the loss, that is what one device computes. It is done for models that are made of layers, losses and metrics of
+which this is known, and for batches whose examples have no weights.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from keras import layers, losses
+
+from pipeline.worker.jax import step
+from pipeline.worker.jax.compiled import on_cpu
+from pipeline.worker.jax.devices import BATCH, MODEL
+
+# Layers that make of an example what they would make of it alone, as long as they have no state, such as a seed.
+LAYERS = frozenset({
+    layers.Activation, layers.Add, layers.Average, layers.AveragePooling1D, layers.AveragePooling2D, layers.Concatenate,
+    layers.Conv1D, layers.Conv2D, layers.Dense, layers.DepthwiseConv2D, layers.Dropout, layers.Embedding,
+    layers.Flatten, layers.GlobalAveragePooling1D, layers.GlobalAveragePooling2D, layers.GlobalMaxPooling1D,
+    layers.GlobalMaxPooling2D, layers.InputLayer, layers.LayerNormalization, layers.LeakyReLU, layers.Maximum,
+    layers.MaxPooling1D, layers.MaxPooling2D, layers.Multiply, layers.ReLU, layers.Rescaling, layers.Reshape,
+    layers.RMSNormalization, layers.SeparableConv2D, layers.Subtract, layers.ZeroPadding2D,
+})  # fmt: skip
+# Those whose mean over a batch is that over its examples.
+LOSSES = frozenset({
+    losses.binary_crossentropy, losses.categorical_crossentropy, losses.mean_absolute_error, losses.mean_squared_error,
+    losses.sparse_categorical_crossentropy,
+})  # fmt: skip
+
+
+def made_of(mesh: Mesh, model: keras.Model, state: step.State, batch: Any) -> step.Made:
+    """As `step.made_of`, of a model that `fits`."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    parts, (trainable, other, _, metrics) = mesh.shape[BATCH], state
+    if weights is not None or any(leaf.shape[0] % parts for leaf in jax.tree.leaves(batch)):
+        return step.made_of(model, state, batch)
+
+    def of_part(state: step.State, batch: Any) -> Any:
+        none = [jnp.zeros(one.shape, one.dtype) for one in metrics]
+        loss, gradients, _, added = step.made_of(model, (*state[:3], none), batch)
+        return jax.lax.psum(_packed([loss, *gradients, *added]), BATCH)
+
+    whole = PartitionSpec()
+    # Unchecked: Keras's layers do not say what of theirs is the same on all devices.
+    by_part = jax.shard_map(
+        of_part, mesh=mesh, in_specs=(whole, PartitionSpec(BATCH)), out_specs=whole, check_vma=False
+    )
+    found = _unpacked(by_part(state, (x, y)), [(), *(one.shape for one in (*trainable, *metrics))])
+    loss, *gradients = (one / parts for one in found[: 1 + len(trainable)])
+    added = found[1 + len(trainable) :]
+    return loss, gradients, other, [old + new for old, new in zip(metrics, added, strict=True)]
+
+
+def fits(model: keras.Model, mesh: Mesh) -> bool:
+    """Do a model's gradients travel so, and is it then trained as it would be otherwise?"""
+    trainable, metrics = model.trainable_variables, model._compile_metrics
+    return (
+        on_cpu(mesh)
+        and mesh.shape[BATCH] > 1
+        and mesh.shape[MODEL] == 1
+        and all(variable.dtype == "float32" for variable in (*trainable, *model.metrics_variables))
+        and not model.non_trainable_variables
+        and not model.losses
+        and _is_of_examples(model)
+        and _is_mean(model)
+        and all(map(_is_added_up, [] if metrics is None else metrics.metrics))
+    )
+
+
+def _is_of_examples(layer: Any) -> bool:
+    """Does a layer, or a model of layers, make of an example what it would make of it alone?"""
+    if isinstance(layer, keras.Model):
+        inner = layer.layers if isinstance(layer, keras.Sequential) else getattr(layer, "operations", [None])
+        return _is_of_keras(layer) and all(map(_is_of_examples, inner))
+    return (
+        type(layer) in LAYERS
+        and _is_along_last(getattr(layer, "axis", -1))
+        and not getattr(layer, "mask_zero", False)
+        and layer.activity_regularizer is None
+        and _is_function_of_keras(getattr(layer, "activation", None) or keras.activations.linear)
+    )
+
+
+def _is_mean(model: keras.Model) -> bool:
+    """Is a model's loss the mean over the examples, none of which has a weight?"""
+    found = model._compile_loss and model._compile_loss._flat_losses
+    if not found or len(found) > 1 or len(model.outputs) > 1 or len(model.outputs[0].shape) < 2:
+        return False
+    loss = found[0].loss
+    return (
+        _is_of_keras(loss)
+        and loss.reduction == "sum_over_batch_size"
+        and getattr(loss, "fn", None) in LOSSES
+        and _is_usual(loss._fn_kwargs)
+    )
+
+
+def _is_added_up(metric: keras.metrics.Metric) -> bool:
+    """Is a metric a sum over examples, and their number?"""
+    return (
+        type(metric).update_state is keras.metrics.MeanMetricWrapper.update_state
+        and _is_function_of_keras(metric._fn)
+        and _is_usual(metric._fn_kwargs)
+    )
+
+
+def _is_usual(given: Mapping[str, Any]) -> bool:
+    """Does a function, with what it is given beyond examples, look at each by itself, and count all alike?"""
+    return _is_along_last(given.get("axis", -1)) and given.get("ignore_class") is None
+
+
+def _is_along_last(axis: Any) -> bool:
+    return axis in (-1, [-1], (-1,))
+
+
+def _is_function_of_keras(function: Any) -> bool:
+    return inspect.isfunction(function) and function.__module__.startswith("keras.")
+
+
+def _is_of_keras(thing: object) -> bool:
+    return type(thing).__module__.startswith("keras.")
+
+
+def _packed(values: list[Any]) -> Any:
+    """float32 [numbers of all]."""
+    # Not concatenated: XLA would then compute the sums behind each number anew for each.
+    packed, place = jnp.zeros(sum(value.size for value in values), jnp.float32), 0
+    for value in values:
+        packed = jax.lax.dynamic_update_slice(packed, value.astype(jnp.float32).reshape(-1), (place,))
+        place += value.size
+    return packed
+
+
+def _unpacked(packed: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return [
+        packed[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends.tolist(), shapes, strict=True)
+    ]

@@ -1,0 +1,212 @@
+"""Asks of many models whether their gradients travel in one bucket, and compares what a batch makes of those that do.
+
+`python bucketed.py OUT`: a process of its own, since Keras takes one backend. Prints nothing.
+"""
+
+import json
+import os
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+BATCH = 12
+
+
+def models():
+    """(name, whether it is to, a compiled model) of each."""
+    import keras
+    from keras import layers, losses
+
+    def of(*stacked, inputs=(4, 4, 1), loss="sparse_categorical_crossentropy", metrics=("accuracy",), **given):
+        model = keras.Sequential([keras.Input(inputs), *stacked])
+        model.compile("adam", loss, metrics=list(metrics), **given)
+        return model
+
+    def dense(*stacked, **given):
+        last = layers.Dense(5, activation="softmax")
+        return of(layers.Flatten(), layers.Dense(7, activation="relu"), *stacked, last, **given)
+
+    def functional():
+        inputs = keras.Input((4, 4, 1))
+        x = layers.Dense(6, activation=keras.activations.gelu)(layers.Flatten()(inputs))
+        x = layers.LayerNormalization()(layers.Add()([x, layers.Dense(6)(x)]))
+        inner = keras.Sequential([keras.Input((6,)), layers.Dense(3), layers.RMSNormalization()])
+        x = layers.Concatenate()([inner(x), layers.Dropout(0.0)(x)])
+        model = keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
+        model.compile("adamw", losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
+        return model
+
+    def sliced():
+        inputs = keras.Input((4, 4, 1))
+        x = layers.Dense(5, activation="softmax")(layers.Flatten()(inputs))
+        model = keras.Model(inputs, keras.ops.flip(x, axis=0))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    def two():
+        inputs = keras.Input((4, 4, 1))
+        x = layers.Flatten()(inputs)
+        model = keras.Model(inputs, [layers.Dense(1, name="a")(x), layers.Dense(1, name="b")(x)])
+        model.compile("sgd", ["mse", "mse"])
+        return model
+
+    @keras.saving.register_keras_serializable()
+    class Own(layers.Layer):
+        def call(self, x):
+            return x - keras.ops.mean(x, axis=0)
+
+    class OwnModel(keras.Sequential):
+        def compute_loss(self, *given, **named):
+            return 2 * super().compute_loss(*given, **named)
+
+    class OwnLoss(losses.Loss):
+        def call(self, y, y_pred):
+            return keras.ops.square(keras.ops.mean(y_pred, axis=0))
+
+    class OwnMetric(keras.metrics.SparseCategoricalAccuracy):
+        def update_state(self, y, y_pred, sample_weight=None):
+            self.total.assign(keras.ops.maximum(self.total, keras.ops.max(y_pred)))
+
+    def centred(x):
+        return x - keras.ops.mean(x, axis=0)
+
+    def spread(y, y_pred):
+        return keras.ops.std(y_pred, axis=0)
+
+    own = OwnModel([keras.Input((4, 4, 1)), layers.Flatten(), layers.Dense(5, activation="softmax")])
+    own.compile("sgd", "sparse_categorical_crossentropy")
+    yield "dense", True, dense()
+    yield "functional", True, functional()
+    yield "several metrics", True, dense(metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
+    yield "no metrics", True, dense(metrics=[])
+    yield (
+        "convolutional",
+        True,
+        of(layers.Conv2D(3, 2, activation="relu"), layers.GlobalMaxPooling2D(), layers.Dense(5, activation="softmax")),
+    )
+    yield (
+        "embedded",
+        True,
+        of(layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), layers.Dense(5, activation="softmax"), inputs=(6,)),
+    )
+    yield "regression", True, of(layers.Flatten(), layers.Dense(1), loss="mse", metrics=["mae"])
+    yield (
+        "binary",
+        True,
+        of(layers.Flatten(), layers.Dense(1), loss=losses.BinaryCrossentropy(from_logits=True), metrics=["mse"]),
+    )
+    yield "tokens", True, of(layers.Embedding(9, 4), layers.Dense(5, activation="softmax"), inputs=(6,))
+    yield "normalized", False, dense(layers.BatchNormalization())
+    yield "dropped", False, dense(layers.Dropout(0.5))
+    yield "noisy", False, dense(layers.GaussianNoise(0.1))
+    yield (
+        "masked",
+        False,
+        of(layers.Embedding(9, 4, mask_zero=True), layers.Dense(5, activation="softmax"), inputs=(6,)),
+    )
+    yield "layer of one's own", False, dense(Own())
+    yield "model of one's own", False, own
+    yield "activation of one's own", False, dense(layers.Dense(4, activation=centred))
+    yield "function as a layer", False, dense(layers.Lambda(centred))
+    yield "over the batch", False, sliced()
+    yield "softmax elsewhere", False, dense(layers.Softmax(axis=0))
+    yield "loss of one's own", False, of(layers.Flatten(), layers.Dense(5), loss=OwnLoss(), metrics=[])
+    yield "loss as a function", False, of(layers.Flatten(), layers.Dense(5), loss=spread, metrics=[])
+    yield "dice", False, of(layers.Flatten(), layers.Dense(1), loss="dice", metrics=[])
+    yield "sum", False, dense(loss=losses.SparseCategoricalCrossentropy(reduction="sum"))
+    yield "ignored", False, dense(loss=losses.SparseCategoricalCrossentropy(ignore_class=0))
+    yield (
+        "metric elsewhere",
+        False,
+        of(layers.Flatten(), layers.Dense(1), loss="mse", metrics=[keras.metrics.CosineSimilarity(axis=0)]),
+    )
+    yield "regularized", False, dense(layers.Dense(4, kernel_regularizer="l2"))
+    yield "activity", False, dense(layers.Dense(4, activity_regularizer="l2"))
+    yield (
+        "area",
+        False,
+        of(layers.Flatten(), layers.Dense(1, activation="sigmoid"), loss="binary_crossentropy", metrics=["auc"]),
+    )
+    yield "metric of one's own", False, dense(metrics=[OwnMetric()])
+    yield "metric as a function", False, dense(metrics=[spread])
+    yield "two outputs", False, two()
+    yield "no axis", False, of(layers.Dense(1), layers.Reshape(()), inputs=(1,), loss="mse", metrics=[])
+    yield "16 bits", False, of(layers.Flatten(), layers.Dense(5, activation="softmax", dtype="bfloat16"))
+
+
+def batch_of(model, count):
+    """(x, y) for a model, drawn from a seed."""
+    import numpy as np
+
+    rng, shape = np.random.default_rng(count), model.inputs[0].shape[1:]
+    x = rng.integers(0, 9, (count, *shape)) if len(shape) == 1 and shape[0] == 6 else rng.random((count, *shape))
+    outputs = model.outputs[0].shape[1:]
+    y = rng.integers(0, outputs[-1], (count, *outputs[:-1])) if outputs and outputs[-1] > 1 else rng.random((count, 1))
+    y = (y, y) if len(model.outputs) > 1 else y.astype(np.int32 if y.dtype.kind == "i" else np.float32)
+    return x.astype(np.int32 if x.dtype.kind == "i" else np.float32), y
+
+
+def compared(model, mesh):
+    """How far what a batch makes of a model is from what it makes without, and what the devices add up."""
+    import jax
+    import numpy as np
+
+    from pipeline.worker.jax import bucket, step
+    from pipeline.worker.jax.devices import BATCH as OVER
+
+    everywhere = step.everywhere(mesh)
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(OVER))
+    groups = (
+        model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables,
+    )  # fmt: skip
+    state = tuple([jax.device_put(one.value + 0, everywhere) for one in group] for group in groups)
+    # As in the midst of an epoch.
+    state[3][:] = [value + 3 for value in state[3]]
+    far = {}
+    for kind, count, weighted in (("whole", BATCH, False), ("short", BATCH - 1, False), ("weighted", BATCH, True)):
+        batch = batch_of(model, count)
+        if weighted:
+            batch = (*batch, np.linspace(0, 1, batch[1].size, dtype=np.float32).reshape(batch[1].shape))
+        batch = jax.device_put(batch, over if count % 2 == 0 else everywhere)
+        with_it, without = jax.jit(partial(bucket.made_of, mesh, model)), jax.jit(partial(step.made_of, model))
+        far[kind] = max(
+            float(np.max(np.abs(np.asarray(one) - np.asarray(other)), initial=0))
+            for one, other in zip(*(jax.tree.leaves(made(state, batch)) for made in (with_it, without)), strict=True)
+        )
+        if kind == "whole":
+            sums = re.findall(r"= (.*) all-reduce\(", with_it.lower(state, batch).compile().as_text())
+    return {"far": far, "sums": sums}
+
+
+def main(out):
+    """Asks and compares, and writes what came as JSON."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from pipeline.worker.jax import bucket
+    from pipeline.worker.jax.devices import BATCH as OVER
+    from pipeline.worker.jax.devices import MODEL
+
+    devices = np.array(jax.devices())
+    mirrored, one, cut = (
+        Mesh(devices[: np.prod(shape)].reshape(shape), (OVER, MODEL)) for shape in ((2, 1), (1, 1), (1, 2))
+    )
+    found = {}
+    for name, expected, model in models():
+        model._symbolic_build(data_batch=batch_of(model, 2))
+        model.optimizer.build(model.trainable_variables)
+        found[name] = {"expected": expected, "fits": bucket.fits(model, mirrored)}
+        found[name]["others"] = bucket.fits(model, one) or bucket.fits(model, cut)
+        if expected:
+            found[name] |= compared(model, mirrored)
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
