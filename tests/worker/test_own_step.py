@@ -100,7 +100,12 @@ def test_what_a_compile_of_its_own_was_given_is_kept_and_nothing_else_is_taken(m
         build.model(lambda: Student([keras.layers.Dense(3)]), mirrored, spec)
 
 
-@pytest.mark.parametrize("kind", sampled(tuple(SEPARABLE), 5))
+LONG = "several_times"
+
+
+@pytest.mark.parametrize(
+    "kind", [*sampled([kind for kind in SEPARABLE if kind != LONG], 4), pytest.param(LONG, marks=pytest.mark.slow)]
+)
 def test_two_replicas_train_what_one_device_trains(kind, mirrored):
     make, labelled = SEPARABLE[kind]
     one, one_epochs, one_losses = trained(tf.distribute.get_strategy(), make, labelled)

@@ -46,8 +46,9 @@ def loop_over(strategy, forgets, dropout, make=None):
     return Loop(made, strategy, Data(part, layout, True, 5), None, outputs)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("dropout", [0.3, 0.0])
 def test_blocks_that_compute_again_train_to_the_same_losses(devices, dropout):
     strategy = tf.distribute.get_strategy()
     if devices > 1:
