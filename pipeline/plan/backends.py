@@ -137,7 +137,7 @@ def _check_settings(config: Config) -> None:
         ("train.compare_weights_every", train.compare_weights_every, None, "whose processes step as one program"),
         ("measure.explain", config.measure.explain, False, "whose step cannot be taken apart"),
         ("train.check", train.check.strip().lower() if train.check.strip().lower() == "strict" else "true", "true",
-         "whose replicas make one step of the whole global batch, so that nothing is compared"),
+         "whose replicas make a step of the whole global batch together, so that nothing is compared"),
     ):  # fmt: skip
         if received != usual:
             raise PlanError(

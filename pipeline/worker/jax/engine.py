@@ -34,7 +34,7 @@ from pipeline.worker.saving import save
 from pipeline.worker.state import packed, unpacked
 from pipeline.worker.training import Diverged, Preempted, Survival
 
-UNCHECKED = "under backend=jax all replicas make one step of the whole global batch"
+UNCHECKED = "under backend=jax replicas make a step of the whole global batch together"
 
 
 class JaxEngine:
