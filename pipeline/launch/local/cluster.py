@@ -307,16 +307,16 @@ def _quiet_environment(backend: str = "tensorflow") -> Iterator[None]:
 
     Without `TF_CONFIG`, by which TensorFlow takes it for one of others than its plan names.
     """
-    wanted: dict[str, str | None] = {
-        "TF_CONFIG": None,
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
-        CONDUCTOR: str(os.getpid()),
-    }
-    if backend in STARTED_ANEW:
-        # What a person has set comes last, and holds.
-        wanted["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
     with ENVIRONMENT:
+        wanted: dict[str, str | None] = {
+            "TF_CONFIG": None,
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            "KERAS_BACKEND": backend if backend in STARTED_ANEW else "tensorflow",
+            CONDUCTOR: str(os.getpid()),
+        }
+        if backend in STARTED_ANEW:
+            # What a person has set comes last, and holds.
+            wanted["GLIBC_TUNABLES"] = ":".join(filter(None, [TUNABLES, os.environ.get("GLIBC_TUNABLES")]))
         kept = {name: os.environ.get(name) for name in wanted}
         _set(wanted)
         try:
