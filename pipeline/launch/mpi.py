@@ -7,7 +7,6 @@ and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
 import hashlib
 import json
 import os
-import secrets
 import signal
 import socket
 import time
@@ -32,7 +31,7 @@ from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
 from pipeline.record import plain
-from pipeline.record.log import read_whole
+from pipeline.record.log import SECRET, read_whole, write_whole
 from pipeline.record.plain import MismatchError
 
 POLL_SECONDS = 0.2
@@ -63,11 +62,7 @@ class Meeting:
     def write(self, path: Path) -> None:
         """Puts it there, whole. Raises `OSError`."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(plain.fields_of(self), file)
-        partial.replace(path)
+        write_whole(path, json.dumps(plain.fields_of(self)), SECRET)
 
     @classmethod
     def read(cls, path: Path) -> "Meeting | None":

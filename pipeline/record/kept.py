@@ -4,13 +4,12 @@ It is there as long as processes are that outlive their conductor.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.record import plain
-from pipeline.record.log import read_made, read_whole, written
+from pipeline.record.log import SECRET, read_made, read_whole, write_whole, written
 from pipeline.record.tracking import LOG
 
 FILE = "agents.json"
@@ -40,7 +39,7 @@ class Kept:
 
     def write(self, folder: Path) -> None:
         """Notes it, where nobody else can read it. Raises `OSError`."""
-        write_secret(folder / FILE, json.dumps(plain.fields_of(self), indent=2).encode())
+        write_whole(folder / FILE, json.dumps(plain.fields_of(self), indent=2), SECRET)
 
 
 def forget(folder: Path) -> None:
@@ -56,13 +55,3 @@ def trains_on(folder: Path, now: float) -> bool:
     waits = planned.get("orphan_timeout")
     meant = planned.get("detach") is True and isinstance(waits, int | float)
     return meant and now < written(folder / LOG) + float(waits or 0)
-
-
-def write_secret(path: Path, data: bytes) -> None:
-    """Writes a file that nobody else can read, all of it or nothing. Raises `OSError`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    partial.replace(path)

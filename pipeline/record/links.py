@@ -4,13 +4,13 @@
 """
 
 import json
-import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.record import plain
+from pipeline.record.log import write_whole
 from pipeline.record.plain import MismatchError
 
 FILE = "links.json"
@@ -41,9 +41,7 @@ def write(output: Path, links: Sequence[Measured], now: float) -> Path:
     kept = [link for link in read(output) if frozenset(link.hosts) not in anew]
     output.mkdir(parents=True, exist_ok=True)
     file = output / FILE
-    new = file.with_name(f".{FILE}.{os.getpid()}")
-    new.write_text(json.dumps(plain.to_plain(Links(VERSION, now, (*kept, *links))), indent=1) + "\n")
-    new.replace(file)
+    write_whole(file, json.dumps(plain.to_plain(Links(VERSION, now, (*kept, *links))), indent=1) + "\n")
     return file
 
 

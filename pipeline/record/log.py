@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from pipeline.record.events import Event, from_plain, to_line
 
 # Read at once, from its end, of a log that is opened again.
 BLOCK_BYTES = 65_536
+# The mode of a file that nobody but its owner can read.
+SECRET = 0o600
 
 Made = TypeVar("Made")
 
@@ -53,12 +56,23 @@ class EventLog:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader or a crash sees all of `text` or what was there before."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Writes a file so that a reader or a crash sees all of `text` or what was there before. Raises `OSError`.
+
+    Threads, processes and hosts may write one path at once: each fills a file of its own first. `mode` is that of a new
+    file, less the umask; SECRET for one that nobody else can read.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     # What no encoding has, such as a byte of a path, is written as "?".
-    partial.write_text(text, encoding="utf-8", errors="replace")
-    partial.replace(path)
+    data = text.encode(errors="replace")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_whole(path: Path) -> dict[str, Any]:

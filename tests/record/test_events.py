@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import pytest
@@ -241,3 +244,39 @@ def test_whole_lines_stay_as_they_are(tmp_path):
         written.append(event)
         written.close()
     assert path.read_bytes() == to_line(FIRST) + to_line(SECOND)
+
+
+def test_threads_that_write_one_file_at_once_leave_it_whole_whoever_reads_it(tmp_path):
+    path, texts = tmp_path / "baseline.json", [f"{number}" * 50_000 for number in range(3)]
+
+    def write(text):
+        for _ in range(200):
+            log.write_whole(path, text)
+
+    log.write_whole(path, texts[0])
+    with ThreadPoolExecutor(len(texts)) as pool:
+        writers = [pool.submit(write, text) for text in texts]
+        while not all(writer.done() for writer in writers):
+            assert path.read_text() in texts
+        for writer in writers:
+            writer.result()
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was_and_leaves_nothing_beside_it(tmp_path):
+    (tmp_path / "here").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        log.write_whole(tmp_path / "here", "text")
+    assert os.listdir(tmp_path) == ["here"]
+
+
+@pytest.mark.parametrize(("umask", "mode", "expected"), [(0o22, 0o666, 0o644), (0, log.SECRET, 0o600)])
+def test_a_file_has_the_mode_that_the_umask_leaves_and_a_secret_one_is_its_owner_s_alone(
+    tmp_path, umask, mode, expected
+):
+    before = os.umask(umask)
+    try:
+        log.write_whole(tmp_path / "file", "text", mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == expected

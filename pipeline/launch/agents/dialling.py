@@ -19,8 +19,8 @@ from pipeline.launch.line.handshake import new_token
 from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import DATA_SERVER, Plan
-from pipeline.record.kept import Kept, forget, write_secret
-from pipeline.record.log import from_here
+from pipeline.record.kept import Kept, forget
+from pipeline.record.log import SECRET, from_here, write_whole
 
 # For how long agents may take to dial, and a host that counts as gone to come back once it is needed again.
 DIAL_SECONDS, RETURN_SECONDS = 60.0, 20.0
@@ -38,7 +38,7 @@ class Contact:
 
     def write(self, path: Path) -> Path:
         """Puts the token into a file that nobody else can read, for `python -m pipeline.launch --token-file`."""
-        write_secret(path, self.token)
+        write_whole(path, self.token.decode(), SECRET)
         return path
 
 
