@@ -232,30 +232,44 @@ def steps_per_repeat(step_seconds: float, per_call: int, concurrent_steps: int =
     return concurrent_steps * per_call * int(np.clip(calls, 3, 1_000))
 
 
-def goodput(told: Sequence[Event]) -> tuple[int, float | None]:
-    """(steps that were made twice, share of a run's time in which it made steps that counted), from its events.
+@dataclass
+class Goodput:
+    """What a run's steps came to, counted from the events of its log as they are written.
 
     A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
     steps that were made again and checkpoints count against it, and the time between two commands does not.
 
-    >>> again = [Steps(step, [1.0, 1.0], seconds=2.0, time=time) for step, time in ((2, 3.0), (3, 6.0))]
-    >>> goodput([Run(time=0.0), *again])
+    >>> counted = Goodput()
+    >>> for event in (Run(time=0.0), Steps(2, [1.0, 1.0], 2.0, time=3.0), Steps(3, [1.0, 1.0], 2.0, time=6.0)):
+    ...     counted.note(event)
+    >>> counted.repeated, counted.share
     (1, 0.5)
     """
-    top, repeated, useful, wall = 0, 0, 0.0, 0.0
-    began = last = None
-    for event in told:
-        if isinstance(event, Run | Resumed):
-            wall += 0.0 if began is None or last is None else last - began
-            began = event.time
-        last = event.time
+
+    # Steps that were made twice, and times that the run was gone on with.
+    repeated: int = 0
+    resumed: int = 0
+    _top: int = 0
+    _useful: float = 0.0
+    _wall: float = 0.0
+    _last: float | None = None
+
+    def note(self, event: Event) -> None:
+        """Counts an event."""
+        begins = isinstance(event, Run | Resumed)
+        self.resumed += isinstance(event, Resumed)
+        self._wall += 0.0 if begins or self._last is None else event.time - self._last
+        self._last = event.time
         if isinstance(event, Steps) and event.of_point:
-            count, step = max(1, len(event.losses)), event.step
-            new = min(count, max(0, step - top))
-            top, repeated = max(top, step), repeated + count - new
-            useful += (event.seconds or 0.0) * new / count
-    wall += 0.0 if began is None or last is None else last - began
-    return repeated, useful / wall if wall > 0 else None
+            count = max(1, len(event.losses))
+            new = min(count, max(0, event.step - self._top))
+            self._top, self.repeated = max(self._top, event.step), self.repeated + count - new
+            self._useful += (event.seconds or 0.0) * new / count
+
+    @property
+    def share(self) -> float | None:
+        """The share of the run's time in which it made steps that counted; None before there is any."""
+        return self._useful / self._wall if self._wall > 0 else None
 
 
 def _lower(values: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from pipeline.run import attempts
 from pipeline.run.attempts import UnderWay
 from pipeline.run.lock import Lock
 from pipeline.run.replay import Replay
-from pipeline.run.resume import Earlier, named
+from pipeline.run.resume import Earlier, all_folders, named
 from pipeline.run.session import PointRequest, Session
 
 
@@ -50,8 +50,8 @@ def found(name: str, output: Path) -> Path:
     there = named(name, output)
     if len(there) == 1:
         return there[0].resolve()
-    last = max(output.glob("[rs]*/**/plan.json"), key=log.written, default=None)
-    instead = f"Try python -m pipeline attach {last.parent}." if last else "Try output_dir=..."
+    last = all_folders(output)[-1:]
+    instead = f"Try python -m pipeline attach {last[0]}." if last else "Try output_dir=..."
     raise AttachError(
         f"Expected a run's folder, its name or its id in MLflow, received {name}, which is that of "
         f"{len(there) or 'no'} run{'s' * (len(there) != 1)}. {instead}"

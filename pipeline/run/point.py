@@ -11,20 +11,21 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.analyze import measure, outlook, scoring, step_model
+from pipeline.analyze import outlook, scoring, step_model
+from pipeline.analyze.measure import Goodput
 from pipeline.launch import Cancelled, Cluster, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.backends import COMPUTING, JAX
 from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, with_rate_scale
-from pipeline.record import baselines, events, log, predictions, results
+from pipeline.record import baselines, events, predictions, results
 from pipeline.record.baselines import Baseline
 from pipeline.record.events import PASSING, Ended, Event, Restored, Resumed, Run
 from pipeline.record.log import EventLog, write_whole
 from pipeline.record.predictions import Scored
 from pipeline.record.results import Cost, Ending, Environment, Result, Survival
-from pipeline.run import attach, attempts, model_size, views
+from pipeline.run import attach, attempts, model_size, resume, views
 from pipeline.run.attempts import Attempt, UnderWay
 from pipeline.run.beforehand import choices_of, layout_of
 from pipeline.run.conduct import conduct
@@ -86,10 +87,12 @@ class Point:
                 (folder / results.FILE).unlink()
         if attached is None:
             write_whole(folder / "plan.json", planned.to_json())
-        # The last step and epoch that are in the log.
-        self._heard = Heard()
+            resume.note(folder, planned, Path(config.output_dir))
+        # The last step and epoch that are in the log, and what its steps came to.
+        self._heard, self._goodput = Heard(), Goodput()
         for event in earlier.events if earlier else ():
             self._heard.note(event)
+            self._goodput.note(event)
         self._log = EventLog(folder / "events.jsonl")
         self._progress = session.screen.live(planned, time.monotonic(), session.ahead)
         self._offered = views.Offered(views.offered(config.views), planned, folder, session.screen.say)
@@ -280,6 +283,7 @@ class Point:
         self._progress.update(event, now)
         if not isinstance(event, PASSING):
             self._log.append(event)
+            self._goodput.note(event)
             self._offered.update(event, now)
 
     def _reuse(self, baseline: Plan | None) -> Plan | None:
@@ -345,15 +349,14 @@ class Point:
 
     def _survived(self) -> Survival:
         """How it went on whatever happened: what was started again, what was done twice, and what that cost."""
-        told = [event for event, _ in log.read(self._folder / "events.jsonl")]
-        measured, (repeated, goodput) = self._measured, measure.goodput(told)
+        measured, goodput = self._measured, self._goodput
         return Survival(
             workers_at_end=measured.workers or self._plan.workers,
-            resumed=sum(isinstance(event, Resumed) for event in told),
+            resumed=goodput.resumed,
             restarts=measured.restarts,
             rollbacks=measured.rollbacks,
-            steps_repeated=repeated,
-            goodput=goodput,
+            steps_repeated=goodput.repeated,
+            goodput=goodput.share,
             checkpoint_step=measured.saved_step,
         )
 

@@ -3,9 +3,12 @@
 A run's folder says all that is needed: its plan, its events, and by a lock whether its conductor still lives.
 """
 
+import hashlib
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,20 +76,25 @@ class Earlier:
 
 
 def find(
-    config: Config, planned: Plan, output: Path, only: Path | None = None, also: Sequence[Path] = ()
+    config: Config,
+    planned: Plan,
+    output: Path,
+    only: Path | None = None,
+    also: Sequence[Path] = (),
+    say: Callable[[str], None] = lambda text: None,
 ) -> Earlier | None:
     """The run to go on with, locked; None where a new one begins. Raises `ResumeError`.
 
-    By itself it goes on with any run of the same config, in the output folder or in the folders `also`, or, with
-    `only`, with the one in that folder.
+    By itself it goes on with the last run of the same config, in the output folder or in the folders `also`, or, with
+    `only`, with the one in that folder. `say` is told where another command still works on that.
     """
     if config.resume == NEVER:
         return None
     if config.resume == AUTO:
-        there = [*output.glob("[rs]*/**/plan.json"), *(path for folder in also for path in folder.glob("plan.json"))]
         if only is not None:
             _expect_at_rest(only)
-        return _same(planned, sorted(there if only is None else only.glob("plan.json"), key=log.written))
+            return _same(planned, [only], say)
+        return _same(planned, sorted({*_indexed(planned, output), *also}, key=_planned), say)
     folder = _only_named(config.resume, output)
     values = log.read_whole(folder / "plan.json")
     changed = [
@@ -121,8 +129,10 @@ def in_the_way(planned: Plan, base_port: int | None, output: Path) -> Iterator[P
     """
     wanted = set() if base_port is None else {base_port + process.rank for process in planned.processes}
     hosts = set(planned.hardware.host_names)
-    for path in sorted(output.glob(f"[rs]*/**/{kept.FILE}")):
-        folder, values = path.parent, log.read_whole(path.parent / "plan.json")
+    for folder in sorted(output / within for within in _folders(output)):
+        if not (folder / kept.FILE).exists():
+            continue
+        values = log.read_whole(folder / "plan.json")
         addresses = [str(process.get("address")) for process in values.get("processes", ())]
         ports = {int(port) for address in addresses if (port := address.rpartition(":")[2]).isdecimal()}
         there = set(values.get("host_names", ()))
@@ -139,17 +149,21 @@ def in_the_way(planned: Plan, base_port: int | None, output: Path) -> Iterator[P
             lock.release()
 
 
-def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
+def _same(planned: Plan, folders: Sequence[Path], say: Callable[[str], None]) -> Earlier | None:
     """The last run of the same config, if it did not finish and there is something to go on with."""
     wanted = plan.identity(json.loads(planned.to_json()))
-    for path in reversed(with_plans):
-        values = log.read_whole(path)
-        if plan.identity(values) != wanted:
+    for folder in reversed(folders):
+        values = log.read_whole(folder / "plan.json")
+        if not values or plan.identity(values) != wanted:
             continue
         try:
-            earlier = Earlier(path.parent, Lock(path.parent), values, _events(path.parent))
+            earlier = Earlier(folder, Lock(folder), values, _events(folder))
+        except BlockingIOError:
+            # What was left before that one began was not meant to be gone on with then, and is not now.
+            say(f"{log.from_here(folder)}, of the same config, is still under way: another run begins.")
+            return None
         except OSError:
-            # It still goes on, or is somebody else's.
+            # It is somebody else's.
             continue
         nothing = earlier.status == "failed" and earlier.saved_step is None
         if earlier.status != "finished" and earlier.events and not nothing:
@@ -158,6 +172,83 @@ def _same(planned: Plan, with_plans: Sequence[Path]) -> Earlier | None:
         earlier.lock.release()
         return None
     return None
+
+
+def _indexed(planned: Plan, output: Path) -> list[Path]:
+    """The folders of the runs in the output folder whose plan has, or once had, the same identity.
+
+    A plan is read once: the index, a file in the output folder, has a line for each that was. Folders that it lacks, as
+    those of an earlier version or from elsewhere, are read now, and all of them once it is deleted.
+    """
+    index, wanted = _index(output), _digest(json.loads(planned.to_json()))
+    lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(index)]
+    known = {folder for folder, _ in lines}
+    for folder in set(_folders(output, known)) - known:
+        if values := log.read_whole(output / folder / "plan.json"):
+            lines.append((folder, _digest(values)))
+            _append(index, *lines[-1])
+    return [output / folder for folder, digest in lines if digest == wanted]
+
+
+def note(folder: Path, planned: Plan, output: Path) -> None:
+    """Notes in the index of the output folder which plan the run in a folder of it has from now on."""
+    with suppress(ValueError):
+        within = folder.resolve().relative_to(output.resolve()).as_posix()
+        _append(_index(output), within, _digest(json.loads(planned.to_json())))
+
+
+def _index(output: Path) -> Path:
+    """The index of the runs in an output folder; another one for a version with other fields in an identity."""
+    fields = json.dumps(plan.identity({}), sort_keys=True)
+    return output / f".runs-{hashlib.sha256(fields.encode()).hexdigest()[:8]}.jsonl"
+
+
+def _append(index: Path, folder: str, digest: str) -> None:
+    """Adds a line to the index, in one piece. What cannot be written is read from the plan again."""
+    with suppress(OSError), open(index, "ab", buffering=0) as file:
+        file.write(json.dumps({"run": folder, "identity": digest}).encode() + b"\n")
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """A text that plans of the same identity share."""
+    return hashlib.sha256(json.dumps(_whole(plan.identity(values)), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _whole(value: object) -> object:
+    """The value with whole numbers in place of their floats, which are equal to them."""
+    if isinstance(value, dict):
+        return {name: _whole(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _folders(output: Path, known: Container[str] = ()) -> Iterator[str]:
+    """The folders of all runs, from the output folder: those that are known, and those that have a plan."""
+    unread = [path.name for path in output.glob("[rs]*")]
+    while unread:
+        folder = unread.pop()
+        with suppress(OSError), os.scandir(output / folder) as entries:
+            inner = list(entries)
+            if any(entry.name == "plan.json" for entry in inner):
+                yield folder
+                continue
+            for entry in inner:
+                if entry.is_dir(follow_symlinks=False):
+                    within = f"{folder}/{entry.name}"
+                    if within in known:
+                        yield within
+                    else:
+                        unread.append(within)
+
+
+def all_folders(output: Path) -> list[Path]:
+    """The folders of all runs in the output folder, in the order in which they began, or were gone on with."""
+    return sorted((output / folder for folder in _folders(output)), key=_planned)
+
+
+def _planned(folder: Path) -> float:
+    return log.written(folder / "plan.json")
 
 
 def _expect_at_rest(folder: Path) -> None:
@@ -187,7 +278,7 @@ def named(name: str, output: Path) -> list[Path]:
     """The folders of runs that a name may mean: a folder, its name, or an id in MLflow."""
     if (Path(name) / "plan.json").is_file():
         return [Path(name)]
-    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=log.written)]
+    there = all_folders(output)
     return [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
 
 
@@ -195,7 +286,7 @@ def _only_named(name: str, output: Path) -> Path:
     found = named(name, output)
     if len(found) == 1:
         return found[0]
-    there = [path.parent for path in sorted(output.glob("[rs]*/**/plan.json"), key=log.written)]
+    there = all_folders(output)
     instead = f"Try resume={there[-1]}, resume=auto or resume=never." if there else "Try resume=auto or resume=never."
     raise ResumeError(
         f"Expected resume to be auto, never, or a run's folder, name or id in MLflow, received {name}, which is that "

@@ -78,7 +78,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
 
             attempts = list(sweep.attempts(request.folder))
             only = request.folder if request.own else None
-            earlier = resume.find(config, made.plan, Path(config.output_dir), only, attempts)
+            earlier = resume.find(config, made.plan, Path(config.output_dir), only, attempts, session.screen.say)
         with _let_go(earlier):
             if earlier is not None:
                 # Whose processes have the ports that are asked for, and the files that are written.

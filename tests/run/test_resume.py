@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from test_plan import config, machine
 
 from pipeline.plan import planning
 from pipeline.plan.plan import Plan
+from pipeline.record import log
 from pipeline.run import resume
 from pipeline.run.errors import ResumeError
 from pipeline.run.lock import Lock
@@ -84,6 +86,73 @@ def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
         found(tmp_path, "one")
     lock.release()
     assert found(tmp_path) == "one"
+
+
+def test_an_older_run_is_not_gone_on_with_while_the_last_one_of_its_config_is_under_way(tmp_path):
+    made(tmp_path, "old", "KILLED", age=9, saved=5)
+    lock, said = Lock(made(tmp_path, "new", None)), []
+    assert resume.find(config(), wanted(), tmp_path, say=said.append) is None
+    assert "runs/new" in said[0]
+    lock.release()
+    assert found(tmp_path) == "new"
+
+
+class Read:
+    """Counts the plans that are read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plans, read = 0, log.read_whole
+
+        def counted(path: Path) -> dict[str, Any]:
+            self.plans += path.name == "plan.json"
+            return read(path)
+
+        monkeypatch.setattr(log, "read_whole", counted)
+
+
+def test_a_plan_is_read_once_however_many_commands_start_beside_it(tmp_path, monkeypatch):
+    for number in range(9):
+        made(tmp_path, f"other{number}", None, planned=wanted(train__seed=number + 1))
+    made(tmp_path, "sweep/3", None, planned=wanted(train__seed=99))
+    made(tmp_path, "one", "KILLED")
+    read = Read(monkeypatch)
+    assert [found(tmp_path), read.plans] == ["one", 12]
+    assert [found(tmp_path), read.plans] == ["one", 13]
+    made(tmp_path, "two", "KILLED")
+    assert [found(tmp_path), read.plans] == ["two", 15]
+
+
+@pytest.mark.parametrize(
+    ("harm", "goes_on"),
+    [
+        (lambda run, index: run.rename(run.with_name("moved")), "moved"),
+        (lambda run, index: shutil.move(run, run.parents[1] / "runs" / "kept" / "deep"), "deep"),
+        (lambda run, index: shutil.rmtree(run), None),
+        (lambda run, index: (run / "plan.json").unlink(), None),
+        (lambda run, index: index.unlink(), "one"),
+        (lambda run, index: index.write_text("no line\n{}\n[]\n"), "one"),
+        (lambda run, index: index.write_text(index.read_text()[:-9]), "one"),
+        (lambda run, index: index.chmod(0o400), "one"),
+    ],
+)
+def test_what_a_person_does_to_folders_or_the_index_is_seen_by_the_next_command(tmp_path, harm, goes_on):
+    run = made(tmp_path, "one", "KILLED")
+    (tmp_path / "runs" / "kept").mkdir()
+    assert found(tmp_path) == "one"
+    harm(run, next(tmp_path.glob(".runs-*")))
+    for _ in range(2):
+        assert found(tmp_path) == goes_on
+    made(tmp_path, "next", "KILLED", age=-5)
+    for _ in range(2):
+        assert found(tmp_path) == "next"
+
+
+def test_a_run_that_goes_on_with_another_config_is_found_by_that_one_and_no_more_by_its_first(tmp_path):
+    run, other = made(tmp_path, "one", "KILLED"), wanted(train__epochs=9)
+    assert (found(tmp_path), found(tmp_path, planned=other)) == ("one", None)
+    (run / "plan.json").write_text(other.to_json())
+    resume.note(run, other, tmp_path)
+    assert (found(tmp_path), found(tmp_path, planned=other)) == (None, "one")
 
 
 def test_a_run_is_named_by_its_folder_its_name_or_its_id(tmp_path):
