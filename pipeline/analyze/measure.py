@@ -239,8 +239,8 @@ class Goodput:
     A run's time is that of its commands, each from its first event to its last: starting, measuring the baseline,
     steps that were made again and checkpoints count against it, and the time between two commands does not.
 
-    >>> counted = Goodput()
-    >>> for event in (Run(time=0.0), Steps(2, [1.0, 1.0], 2.0, time=3.0), Steps(3, [1.0, 1.0], 2.0, time=6.0)):
+    >>> counted, again = Goodput(), [(2, 3.0), (3, 6.0)]
+    >>> for event in (Run(), *(Steps(step, [1.0, 1.0], seconds=2.0, time=time) for step, time in again)):
     ...     counted.note(event)
     >>> counted.repeated, counted.share
     (1, 0.5)

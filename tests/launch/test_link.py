@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pipeline.launch.line import handshake
 from pipeline.launch.line.handshake import RefusedError, dial, new_token
 from pipeline.launch.line.hub import Hub
 from pipeline.launch.line.link import Link
@@ -296,3 +297,72 @@ def test_who_does_not_show_the_token_is_refused_said_so_and_changes_nothing(hubs
     assert list(conductor.links) == ["a"]
     for left in (silent, garbage, plain):
         left.close()
+
+
+class Flood:
+    """Connections from an address that never show the token: so many, each replaced as soon as it is hung up on."""
+
+    def __init__(self, to: str, source: str, count: int) -> None:
+        self._to, self._source, self._over = ("127.0.0.1", int(to.rpartition(":")[2])), source, False
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._keep, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _keep(self) -> None:
+        while not self._over:
+            with contextlib.suppress(OSError), socket.socket() as connected:
+                connected.settimeout(0.2)
+                connected.bind((self._source, 0))
+                connected.connect(self._to)
+                # The beginning of a TLS record, a byte at a time.
+                for byte in b"\x16\x03\x01\x02" + bytes(200):
+                    connected.sendall(bytes([byte]))
+                    with contextlib.suppress(TimeoutError):
+                        if self._over or not connected.recv(1):
+                            break
+
+    def end(self) -> None:
+        self._over = True
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
+def test_connections_that_say_little_hold_out_no_agent_whether_from_elsewhere_or_from_its_own_host(hubs, source):
+    conductor = hubs("conductor")
+    address = conductor.listen("127.0.0.1:0")
+    flood = Flood(address, source, 90)
+    try:
+        time.sleep(0.5)
+        for name in ("a", "b", "c"):
+            there = hubs(name).dial("conductor", address)
+            until(lambda there=there: there.connection, 4)
+    finally:
+        flood.end()
+
+
+def test_a_connection_that_says_little_is_hung_up_on_in_time_while_it_speaks(hubs, monkeypatch):
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
+    where = ("127.0.0.1", int(hubs("conductor").listen("127.0.0.1:0").rpartition(":")[2]))
+    with socket.create_connection(where) as connected:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in b"\x16\x03\x01\x02" + bytes(200):
+                connected.sendall(bytes([byte]))
+                time.sleep(0.05)
+        assert time.monotonic() - began < 3
+    # Encrypted, and then silent.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(socket.create_connection(where)) as encrypted:
+        began = time.monotonic()
+        assert encrypted.recv(1) == b""
+        assert time.monotonic() - began < 3
+
+
+def test_many_agents_that_dial_at_once_are_all_let_in(hubs):
+    conductor = hubs("conductor")
+    address = conductor.listen("127.0.0.1:0")
+    links = [hubs(f"{number}").dial("conductor", address) for number in range(120)]
+    until(lambda: all(link.connection for link in links))

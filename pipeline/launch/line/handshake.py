@@ -78,6 +78,7 @@ def dial(address: str, token: bytes, seconds: float = HANDSHAKE_SECONDS) -> ssl.
     deadline = time.monotonic() + seconds
     made: socket.socket = socket.create_connection((host, int(port)), seconds)
     try:
+        made.settimeout(max(0.001, deadline - time.monotonic()))
         made = encrypted = _dialling().wrap_socket(made)
         mine = secrets.token_bytes(NONCE_BYTES)
         encrypted.sendall(MAGIC + mine)

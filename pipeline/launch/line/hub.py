@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -24,8 +25,9 @@ from pipeline.plan.checks import stays_here
 REDIAL_SECONDS, TICK_SECONDS = 1.0, 0.25
 # After so long without a word a connection is given up, and a word is said where there is nothing else to say.
 SILENT_SECONDS, WORD_SECONDS = 10.0, 2.0
-# Connections that have not shown the token yet; others wait until one has, or was refused.
-MOST_GREETING = 64
+# Connections that have not shown the token yet, and for how long one more than these leaves the others alone: a
+# handshake takes an agent some hundredths of a second.
+MOST_GREETING, GRACE_SECONDS = 64, 1.0
 LENGTH = struct.Struct("!I")
 
 
@@ -41,7 +43,9 @@ class Hub:
         self.lock = threading.RLock()
         self._said = said
         self._listening: list[socket.socket] = []
-        self._greeting = threading.BoundedSemaphore(MOST_GREETING)
+        # The connections that have not shown the token yet, with their addresses and since when, oldest first.
+        self._greeting: dict[socket.socket, tuple[str, float]] = {}
+        self._greeted = threading.Condition()
         self._selector = selectors.DefaultSelector()
         # One end wakes the thread; the other says to who waits, until it is heard, that something has come.
         self._woken, self._news = _signal(), _signal()
@@ -122,13 +126,42 @@ class Hub:
     # What follows happens in threads of its own.
 
     def _accept(self, listening: socket.socket, identity: Identity) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                self._greeting.acquire()
-                connected, where = listening.accept()
-                threading.Thread(target=self._greet, args=(connected, where[0], identity), daemon=True).start()
+        while listening in self._listening:
+            try:
+                connected, (where, *_) = listening.accept()
+            except OSError:
+                # Who dialled has gone again, there is no room for it here, or `stop_listening` has come.
+                time.sleep(TICK_SECONDS)
+                continue
+            self._make_room(where)
+            # TLS takes the socket itself: by this one it is hung up on from another thread.
+            handle = connected.dup()
+            with self._greeted:
+                self._greeting[handle] = (where, time.monotonic())
+            threading.Thread(target=self._greet, args=(connected, handle, where, identity), daemon=True).start()
 
-    def _greet(self, connected: socket.socket, where: str, identity: Identity) -> None:
+    def _make_room(self, where: str) -> None:
+        """Hangs up on a connection that is in the way of one from an address, or waits until one is done.
+
+        An address that has more places than this one, or most of all, loses any of them: no rate of dialling keeps the
+        others out. Where none has, the oldest goes, once it has had its time.
+        """
+        with self._greeted:
+            while len(self._greeting) >= MOST_GREETING:
+                held = Counter(address for address, _ in self._greeting.values())
+                busiest, most = held.most_common(1)[0]
+                theirs = [handle for handle, (address, _) in self._greeting.items() if address == busiest]
+                crowds = most > min(held[where] + 1, MOST_GREETING // 2)
+                left = self._greeting[theirs[0]][1] + GRACE_SECONDS - time.monotonic()
+                if not crowds and left > 0:
+                    self._greeted.wait(left)
+                    continue
+                hung_up = secrets.choice(theirs) if crowds else theirs[0]
+                self._greeting.pop(hung_up)
+                with contextlib.suppress(OSError):
+                    hung_up.shutdown(socket.SHUT_RDWR)
+
+    def _greet(self, connected: socket.socket, handle: socket.socket, where: str, identity: Identity) -> None:
         try:
             encrypted = greet_dialler(connected, identity, self.token)
             encrypted.settimeout(HANDSHAKE_SECONDS)
@@ -144,7 +177,10 @@ class Hub:
         except OSError as error:
             self._said(f"A connection from {where} was refused: {error}.")
         finally:
-            self._greeting.release()
+            with self._greeted:
+                self._greeting.pop(handle, None)
+                self._greeted.notify()
+            handle.close()
 
     def _keep_dialling(self, link: Link, address: str) -> None:
         while not (link.closed or link.refused or self._ending):
