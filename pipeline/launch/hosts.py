@@ -8,9 +8,11 @@ import contextlib
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +68,9 @@ class HostsCluster(DiallingCluster):
         self._targets = {target.rpartition("@")[2]: target for target in config.hosts}
         _check(config.hosts, self._targets)
         self._failed: dict[str, str] = {}
-        self._running: list[subprocess.Popen[bytes]] = []
+        # What ssh does now, for threads of the pool; none begins once it is over.
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock, self._over = threading.Lock(), False
         self._tried: dict[str, float] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._copy: bytes | None = None
@@ -127,9 +131,10 @@ class HostsCluster(DiallingCluster):
 
     def end(self) -> None:
         """Ends what still starts agents."""
-        for process in self._running:
-            if process.poll() is None:
-                process.kill()
+        with self._lock:
+            self._over = True
+            for process in self._running:
+                _kill(process)
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
@@ -172,7 +177,7 @@ class HostsCluster(DiallingCluster):
     def _prepare(self) -> ThreadPoolExecutor:
         """What agents are started by, and with."""
         self._copy = _packed(Path.cwd()) if self.config.copy else None
-        self._pool = ThreadPoolExecutor(MOST_AT_ONCE, "ssh")
+        self._pool, self._over = ThreadPoolExecutor(MOST_AT_ONCE, "ssh"), False
         return self._pool
 
     def _ssh(self, name: str) -> list[str]:
@@ -222,20 +227,44 @@ class HostsCluster(DiallingCluster):
 
     def _typed(self, name: str, command: str, given: bytes) -> str | None:
         """Has ssh do something on a host; what went wrong, in words, or None."""
-        pipe = subprocess.PIPE
+        pipe, seconds = subprocess.PIPE, self._options.timeout
+        with self._lock:
+            if self._over:
+                return "it was ended."
+            try:
+                process = subprocess.Popen(
+                    [*self._ssh(name), command],
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return f"{error.strerror or error}."
+            self._running.add(process)
         try:
-            process = subprocess.Popen(
-                [*self._ssh(name), command], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        except OSError as error:
-            return f"{error.strerror or error}."
-        self._running.append(process)
-        out, _ = process.communicate(given)
-        self._running.remove(process)
+            out, _ = process.communicate(given, seconds)
+        except subprocess.TimeoutExpired:
+            return f"no end of it within {seconds:g} s."
+        finally:
+            with self._lock:
+                self._running.remove(process)
+                _kill(process)
+            process.wait()
+            # Its end is not waited for: a connection that ssh shares outlives it, and holds the pipe.
+            for end in filter(None, (process.stdin, process.stdout)):
+                end.close()
         if process.returncode == 0:
             return None
         said = [line.strip() for line in out.decode(errors="replace").splitlines() if line.strip()][-LINES:]
         return f"{' '.join(said) or 'nothing'} (exit code {process.returncode})."
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Ends what has not ended, with what it has started itself, as a proxy's command."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:

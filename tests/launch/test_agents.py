@@ -5,7 +5,9 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 from test_plan import config, machine
 
@@ -185,3 +187,41 @@ def test_one_machine_by_two_names_is_refused():
     with pytest.raises(LaunchError, match="different machines, received a and b, which are one"):
         made.inventory()
     made.close(2)
+
+
+def alive(folder: Path) -> list[str]:
+    """The processes of a stand-in for ssh that has noted them in a folder."""
+    found = [pid for pid in os.listdir(folder / "pids") if psutil.pid_exists(int(pid))]
+    return [pid for pid in found if psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE]
+
+
+def silent_hosts(folder: Path, count: int, timeout: float) -> HostsCluster:
+    """Hosts that ssh gets no answer of: each of its processes, and the one that it has started, sleeps."""
+    (folder / "pids").mkdir()
+    ssh = folder / "ssh"
+    ssh.write_text(f"#!/bin/sh\nsleep 600 &\ntouch {folder}/pids/$$ {folder}/pids/$!\nwait\n")
+    ssh.chmod(0o755)
+    options = {"ssh": [str(ssh)], "timeout": timeout, "conductor": "127.0.0.1:0"}
+    names = [f"host{number}" for number in range(count)]
+    return HostsCluster(config(cluster__hosts=names, cluster__options=options).cluster, os.environ)
+
+
+def test_a_host_that_ssh_gets_no_answer_of_is_given_up_and_nothing_of_it_stays(tmp_path):
+    made = silent_hosts(tmp_path, 1, 1.0)
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"an agent on host0, received: no end of it within 1 s\. Try"):
+        made.inventory()
+    assert time.monotonic() - began < 5
+    made.close(2)
+    assert len(os.listdir(tmp_path / "pids")) == 2
+    assert not alive(tmp_path)
+
+
+def test_whatever_ssh_is_doing_when_the_command_ends_is_ended(tmp_path):
+    made = silent_hosts(tmp_path, 40, 60.0)
+    made.begin(dialling.Contact("127.0.0.1:1", b"token"))
+    until(lambda: len(os.listdir(tmp_path / "pids")) > 5)
+    began = time.monotonic()
+    made.end()
+    assert time.monotonic() - began < 10
+    assert not alive(tmp_path)
