@@ -327,6 +327,30 @@ def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
     return writer, expected
 
 
+@pytest.mark.slow
+def test_a_follower_that_is_stopped_or_killed_follows_all_runs_once_it_is_back(
+    home: Path, tmp_path: Path, own_tracker: Tracker
+) -> None:
+    def process() -> int:
+        return int(own_tracker._process.pid)  # type: ignore[union-attr]
+
+    first, second, third = (Writer(tmp_path / name) for name in ("first", "second", "third"))
+    own_tracker.begin()
+    os.kill(process(), signal.SIGSTOP)
+    for _ in range(500):  # More than a pipe takes.
+        own_tracker.follow(first.folder, local(home, "harmed"))
+    own_tracker.follow(second.folder, local(home, "harmed"))
+    os.kill(process(), signal.SIGCONT)
+    assert own_tracker.run_id(second.folder, 20)
+    os.kill(process(), signal.SIGKILL)
+    os.waitpid(process(), 0)
+    losses = first.steps(1, 3)
+    own_tracker.follow(third.folder, local(home, "harmed"))
+    assert own_tracker.drain(20) == (True, None)
+    uri = str(local(home, "harmed").uri)
+    assert {value for value in values(uri, only_run(uri, first.key)) if value[0] == "train/loss"} == set(losses)
+
+
 def test_importing_the_conductors_side_is_quick_and_leaves_mlflow_alone() -> None:
     slow = ("mlflow", "tensorflow", "hydra", "numpy")
     code = f"import sys, pipeline.views.mlflow\nprint(sorted({{*{slow}}} & set(sys.modules)))"

@@ -35,6 +35,9 @@ class Tracker:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._news = threading.Condition()
+        # What the process is to follow, by folder, and what its pipe has not taken yet.
+        self._follows: dict[str, dict[str, object]] = {}
+        self._unsent = b""
         self._run_ids: dict[str, str] = {}
         self._errors: dict[str, str | None] = {}
         self._answers: dict[int, dict[str, Any]] = {}
@@ -55,12 +58,13 @@ class Tracker:
             remember(folder, store)
             if store.uri is None:
                 return
+            self._follows[str(folder)] = {"follow": str(folder), "store": dataclasses.asdict(store)}
             if self._process is None or self._process.poll() is not None:
                 self._start()
+            else:
+                self._say(self._follows[str(folder)])
         except OSError as error:
             self._problem = f"The tracking process could not start: {error}."
-            return
-        self._say({"follow": str(folder), "store": dataclasses.asdict(store)})
 
     def run_id(self, folder: Path, timeout: float, waits: Callable[[], bool] = lambda: True) -> str | None:
         """The MLflow run of `folder`; None if there is none after that time, or the store fails."""
@@ -97,6 +101,7 @@ class Tracker:
         process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
             return
+        self._send(process)
         with contextlib.suppress(OSError):
             process.stdin.close()
         patience = Patience(timeout, lambda: _computed(process))
@@ -127,6 +132,10 @@ class Tracker:
             os.set_blocking(self._process.stdin.fileno(), False)
         self._reader = threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True)
         self._reader.start()
+        # One that was started before it had these too, and is gone.
+        self._unsent = b""
+        for command in self._follows.values():
+            self._say(command)
 
     def _listening(self) -> bool:
         return self._reader is not None and self._reader.is_alive()
@@ -138,19 +147,27 @@ class Tracker:
             return
         patience = Patience(timeout, lambda: _computed(process))
         while not self._news.wait_for(lambda: reached() or not self._listening(), min(LOOK_SECONDS, timeout)):
+            self._send(process)
             if patience.is_over(any(self._errors.values())) or not waits():
                 return
 
     def _say(self, command: Mapping[str, object]) -> bool:
-        process = self._process
-        if process is None or process.stdin is None:
-            return False
-        try:
-            # Whole or not at all: a pipe takes a line as short as this in one piece (pipe(7), PIPE_BUF).
-            os.write(process.stdin.fileno(), json.dumps(command, default=str).encode() + b"\n")
-        except (OSError, ValueError):
-            return False
-        return True
+        """Has the process told of a command; false where there is none to tell."""
+        with self._news:
+            self._unsent += json.dumps(command).encode() + b"\n"
+            return self._process is not None and self._send(self._process)
+
+    def _send(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Writes what the pipe takes, the rest once a process that was stopped takes more; false where it is gone."""
+        with self._news:
+            try:
+                while self._unsent and process.stdin is not None:
+                    self._unsent = self._unsent[os.write(process.stdin.fileno(), self._unsent) :]
+            except BlockingIOError:
+                pass
+            except (OSError, ValueError):
+                return False
+        return process.stdin is not None
 
     def _listen(self, lines: IO[bytes]) -> None:
         for line in lines:
