@@ -40,12 +40,13 @@ Clusters = dict[str, Cluster]
 
 @dataclass(frozen=True)
 class _Running:
-    """A point under way, since when, and what it has of this machine."""
+    """A point under way, since when, what it has of this machine, and the clusters that it has made or was given."""
 
     request: PointRequest
     thread: threading.Thread
     began: float
     part: Part
+    clusters: Clusters
 
 
 class SideBySide:
@@ -59,6 +60,8 @@ class SideBySide:
         # Jobs whose point has finished, and what ends those that no other asks for.
         self._idle: list[tuple[str, Cluster]] = []
         self._ending: list[threading.Thread] = []
+        # Has all ended, so that no other point takes a job any more?
+        self._over, self._lock = False, threading.Lock()
         self._free: Part | None = None
         self._everything = Part()
 
@@ -88,7 +91,7 @@ class SideBySide:
             self._end(signal.SIGTERM)
             raise
         finally:
-            self._end_idle(())
+            self._end_all()
             for ending in self._ending:
                 ending.join()
             self._session.busy = False
@@ -105,10 +108,15 @@ class SideBySide:
             del self._waiting[key]
             if self._free is not None:
                 self._free = self._free.without(part)
-            on_devices = _kind(request) == DEVICES
-            work, given = (self._on_devices, part) if on_devices else (self._as_job, self._job_for(request))
-            thread = threading.Thread(target=work, args=(key, request, given), daemon=True)
-            self._running[key] = _Running(request, thread, time.monotonic(), part)
+            if _kind(request) == DEVICES:
+                request, clusters = self._on_devices(request, part)
+                preemption = self._session.preemption
+            else:
+                # A scheduler's signal to one job is none to another.
+                request, clusters = dataclasses.replace(request, laid_out=None), self._job_for(request)
+                preemption = Preemption(self._session.preemption)
+            thread = threading.Thread(target=self._work, args=(key, request, clusters, preemption), daemon=True)
+            self._running[key] = _Running(request, thread, time.monotonic(), part, clusters)
             begun(key, request)
             thread.start()
 
@@ -154,11 +162,22 @@ class SideBySide:
         """Has the jobs end that are not wanted any more, and does not wait for that."""
         for job in [job for job in self._idle if job[0] not in wanted]:
             self._idle.remove(job)
-            self._ending.append(threading.Thread(target=_close, args=(dict([job]), 0, self._session.screen)))
-            self._ending[-1].start()
+            self._begin_to_close(dict([job]), 0)
 
-    def _on_devices(self, key: Key, request: PointRequest, part: Part) -> None:
-        """Runs a point on a part of this machine. In a thread of its own, as the next one."""
+    def _end_all(self) -> None:
+        """Has all jobs end, those of points too that have not ended in time."""
+        with self._lock:
+            self._over = True
+        self._end_idle(())
+        for running in self._running.values():
+            self._begin_to_close(running.clusters, 1)
+
+    def _begin_to_close(self, clusters: Clusters, code: int) -> None:
+        self._ending.append(threading.Thread(target=_close, args=(clusters, code, self._session.screen)))
+        self._ending[-1].start()
+
+    def _on_devices(self, request: PointRequest, part: Part) -> tuple[PointRequest, Clusters]:
+        """The point on a part of this machine."""
         local = self._session.cluster(request.config)
         assert isinstance(local, LocalCluster)
         share: Cluster = Share(local, part)
@@ -167,14 +186,10 @@ class SideBySide:
             note = f"Up to {self._most} points ran at once on this machine: they share its memory's bandwidth."
             plan = dataclasses.replace(made.plan, notes=(*made.plan.notes, note))
             request = dataclasses.replace(request, laid_out=dataclasses.replace(made, plan=plan, cluster=share))
-        self._work(key, request, {cluster_key(request.config): share}, self._session.preemption)
-
-    def _as_job(self, key: Key, request: PointRequest, job: Clusters) -> None:
-        # A scheduler's signal to one job is none to another.
-        request = dataclasses.replace(request, laid_out=None)
-        self._work(key, request, job, Preemption(self._session.preemption))
+        return request, {cluster_key(request.config): share}
 
     def _work(self, key: Key, request: PointRequest, clusters: Clusters, preemption: Preemption) -> None:
+        """Runs a point. In a thread of its own."""
         outcome: Outcome
         try:
             with self._opened(request.folder / LOG) as screen:
@@ -188,7 +203,11 @@ class SideBySide:
                     job.serve(lambda text: None, lambda: None)
         except BaseException as error:
             outcome = error
-        self._idle.extend(clusters.items())
+        with self._lock:
+            if not self._over:
+                self._idle.extend(clusters.items())
+                clusters.clear()
+        _close(clusters, 1, self._session.screen)
         self._ended.put((key, outcome))
 
 
@@ -210,7 +229,11 @@ def _close(clusters: Clusters, code: int, screen: Screen) -> None:
     """Ends all of them."""
     while clusters:
         try:
-            clusters.popitem()[1].close(code)
+            # By one thread alone, where two end the same.
+            _, cluster = clusters.popitem()
+            cluster.close(code)
+        except KeyError:
+            return
         except (OSError, LaunchError) as error:
             screen.say(str(error))
 

@@ -1,10 +1,12 @@
 """`sweep.parallel`: points of a sweep at once, on devices of one machine that they leave each other."""
 
+import contextlib
 import io
 import json
 import os
 import re
 import signal
+import threading
 import time
 from itertools import combinations
 from pathlib import Path
@@ -16,10 +18,15 @@ from rich.console import Console
 from test_plan import config, machine
 
 from pipeline.launch.local.share import Part, moved, part_for, whole
+from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
+from pipeline.run import side_by_side
+from pipeline.run.points import Points
+from pipeline.run.session import PointRequest, Session
 from pipeline.run.views import PointResult
-from pipeline.views.terminal import Board
+from pipeline.views.mlflow import Tracker
+from pipeline.views.terminal import Board, Terminal, console_on
 
 SWEEP = Path("outputs/sweeps/beside")
 # Long enough to be killed in the middle of two.
@@ -94,6 +101,66 @@ def test_a_table_on_a_terminal_fills_as_points_end():
     assert "1,234" in last
     assert "FINISHED" in last
     assert "WAITING" in last
+
+
+class Job:
+    """A cluster that counts how often it was closed."""
+
+    closed = 0
+
+    def serve(self, say, asked):
+        return None
+
+    def close(self, code):
+        self.closed += 1
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["its job was there", "its job comes later"])
+def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monkeypatch, early):
+    jobs: list[Job] = []
+    began, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def cluster_of(*_):
+        jobs.append(Job())
+        return jobs[-1]
+
+    def ran(request, session):
+        if request.config.train.seed == 0:
+            assert began.wait(20)
+            return request.ended(Result(Ending("FAILED")))
+        if early:
+            session.cluster(request.config)
+        began.set()
+        go_on.wait(20)
+        session.cluster(request.config)
+        over.set()
+        return request.ended(Result(Ending("FINISHED")))
+
+    monkeypatch.setattr("pipeline.run.session.cluster_of", cluster_of)
+    monkeypatch.setattr(side_by_side.run, "run", ran)
+    monkeypatch.setattr(Session, "serve", lambda self, config: None)
+    monkeypatch.setattr(side_by_side, "END_SECONDS", 0.1)
+    session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
+    requests = {}
+    for seed in (0, 1):
+        (tmp_path / f"{seed}").mkdir()
+        one = config("one_device", workers=1, cluster__name="slurm", train__seed=seed)
+        requests[(seed, 0)] = PointRequest(one, tmp_path / f"{seed}", [], "sweep")
+
+    def ended(*_):
+        raise Interrupted(signal.SIGINT)
+
+    opened = contextlib.nullcontext(session.screen)
+    with pytest.raises(Interrupted):
+        side_by_side.SideBySide(Points(True, requests), session, 2, lambda path: opened).run(lambda *_: None, ended)
+    assert [job.closed for job in jobs] == [1] * early
+    go_on.set()
+    assert over.wait(20)
+    deadline = time.monotonic() + 20
+    while not all(job.closed for job in jobs):
+        assert time.monotonic() < deadline, jobs
+        time.sleep(0.01)
+    assert {job.closed for job in jobs} == {1}
 
 
 def ended_by(number: int, folder: Path) -> Ran:
