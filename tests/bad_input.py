@@ -132,11 +132,10 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         os.chdir(folder)
         for path, number in ((out, 1), (err, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
-        sys.argv = ["pipeline", *case]
         # What comes next for a config that is taken is TensorFlow's import: it is not worth waiting for.
         LocalCluster.warm_up = lambda cluster: os._exit(STARTED)  # type: ignore[method-assign]
         try:
-            code = command.main()
+            code = command.main(case)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -171,9 +170,8 @@ def _code(pid: int) -> int | None:
 if __name__ == "__main__":
     from warm.asking import compose_once
 
-    sys.argv, given = sys.argv[:1], sys.argv
     compose_once()
-    for number, text in enumerate(given[2:]):
-        place = Path(given[1]) / str(number)
+    for number, text in enumerate(sys.argv[2:]):
+        place = Path(sys.argv[1]) / str(number)
         place.mkdir(parents=True)
         print(json.dumps(run(tuple(json.loads(text)), place)), flush=True)

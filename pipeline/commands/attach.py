@@ -51,8 +51,11 @@ def main(arguments: Sequence[str]) -> int:
         if asked["end"] not in ("true", "false"):
             raise AskedError(f"Expected end to be true or false, received {asked['end']}. Try end=true.")
         folder = found(asked.words[0], Path(asked["output_dir"]))
-        with signals.interrupt(run.leaves_running(session)):
-            code = _gone_on_with(attach(folder, session, asked["end"] == "true"), session)
+        with (
+            signals.interrupt(run.leaves_running(session)),
+            attach(folder, session, asked["end"] == "true") as attached,
+        ):
+            code = _gone_on_with(attached, session)
         return code
     except (AskedError, AttachError, LaunchError) as error:
         show.say_error(str(error))

@@ -14,7 +14,7 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -58,14 +58,14 @@ PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 KILLED = 143
 
 
-def main() -> int:
-    """Runs the command; returns its exit code."""
-    if "--version" in sys.argv:
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    if "--version" in arguments:
         print(f"pipeline {_version()}")
         return 0
     configs.register(partial(devices, os.environ))
     try:
-        given = options(sys.argv[1:])
+        given = options(arguments)
         composer = Composer(given.config_name or "config", Config, given.config_dir, given.config_path)
         if _shown(composer, given):
             return 0

@@ -67,11 +67,11 @@ def main() -> int:
         if {"-h", "--help"} & set(arguments):
             print(HELP[verb])
             return 0
-        sys.argv[1:] = [*arguments, SETTINGS[verb]]
-    elif _is_word(verb):
+        return int(import_module("pipeline.commands.train").main([*arguments, SETTINGS[verb]]))
+    if _is_word(verb):
         print(f"pipeline: {unknown(verb, arguments)}", file=sys.stderr)
         return 2
-    return int(import_module("pipeline.commands.train").main())
+    return int(import_module("pipeline.commands.train").main(sys.argv[1:]))
 
 
 def _doctor(arguments: Sequence[str]) -> int:

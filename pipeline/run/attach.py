@@ -1,8 +1,9 @@
 """Takes the place of a run's conductor that is gone: from what its folder says, to what a `Point` goes on with."""
 
-import os
+import contextlib
 import shlex
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,10 +59,12 @@ def found(name: str, output: Path) -> Path:
     )
 
 
-def attach(folder: Path, session: Session, end: bool = False) -> Attached:
+@contextlib.contextmanager
+def attach(folder: Path, session: Session, end: bool = False) -> Iterator[Attached]:
     """Meets the processes of the run in a folder. Raises `AttachError`, and `LaunchError`.
 
-    `end`: once what is known has been told again, they are to save a checkpoint and leave.
+    `end`: once what is known has been told again, they are to save a checkpoint and leave. Inside, the working
+    directory is that of the run's command: what was typed there names folders and modules from there.
     """
     shown = log.from_here(folder)
     try:
@@ -71,11 +74,16 @@ def attach(folder: Path, session: Session, end: bool = False) -> Attached:
             f"Expected a run whose conductor is gone, received {shown}, on which one still works. "
             f"Try again once that has ended."
         ) from None
-    try:
-        return _attached(folder, lock, session, end)
-    except BaseException:
-        lock.release()
-        raise
+    with contextlib.ExitStack() as stack:
+        try:
+            events, under_way = _left(folder)
+            if Path(under_way.directory).is_dir():
+                stack.enter_context(contextlib.chdir(under_way.directory))
+            attached = _attached(folder, lock, session, end, events, under_way)
+        except BaseException:
+            lock.release()
+            raise
+        yield attached
 
 
 def how(folder: Path) -> str:
@@ -83,7 +91,8 @@ def how(folder: Path) -> str:
     return f"`python -m pipeline attach {log.from_here(folder)}` takes this command's place."
 
 
-def _attached(folder: Path, lock: Lock, session: Session, end: bool) -> Attached:
+def _left(folder: Path) -> tuple[list[Event], UnderWay]:
+    """What a conductor that is gone has left of a run under way: its events, and how to go on. Raises `AttachError`."""
     events = [event for event, _ in log.read(folder / attempts.LOG)]
     under_way, shown = UnderWay.read(folder), log.from_here(folder)
     if events and isinstance(events[-1], Ended):
@@ -98,17 +107,20 @@ def _attached(folder: Path, lock: Lock, session: Session, end: bool) -> Attached
             f"or kubernetes), received {shown}, whose processes have ended with it. Try the same command again: "
             f"it goes on from the last checkpoint."
         )
+    return events, under_way
+
+
+def _attached(
+    folder: Path, lock: Lock, session: Session, end: bool, events: list[Event], under_way: UnderWay
+) -> Attached:
     config = _config(under_way)
-    if Path(under_way.directory).is_dir():
-        # What was typed there names folders and modules from there.
-        os.chdir(under_way.directory)
     told = [event for event, _ in log.read(folder / attempts.LOG, under_way.offset)]
     cluster = session.cluster(config)
     session.serve(config)
     if any(isinstance(event, Restarted | Resumed) for event in told) or not cluster.attach(folder):
         attempts.forget(folder)
         raise AttachError(
-            f"Expected processes that wait for a conductor, received none of {shown}: they have ended. "
+            f"Expected processes that wait for a conductor, received none of {log.from_here(folder)}: they have ended. "
             f"Try {typed(under_way)}, which goes on from the last checkpoint."
         )
     earlier = Earlier(folder, lock, log.read_whole(folder / "plan.json"), events)

@@ -403,7 +403,7 @@ def counted(*given, **named):
 ConfigLoaderImpl._load_configuration_impl = counted
 from pipeline.commands import train
 try:
-    code = train.main()
+    code = train.main(sys.argv[1:])
 except SystemExit as ended:
     code = ended.code
 print(code, count, file=sys.stderr)

@@ -1,6 +1,7 @@
 """What a run's folder keeps for another conductor, what of it is told again, and which runs none can attach to."""
 
 import dataclasses
+import io
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from pipeline.launch.agents.messages import Held
 from pipeline.launch.agents.remote import RemoteJob, Taken
 from pipeline.launch.detached import DetachedCluster
 from pipeline.launch.line.handshake import new_token
+from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.record import kept
 from pipeline.record.baselines import Baseline
@@ -41,7 +43,10 @@ from pipeline.run.attempts import Attempt, UnderWay
 from pipeline.run.errors import ResumeError
 from pipeline.run.lock import Lock
 from pipeline.run.replay import Replay
+from pipeline.run.session import Session
 from pipeline.run.timing import Measured
+from pipeline.views.mlflow import Tracker
+from pipeline.views.terminal import Terminal, console_on
 
 PLAN = planning.make(config("multi_worker", workers=2), machine())
 
@@ -238,6 +243,29 @@ def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
         log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
     told = asked("attach", "mine")
     assert "which has ended as FAILED. The same command goes on from its last checkpoint" in told.err
+
+
+def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_where_it_was_afterwards(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "there").mkdir()
+    run = dataclasses.replace(under_way(str(tmp_path / "there")), offset=0)
+    folder, here, seen = tmp_path / "run", os.getcwd(), []
+    folder.mkdir()
+    run.write(folder)
+    (folder / "plan.json").write_text(PLAN.to_json())
+    (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
+    session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
+    monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
+    with pytest.raises(attach.AttachError, match="received none of"), attach.attach(folder, session):
+        pass
+    assert (os.getcwd(), seen.pop()) == (here, str(tmp_path / "there"))
+    run.write(folder)
+    seen.append("once")
+    with attach.attach(folder, session) as attached:
+        assert os.getcwd() == str(tmp_path / "there")
+        attached.earlier.lock.release()
+    assert os.getcwd() == here
 
 
 def test_a_plan_that_is_to_be_detached_says_what_is_started(asked, tmp_path):

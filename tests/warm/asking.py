@@ -88,9 +88,8 @@ def compose_once() -> None:
     from pipeline.views import report  # noqa: F401
 
     config.OverridesParser.create().parse_overrides(["a=1", "+b={c: [1, x.y]}", "~c", "d='e'", "f=g,h"])
-    sys.argv[1:] = ["--cfg=job"]
     with contextlib.redirect_stdout(io.StringIO()):
-        train.main()
+        train.main(["--cfg=job"])
     # Each looks anew for the plugins on its own path.
     del Singleton._instances[Plugins]
     # Memory that a fork looks through for garbage is copied for it.
