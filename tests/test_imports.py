@@ -1,14 +1,19 @@
 """What the conductor must never import, who may import whom, and that every key a person can set is explained."""
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pipeline.config import config, messages
 
@@ -127,3 +132,22 @@ def section(text: str, group: str) -> str:
 def test_every_choice_opens_with_when_to_pick_it():
     for path in sorted(config.folder().rglob("*.yaml")):
         assert re.match(r"(# @package _global_\n)?# [A-Z0-9].*[.?]", path.read_text()), path
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = [text for texts in project["optional-dependencies"].values() for text in texts]
+    built = (ROOT / "horovod.txt").read_text().splitlines()
+    texts = [*project["dependencies"], *optional, *(line for line in built if line[0] not in "#-")]
+    declared = {canonicalize_name(Requirement(text.partition(" --hash")[0]).name) for text in texts}
+    found, distributions = {}, metadata.packages_distributions()
+    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {name.partition(".")[0]: path for name in names}
+    # Its stubs are the type checker's own.
+    theirs = found.keys() - {"pipeline", "_typeshed", *sys.stdlib_module_names}
+    given = {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in theirs}
+    assert len(theirs) > 20
+    assert {name: str(found[name]) for name in theirs if not given[name] & declared} == {}
