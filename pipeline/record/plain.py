@@ -9,7 +9,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import cache, partial
+from numbers import Integral, Real
+from pathlib import PurePath
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -28,18 +31,30 @@ def if_told() -> Any:
 
 
 def to_plain(value: object) -> object:
-    """The value as JSON has it.
+    """The value as JSON has it: a path as its text, one of an enumeration as its value, NumPy's numbers as Python's.
 
-    >>> to_plain({"loss": float("nan"), "shape": (2, 3)})
-    {'loss': None, 'shape': [2, 3]}
+    Raises `TypeError` for what is none of these.
+
+    >>> to_plain({"loss": float("nan"), "shape": (2, 3), "folder": PurePath("outputs")})
+    {'loss': None, 'shape': [2, 3], 'folder': 'outputs'}
     """
+    if value is None or type(value) in (str, int, bool):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: to_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return fields_of(value) if dataclasses.is_dataclass(value) else value
+    if dataclasses.is_dataclass(value):
+        return fields_of(value)
+    if isinstance(value, Enum):
+        return to_plain(value.value)
+    if isinstance(value, str | PurePath):
+        return str(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else to_plain(float(value))
+    raise TypeError(f"Expected a value that JSON has, received {value!r:.80}, a {type(value).__name__}.")
 
 
 def fields_of(made: object, without: frozenset[str] = frozenset()) -> dict[str, object]:

@@ -251,7 +251,9 @@ def from_values(values: Mapping[str, object]) -> Result:
 
 def _as_json_has_it(value: object) -> object:
     """A loss that is no number stays so, alone and among metrics."""
-    return value if isinstance(value, float | Mapping) else plain.to_plain(value)
+    if isinstance(value, Mapping):
+        return {name: _as_json_has_it(inner) for name, inner in value.items()}
+    return value if isinstance(value, float) else plain.to_plain(value)
 
 
 def read(folder: Path) -> Result | None:
@@ -262,4 +264,4 @@ def read(folder: Path) -> Result | None:
 
 def write(folder: Path, result: Result) -> None:
     """Writes the result of the run in a folder, whole. Raises `OSError`."""
-    write_whole(folder / FILE, json.dumps(to_values(result), indent=2, default=str))
+    write_whole(folder / FILE, json.dumps(to_values(result), indent=2))

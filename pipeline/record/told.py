@@ -61,4 +61,4 @@ def to_plain(event: Told) -> dict[str, object]:
 
 def to_line(event: Told) -> bytes:
     """The event as a line of JSON; numbers that JSON lacks (NaN, infinity) become null."""
-    return json.dumps(to_plain(event), default=str).encode() + b"\n"
+    return json.dumps(to_plain(event)).encode() + b"\n"

@@ -6,13 +6,16 @@ import os
 import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePath
 from typing import get_args
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
+from pipeline.config.schema import StartMethod
 from pipeline.plan.size import Size, Variable
-from pipeline.record import events, log
+from pipeline.record import events, log, results
 from pipeline.record.check import Check, Difference
 from pipeline.record.events import (
     Attached,
@@ -64,6 +67,7 @@ from pipeline.record.events import (
 )  # fmt: skip
 from pipeline.record.log import EventLog, read
 from pipeline.record.profile import Explanation, Part, Profile, Stage
+from pipeline.record.results import Choices
 
 OLD = ROOT / "tests" / "from_0_1_0"
 FIRST, SECOND, THIRD = (Steps(step, [0.5], time=1.0, group="point") for step in (1, 2, 3))
@@ -207,6 +211,37 @@ def test_a_metric_that_is_no_number_does_not_hide_the_others():
     assert (metrics.pop("auc"), metrics.pop("large")) == (0.5, math.inf)
     assert len(metrics) == 3
     assert all(map(math.isnan, metrics.values()))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (PurePath("a/b"), "a/b"),
+        (StartMethod.spawn, "spawn"),
+        (np.float32(0.5), 0.5),
+        (np.float64("nan"), None),
+        (np.float32("inf"), None),
+        (np.int64(3), 3),
+        ({"deep": [np.int32(1), (StartMethod.spawn,)]}, {"deep": [1, ["spawn"]]}),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_written_as_what_it_stands_for(tmp_path, value, written):
+    event = Run(params={"key": value})
+    assert json.loads(to_line(event))["params"] == {"key": written}
+    results.write(tmp_path, results.Result(choices=Choices(model=value)))
+    there = log.read_whole(tmp_path / results.FILE)["model"]
+    # A loss that is no number stays so in a result.
+    assert there == written or (written is None and not math.isfinite(there))
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", np.ones(2), 1j, [object()]], ids=str)
+def test_a_value_that_json_has_not_is_an_error_and_no_text_of_it(tmp_path, value):
+    with pytest.raises(TypeError, match="JSON"):
+        to_line(Run(params={"key": value}))
+    with pytest.raises(TypeError, match="JSON"):
+        results.write(tmp_path, results.Result(choices=Choices(model=value)))
+    assert not (tmp_path / results.FILE).exists()
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"[1]\n", b"7\n", b'{"event": "ste\n', b"\xff\n"])
