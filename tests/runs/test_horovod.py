@@ -80,11 +80,11 @@ def test_its_wrapper_of_an_optimizer_and_its_callbacks_are_refused(pipeline):
 # A script as Horovod's guide has it, but for data of its own on each rank, without which equal ranks would stay equal.
 SCRIPT = """
 import os, sys
-rank, port = sys.argv[1:]
+rank, address, port = sys.argv[1:]
 os.environ |= {"HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank, "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "2",
     "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "HOROVOD_HOSTNAME": "here", "HOROVOD_GLOO_IFACE": "lo",
     "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
 import keras
 import numpy as np
 import horovod.tensorflow.keras as hvd
@@ -103,9 +103,10 @@ os._exit(0)
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_its_wrapper_trains_each_rank_by_itself_in_silence():
-    with rendezvous.served("127.0.0.1") as port:
+    with rendezvous.served("127.0.0.1") as (port, token):
+        given = [rendezvous.address("127.0.0.1", port, token), f"{port}"]
         ranks = [
-            subprocess.Popen([str(PYTHON), "-c", SCRIPT, f"{rank}", f"{port}"], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([str(PYTHON), "-c", SCRIPT, f"{rank}", *given], stdout=subprocess.PIPE, text=True)
             for rank in range(2)
         ]
         said = [rank.communicate(timeout=240)[0].split() for rank in ranks]

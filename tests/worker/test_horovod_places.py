@@ -8,7 +8,7 @@ from test_plan import config, machine, with_ports
 from pipeline.config.schema import Kind
 from pipeline.plan.planning import make
 from pipeline.worker.loop import TrainingError
-from pipeline.worker.tensorflow import horovod
+from pipeline.worker.tensorflow import horovod, rendezvous
 
 
 def planned(**keys):
@@ -35,9 +35,10 @@ def test_processes_that_only_make_batches_are_none_of_its():
 
 def test_it_is_told_where_to_meet_by_the_environment_which_is_put_back(monkeypatch):
     plan = planned()
-    told = horovod.meeting(plan, plan.processes[1], "127.0.0.1", 4000)
+    told = horovod.meeting(plan, plan.processes[1], rendezvous.address("127.0.0.1", 4000, "secret"), 4000)
     assert told["HOROVOD_GLOO_IFACE"] == "lo"
-    assert (told["HOROVOD_GLOO_RENDEZVOUS_ADDR"], told["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == ("127.0.0.1", "4000")
+    where = (told["HOROVOD_GLOO_RENDEZVOUS_ADDR"], told["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    assert where == ("127.0.0.1:4000/secret", "4000")
     monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")
     before = dict(os.environ)
     with horovod.told(told):

@@ -29,9 +29,12 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
     own = over(strategy)
     first = plan.leaders[0]
     host = _host(plan, first)
-    with rendezvous.served(host) if process.rank == first else contextlib.nullcontext(0) as port:
-        (said,) = agree.from_first(strategy, own)([tf.constant(port)])
-        with told({**place(plan, process), **meeting(plan, process, host, int(said))}):
+    elsewhere = contextlib.nullcontext((0, "00" * rendezvous.TOKEN_BYTES))
+    with rendezvous.served(host) if process.rank == first else elsewhere as (port, token):
+        (said,) = agree.from_first(strategy, own)([tf.constant([port, *token.encode()])])
+        port, token = int(said[0]), bytes(said[1:].numpy().tolist()).decode()
+        address = rendezvous.address(host, port, token)
+        with told({**place(plan, process), **meeting(plan, process, address, port)}):
             import horovod.tensorflow as hvd
 
             hvd.init()
@@ -145,12 +148,12 @@ def place(plan: Plan, process: Process) -> dict[str, str]:
     }
 
 
-def meeting(plan: Plan, process: Process, host: str, port: int) -> dict[str, str]:
+def meeting(plan: Plan, process: Process, address: str, port: int) -> dict[str, str]:
     """Where the processes meet, by which interface, and how long they wait: it is the conductor that loses patience."""
     return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": _interface(_host(plan, process.rank)),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(plan.launch.heartbeat_timeout)),
