@@ -68,7 +68,7 @@ def _wrong(key: str, kind: Any) -> list[str]:
     if kind is Any:  # a Keras name, or a function
         return ["3", "[]", "{}", "nan", "''", "{_target_: os.system}", "{_target_: null}", "{_target_: nowhere.f}"]
     if typing.get_origin(kind) is dict:
-        return [*_some(("3", text, several), key, 1), "{_target_: builtins.eval}", "{_target_: {a: 1}}"]
+        return [*_some(("3", text, several), key, 1), "{_target_: nothing.there}", "{_target_: {a: 1}}"]
     if typing.get_origin(kind) is list:
         return [*_some(("3", text, mapping, "true"), key, 1), *_wrong_items(*typing.get_args(kind))]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

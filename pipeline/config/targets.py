@@ -5,7 +5,6 @@ person's own code is imported.
 """
 
 import ast
-import builtins
 import importlib
 import importlib.machinery
 import inspect
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pipeline.config.json import Json
@@ -39,8 +37,8 @@ def check(
 
     `key` is where the node stands in the config, `given` are the arguments that the program adds where the
     signature asks for them, `search` the folders to look for modules in. Where `allowed` names packages, a function
-    of another one is refused, save for ours and Keras's; one of Python's own library always is. What cannot be told
-    from source files is left to the call. Raises `TargetError`.
+    of another one is refused, save for ours and Keras's. What cannot be told from source files is left to the call.
+    Raises `TargetError`.
     """
     for place, called in _called(node, key):
         packages = None if allowed is None else (*OURS, *allowed)
@@ -48,9 +46,9 @@ def check(
 
 
 def check_allowed(allowed: Sequence[str] | None) -> None:
-    """Refuses a list of allowed packages that names none, or Python's own library, which no config may call."""
+    """Refuses a list of allowed packages in which something is none."""
     for name in allowed or ():
-        if not isinstance(name, str) or not _is_dotted(name) or _of_python(name):
+        if not isinstance(name, str) or not _is_dotted(name):
             raise TargetError(
                 f"Expected allowed_targets to be a list of packages, yours or a library's, received {name!r} in it. "
                 f"Try allowed_targets=[my_package], or null."
@@ -129,12 +127,8 @@ def _import(target: str, key: str) -> Callable[..., object]:
         if not hasattr(found, part):
             raise TargetError(f"Expected {key}._target_ to name a function, received {target}: no {part} there.")
         found = getattr(found, part)
-        if isinstance(found, ModuleType) and _of_python(found.__name__):
-            raise TargetError(_not_callable_here(key, target))
     if not callable(found):
         raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
-    if _is_python_s(found) and not _of_python(target):
-        raise TargetError(_not_callable_here(key, target))
     function: Callable[..., object] = found
     return function
 
@@ -205,9 +199,7 @@ def _check_safe(node: Mapping[str, Json], key: str) -> str:
 
 
 def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | None) -> None:
-    """Refuses a function at `place`, which is what `target` stands for, where no config may call it."""
-    if _of_python(place):
-        raise TargetError(_not_callable_here(key, target))
+    """Refuses a function at `place`, which is what `target` stands for, that is in no allowed package."""
     if allowed is None or any(f"{place}.".startswith(f"{package}.") for package in allowed):
         return
     theirs = [package for package in allowed if package not in OURS]
@@ -226,25 +218,6 @@ def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | Non
 def _is_dotted(name: str) -> bool:
     """Names joined by dots, none of them one that Python keeps for itself."""
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
-
-
-def _is_python_s(function: Callable[..., object]) -> bool:
-    """Is it a function or class that Python's own library defines, under whatever name it was found?"""
-    place = getattr(function, "__module__", None)
-    plain = inspect.isroutine(function) or inspect.isclass(function)
-    return plain and isinstance(place, str) and _of_python(place)
-
-
-def _of_python(target: str) -> bool:
-    top = target.split(".")[0]
-    return top in sys.stdlib_module_names or hasattr(builtins, top)
-
-
-def _not_callable_here(key: str, target: str) -> str:
-    return (
-        f"Expected {key}._target_ to name a function of yours or of a library, received {target} of Python "
-        f"itself, which a config may not call. Try a function of your own that calls it."
-    )
 
 
 def _check_arguments(
@@ -282,6 +255,9 @@ def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str
     A name that a package's own source defines hides a module of that name, as Python's import does.
     """
     parts, folders, found = target.split("."), list(search), None
+    if parts[0] in sys.builtin_module_names:
+        # Part of the interpreter: there is no source to read.
+        return Path(parts[0]), parts[1:]
     for index, part in enumerate(parts):
         spec = importlib.machinery.PathFinder.find_spec(part, folders)
         if spec is None or (spec.origin is None and not spec.submodule_search_locations):

@@ -89,13 +89,13 @@ def refusal(ran: Ran) -> str:
         (["+model.build.dense_unit=3"], "received model.build.dense_unit. Try model.build.dense_units."),
         (["model.build._target_=faulty.takes_depth"], "none for depth. Try +model.build.depth="),
         (
-            ["model.build._target_=os.system", "+model.build.command=ls"],
-            "of Python itself, which a config may not call",
+            ["model.build._target_=os.system", "+model.build.command=ls", "allowed_targets=[]"],
+            "received os.system. Try a function of theirs, or allowed_targets=[os] if you trust os.",
         ),
         (["~model.build._target_"], "Expected model.build._target_ to name a function, received none."),
         (
-            ["train.callbacks=[{_target_: keras.callbacks.LambdaCallback, on_epoch_end: {_target_: os.system}}]"],
-            "Expected train.callbacks[0].on_epoch_end._target_ to name a function of yours",
+            ["train.callbacks=[{_target_: keras.callbacks.LambdaCallback, on_epoch_end: {_target_: own.nothing}}]"],
+            "Expected train.callbacks[0].on_epoch_end._target_ to name a function that exists",
         ),
         (
             ["train.callbacks=[{_target_: keras.callbacks.EarlyStopping, patienc: 3}]"],
@@ -103,9 +103,9 @@ def refusal(ran: Ran) -> str:
         ),
         (["train.callbacks=[{patience: 3}]"], "Expected train.callbacks to be functions with their arguments"),
         (
-            ["train.optimizer={_target_: keras.optimizers.SGD, learning_rate: [{a: {_target_: builtins.eval, x: y}}]}"],
-            "Expected train.optimizer.learning_rate[0].a._target_ to name a function of yours or of a library, "
-            "received builtins.eval of Python itself, which a config may not call.",
+            ["train.optimizer={_target_: keras.optimizers.SGD, learning_rate: [{a: {_target_: nothing.there, x: y}}]}"],
+            "Expected train.optimizer.learning_rate[0].a._target_ to name a function that exists, received "
+            "nothing.there: there is no module 'nothing'.",
         ),
         (["allowed_targets=own"], "Expected allowed_targets to be a list of names or null, received own."),
         (

@@ -91,6 +91,11 @@ def search(tmp_path):
         ("alone.model", {}),
         ("keras.callbacks.EarlyStopping", {"patience": 3}),
         ("numpy.linalg.norm", {"x": 3}),
+        # A config is code: whatever is installed may be called.
+        ("builtins.dict", {"a": 3}),
+        ("subprocess.run", {"args": ["true"]}),
+        ("mine.subprocess.run", {"args": ["true"]}),
+        ("fractions.Fraction", {"numerator": 3}),
     ],
 )
 def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(search, target, arguments):
@@ -122,16 +127,6 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
         ("mine.models:deep", {}, "received 'mine.models:deep'."),
         (None, {}, "received none."),
         (3, {}, "received 3."),
-        ("os.system", {"command": "ls"}, "of Python itself, which a config may not call"),
-        ("builtins.eval", {}, "of Python itself"),
-        ("eval.x", {}, "of Python itself"),
-        ("mine.subprocess.run", {}, "of Python itself"),
-        ("mine.paths.join", {}, "of Python itself"),
-        ("mine.read", {}, "of Python itself"),
-        ("mine.posix_system", {"command": "ls"}, "of Python itself"),
-        ("mine.models.functools.partial", {"func": 1}, "of Python itself"),
-        ("mine.all_models.functools.partial", {}, "of Python itself"),
-        ("keras.src.utils.file_utils.os.system", {"command": "ls"}, "of Python itself"),
         ("mine.models.Layer.__init__.__globals__", {}, "to be like package.function"),
         ("mine.models.plain", {"width": 3, "safe_mode": False}, "Expected model.build.safe_mode to be true"),
         ("keras.saving.load_model", {"filepath": "a", "safe_mode": None}, "Try model.build.safe_mode=true."),
@@ -252,7 +247,20 @@ def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search, target)
         ("pipeline.config.targets.call", "received pipeline.config.targets.call. Try a function of theirs."),
         ("tensorflow.io.gfile.remove", "received tensorflow.io.gfile.remove."),
         ("alone.model", "allowed_targets=[mine.models,mine,alone] if you trust alone."),
-        ("os.system", "of Python itself"),
+        ("os.system", "allowed_targets=[mine.models,mine,os] if you trust os."),
+        ("builtins.eval", "if you trust builtins."),
+        ("psutil.Popen", "if you trust psutil."),
+        ("pip.main", "if you trust pip."),
+        ("pandas.read_pickle", "if you trust pandas."),
+        ("joblib.load", "if you trust joblib."),
+        ("mlflow.utils.process._exec_cmd", "if you trust mlflow."),
+        ("mine.subprocess.run", "which stands for subprocess.run."),
+        ("mine.paths.join", "which stands for os.path.join."),
+        ("mine.read", "which stands for pickle.loads."),
+        ("mine.posix_system", "which stands for posix.system."),
+        ("mine.models.functools.partial", "which stands for functools.partial."),
+        ("mine.all_models.functools.partial", "which stands for functools.partial."),
+        ("keras.src.utils.file_utils.os.system", "which stands for os.system."),
     ],
 )
 def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them(search, target, words):
@@ -263,23 +271,7 @@ def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "names", [["os"], [""], ["a b"], ["mine", "subprocess.run"], [["mine"]], ["builtins"], ["a-b"]]
-)
+@pytest.mark.parametrize("names", [[""], ["a b"], ["mine", "a.__b"], [["mine"]], ["a-b"]])
 def test_a_list_that_holds_no_package_is_refused(names):
     with pytest.raises(TargetError, match=r"Expected allowed_targets .* Try allowed_targets=\[my_package\], or null."):
         targets.check_allowed(names)
-
-
-@pytest.mark.parametrize("target", ["late.hidden.system", "late.shell", "late.Popen", "late.deeper.tools.system"])
-def test_python_s_own_library_is_refused_at_the_call_too_where_no_source_tells(tmp_path, monkeypatch, target):
-    (tmp_path / "late").mkdir()
-    (tmp_path / "late/__init__.py").write_text(
-        "try:\n    import os as hidden\n    from os import system as shell\n    from subprocess import *\n"
-        "except ImportError:\n    pass\n"
-    )
-    (tmp_path / "late/deeper.py").write_text("import importlib\ntools = importlib.import_module('os')\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    check({"_target_": target}, "model.build", (), (str(tmp_path), *sys.path))
-    with pytest.raises(TargetError, match="of Python itself"):
-        targets.call({"_target_": target}, "model.build")
