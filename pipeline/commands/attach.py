@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
 from pipeline.commands.train import PREEMPTED, code_of, say_left, tell
 from pipeline.config import config as configs
@@ -89,7 +88,3 @@ def _left(session: Session, interrupted: signals.Interrupted) -> int:
     else:
         show.say_error(f"Ended by {interrupted}. The run's own command goes on from its last checkpoint.")
     return PREEMPTED if interrupted.number in signals.PREEMPTING else 128 + interrupted.number
-
-
-if __name__ == "__main__":
-    moved.answer("attach", called="commands.attach")

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.commands.asked import OUTPUT_DIR, Asked, AskedError, Key, Verb, asks_for_help
 from pipeline.run import clean
 from pipeline.run.clean import Kept, Rules
@@ -126,7 +125,3 @@ def _sum_up(going: Sequence[Kept], stays: Counter[str], dry: bool, failed: int) 
     verb = "would go" if dry else "went"
     lines = [f"{plural(len(going) - failed, 'folder')} {verb}, {size}; {stays.total()} stay{why}."]
     return [*lines, *(["Nothing was removed yet: type it again with dry=false."] if dry and going else [])]
-
-
-if __name__ == "__main__":
-    moved.answer("clean", called="commands.clean")

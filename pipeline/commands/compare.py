@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.analyze import comparable, verdict
 from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import Run, find, load
@@ -118,7 +117,3 @@ def _came_to(result: Result) -> dict[str, object]:
         "seconds_training": training.seconds_training,
         "staleness_mean": result.staleness.staleness_mean,
     }
-
-
-if __name__ == "__main__":
-    moved.answer("compare", called="commands.compare")

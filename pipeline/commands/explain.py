@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import find, load
 from pipeline.commands.asked import AskedError, Verb, asks_for_help
@@ -42,7 +41,3 @@ def main(arguments: Sequence[str]) -> int:
     for line in lines:
         show.say(console, line)
     return 0
-
-
-if __name__ == "__main__":
-    moved.answer("explain", called="commands.explain")

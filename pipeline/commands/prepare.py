@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.config import targets
 from pipeline.config.errors import ConfigError
 from pipeline.data.errors import DataError
@@ -73,7 +72,3 @@ def main(arguments: Sequence[str]) -> int:
 def _tell(message: str, code: int) -> int:
     show.say_error(message)
     return code
-
-
-if __name__ == "__main__":
-    moved.answer("prepare", called="commands.prepare")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import find_sweep
 from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
@@ -62,7 +61,3 @@ def _track(written: report.Written, output: Path) -> str | None:
         return report.unsent(folder, tracker, DRAIN_SECONDS)
     finally:
         tracker.close(DRAIN_SECONDS)
-
-
-if __name__ == "__main__":
-    moved.answer("report", called="commands.report")

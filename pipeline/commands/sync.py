@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
 from pipeline.views import terminal as show
 from pipeline.views.mlflow.stores import logged_in, prepare, sqlite_path, without_password
@@ -55,7 +54,3 @@ def _folder(text: str) -> Path:
     if not Path(text).is_dir():
         raise AskedError(f"Expected a run's folder, or one that holds some, received {text}. Try {VERB.usage}.")
     return Path(text)
-
-
-if __name__ == "__main__":
-    moved.answer("sync", called="commands.sync")

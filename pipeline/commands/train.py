@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import moved
 from pipeline.analyze.errors import HistoryError
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer, options, where_configs_are
@@ -355,7 +354,3 @@ def code_of(done: list[PointResult]) -> int:
     if "PREEMPTED" in statuses:
         return PREEMPTED
     return 2 if statuses == {"REFUSED"} else 0
-
-
-if __name__ == "__main__":
-    moved.answer("", called="commands.train")

@@ -19,7 +19,6 @@ import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline import moved
 from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
 from pipeline.launch import signals
 from pipeline.views import terminal as show
@@ -182,7 +181,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
-
-
-if __name__ == "__main__":
-    moved.answer("ui", called="commands.ui")

@@ -10,12 +10,6 @@ from conftest import environment
 
 from pipeline.commands import verbs
 
-MOVED = {
-    "sync": "sync", "commands.report": "report", "report": "report",
-    "compare": "compare", "prepare": "prepare", "ui": "ui", "predict": "predict",
-    "explain": "explain", "track sync": "sync", "run": "",
-}  # fmt: skip
-
 
 @pytest.mark.parametrize(
     "verb", ["report", "compare", "prepare", "sync", "ui", "clean", "doctor", "attach", "predict", "explain"]
@@ -47,15 +41,6 @@ def test_who_stops_reading_what_was_asked_for_hears_no_complaint(tmp_path, asks)
     typed = f"{shlex.quote(sys.executable)} -m pipeline {asks} | true"
     told = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert told.stderr == ""
-
-
-@pytest.mark.parametrize(("before", "now"), MOVED.items())
-def test_what_was_a_module_of_its_own_answers_with_the_verb(asked, before, now):
-    module, *more = before.split()
-    told = asked(*more, "a=1", "two words", module=f"pipeline.{module}")
-    assert (told.code, told.out) == (2, "")
-    wanted = " ".join(["python -m pipeline", *now.split(), "a=1 'two words'"])
-    assert told.err == f"pipeline: Expected {wanted}, received python -m pipeline.{module}. Try {wanted}.\n"
 
 
 @pytest.mark.parametrize(

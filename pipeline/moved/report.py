@@ -1,6 +1,0 @@
-"""Answers `python -m pipeline.report` with what to type now."""
-
-from pipeline import moved
-
-if __name__ == "__main__":
-    moved.answer("report")
