@@ -43,14 +43,13 @@ def main() -> int:
         found = _run([*slow, *arguments.overrides])["profile"]
         after = _run([FAST, *arguments.overrides])["examples_per_second"]
         made = (before + after) / 2
-        costliest = max(found["stages"], key=lambda stage: stage["share"])
         if found["ceiling_examples_per_second"] is None:
             print(f"round {number + 1}, {kind}: {found['bound']}, so nothing was predicted", flush=True)
             continue
         ratios.append(made / found["ceiling_examples_per_second"])
         print(
             f"round {number + 1}, {kind}: {found['bound']}-bound at {found['input_examples_per_second']:,.0f}/s, "
-            f"{costliest['name']} {costliest['share']:.0%}; predicted {found['ceiling_examples_per_second']:,.0f}, "
+            f"predicted {found['ceiling_examples_per_second']:,.0f}, "
             f"came {before:,.0f} before and {after:,.0f} after, ratio {ratios[-1]:.3f}",
             flush=True,
         )

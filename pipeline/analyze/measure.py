@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from pipeline.plan.plan import REPEAT_SECONDS
-from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, StageCost, Steps
-from pipeline.record.profile import Profile, Stage
+from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, Steps
+from pipeline.record.profile import Profile
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
 CALL_SECONDS = 0.25
@@ -140,32 +139,22 @@ def slowest_rates(told: Sequence[Profiling]) -> list[float]:
     return [throughput(examples, seconds) for examples, seconds in zip(told[0].examples or (), slow, strict=True)]
 
 
-def verdict(fed: Sequence[float], trained: Sequence[float], stages: Sequence[StageCost]) -> Profile:
+def verdict(fed: Sequence[float], trained: Sequence[float]) -> Profile:
     """Whether the input or the model sets the pace, and what there is to gain, from examples/s of each alone.
 
     One is slower where the best quarter of its pieces is slower than the worst of the other's, and their medians are a
-    twentieth apart. Without the bound training could be as fast as what comes next: the model, or the input without its
-    costliest stage; or the input, where the model is the bound.
+    twentieth apart. Without the bound training could be as fast as the other.
 
-    >>> stages = [StageCost("range", 2e-3, 0.02), StageCost("map(slow)", 8e-3, 0.06)]
-    >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0], stages)
-    >>> found.bound, found.ceiling_examples_per_second, found.stages[1].share
-    ('input', 400.0, 0.75)
+    >>> found = verdict([100.0, 99.0, 101.0], [400.0, 410.0, 390.0])
+    >>> found.bound, found.ceiling_examples_per_second
+    ('input', 400.0)
     """
     read, made = float(np.median(fed)), float(np.median(trained))
-    total = sum(stage.seconds_per_step for stage in stages)
-    shares = [stage.seconds_per_step / total if total else 0.0 for stage in stages]
-    bound: Literal["input", "model", "neither"] = "neither"
-    ceiling = None
     if _upper(fed) < _lower(trained) and read < (1 - NEAR) * made:
-        left = 1 - max(shares, default=0.0)
-        bound, ceiling = "input", min(made, read / left) if left > 0 else made
-    elif _upper(trained) < _lower(fed) and made < (1 - NEAR) * read:
-        bound, ceiling = "model", read
-    costs = [
-        Stage(stage.name, 1e6 * stage.seconds_per_example, share) for stage, share in zip(stages, shares, strict=True)
-    ]
-    return Profile(read, made, bound, ceiling, costs)
+        return Profile(read, made, "input", made)
+    if _upper(trained) < _lower(fed) and made < (1 - NEAR) * read:
+        return Profile(read, made, "model", read)
+    return Profile(read, made, "neither", None)
 
 
 def step_ms(repeats: Sequence[Repeat]) -> dict[str, float]:

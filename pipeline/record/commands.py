@@ -83,9 +83,9 @@ class Size(Command[Sized]):
 
 @dataclass(frozen=True)
 class Profile(Command[Profiling]):
-    """Before training, time the "model" or the "input" alone: a few steps, or `steps`; or the input's "stages"."""
+    """Before training, time the "model" or the "input" alone: a few steps, or `steps`."""
 
-    what: Literal["model", "input", "stages"]
+    what: Literal["model", "input"]
     steps: int | None = None
 
 

@@ -164,25 +164,13 @@ class Sized(Told):
 
 
 @dataclass(frozen=True)
-class StageCost:
-    """What a stage of the input adds to the seconds of an example, and of a step in one process."""
-
-    name: str
-    seconds_per_example: float
-    seconds_per_step: float
-
-
-@dataclass(frozen=True)
 class Profiling(Told):
-    """Process: what it timed before training: `step_seconds` of "model" or "input", roughly, then pieces of them, or
-    the "stages" of the input.
-    """
+    """Process: what it timed before training: `step_seconds` of "model" or "input", roughly, then pieces of them."""
 
-    what: Literal["model", "input", "stages"]
+    what: Literal["model", "input"]
     step_seconds: float | None = plain.if_told()
     examples: list[float] | None = plain.if_told()
     seconds: list[float] | None = plain.if_told()
-    stages: list[StageCost] | None = plain.if_told()
 
 
 @dataclass(frozen=True)

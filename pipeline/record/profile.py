@@ -5,15 +5,6 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage of the input; `share` is that of the input's time, 0 to 1."""
-
-    name: str
-    microseconds_per_example: float
-    share: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """Which of input and model sets the pace, from the rate of each alone, and how fast training could be without it.
 
@@ -24,7 +15,6 @@ class Profile:
     model_examples_per_second: float
     bound: Literal["input", "model", "neither"]
     ceiling_examples_per_second: float | None
-    stages: list[Stage]
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def profile(point: Group) -> Profile:
         pace = max(told.step_seconds or 0.0 for told in point.ask(commands.Profile(what)).values())
         steps = measure.steps_of_piece(pace)
         rates[what] = measure.slowest_rates(list(point.ask(commands.Profile(what, steps)).values()))
-    return measure.verdict(rates["input"], rates["model"], point.ask(commands.Profile("stages"))[0].stages or [])
+    return measure.verdict(rates["input"], rates["model"])
 
 
 def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:

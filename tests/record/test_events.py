@@ -48,7 +48,6 @@ from pipeline.record.events import (
     Saved,
     Signalled,
     Sized,
-    StageCost,
     Started,
     Steps,
     Stopped,
@@ -66,7 +65,7 @@ from pipeline.record.events import (
     to_plain,
 )  # fmt: skip
 from pipeline.record.log import EventLog, read
-from pipeline.record.profile import Explanation, Part, Profile, Stage
+from pipeline.record.profile import Explanation, Part, Profile
 from pipeline.record.results import Choices
 
 OLD = ROOT / "tests" / "from_0_1_0"
@@ -89,8 +88,7 @@ TOLD: list[Event] = [
     Sized(error="it cannot be built"),
     Profiling("input", 0.1),
     Profiling("model", examples=[64.0], seconds=[0.5]),
-    Profiling("stages", stages=[StageCost("map", 0.1, 0.2)]),
-    Profiled(Profile(480.0, 9000.0, "input", None, [Stage("map", 2012.0, 0.96)])),
+    Profiled(Profile(480.0, 9000.0, "input", None)),
     Calibrated(0.1),
     Measured(0, 640.0, 2.0, 10, [TimedCall(5, 1.0), TimedCall(5, 1.0)], [0.1]),
     Restored(8, True),

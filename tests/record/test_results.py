@@ -14,7 +14,7 @@ from pipeline.record import baselines, predictions, results, sweeps, tracking
 from pipeline.record.baselines import Baseline
 from pipeline.record.check import Check, Difference
 from pipeline.record.predictions import FittedOn, Line, Scored
-from pipeline.record.profile import Explanation, Part, Profile, Stage
+from pipeline.record.profile import Explanation, Part, Profile
 from pipeline.record.results import (
     Choices,
     Cost,
@@ -48,7 +48,7 @@ WHOLE = Result(
     Cost(10.0, 2.0, 0.5, 300.0),
     Tracked("abc123", "MLflow does not hold all of it yet."),
     Environment("here", {"keras": "3"}),
-    Profile(480.0, 9000.0, "input", 9000.0, [Stage("map(slow)", 2012.0, 0.96)]),
+    Profile(480.0, 9000.0, "input", 9000.0),
     Explanation(0.1, 0.0, 0.2, [Part("other", 0.1, 0.0, 0.2)], None, None, "Try less."),
     (SCORED,),
     ("What a reader should know.",),

@@ -70,7 +70,7 @@ def losses(ran: Ran, folder: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timed
-def test_a_slow_map_that_sleeps_or_computes_is_found_and_named_and_what_there_is_to_gain_is_nearly_gained(pipeline):
+def test_a_slow_map_that_sleeps_or_computes_is_found_and_what_there_is_to_gain_is_nearly_gained(pipeline):
     fast = (*TIMED, *UNHURRIED, "strategy=one_device")
     assert pipeline(*fast).code == 0
     ceilings = []
@@ -80,12 +80,9 @@ def test_a_slow_map_that_sleeps_or_computes_is_found_and_named_and_what_there_is
         result = slow.results[-1]
         found = result["profile"]
         assert found["bound"] == "input"
-        costliest = max(found["stages"], key=lambda stage: stage["share"])
-        assert costliest["name"] == f"map({function})"
-        assert costliest["share"] > 0.5
         assert found["input_examples_per_second"] < found["model_examples_per_second"]
         assert result["examples_per_second"] < found["ceiling_examples_per_second"]
-        assert slow.out.count(f"without map({function})") == 2
+        assert slow.out.count("input-bound: ") == 2
         ceilings.append(found["ceiling_examples_per_second"])
     # Before and after, since other work on the machine may halve its speed.
     made = [each for each in pipeline(*fast).results if each["profile"] is None]
@@ -116,10 +113,9 @@ def test_workers_that_race_are_profiled_too(pipeline):
     )
     assert ran.code == 0, ran.err
     assert ran.result["profile"]["bound"] == "input"
-    assert max(ran.result["profile"]["stages"], key=lambda stage: stage["share"])["name"] == "sleep"
 
 
-def test_shuffles_and_files_of_a_data_set_are_left_out_of_its_stages_where_that_is_possible(tmp_path):
+def test_shuffles_and_files_of_a_data_set_are_left_out_of_what_is_timed_where_that_is_possible(tmp_path):
     from pipeline.worker.input import profile
 
     def double(x):
@@ -127,7 +123,6 @@ def test_shuffles_and_files_of_a_data_set_are_left_out_of_its_stages_where_that_
 
     made = tf.data.Dataset.range(6).shuffle(6).cache(str(tmp_path / "kept")).map(double).prefetch(1)
     plain = profile.plain(made)
-    assert [name for name, _ in profile._chain(plain)] == ["range", "map(double)", "prefetch"]
     assert [int(each) for each in plain] == [0, 2, 4, 6, 8, 10]
     assert list(tmp_path.iterdir()) == []
     filtered = tf.data.Dataset.range(6).shuffle(6).filter(lambda x: x > 2)

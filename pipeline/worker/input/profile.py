@@ -1,4 +1,4 @@
-"""Times the input without the model, the model without the input, and the stages of the input, before training begins.
+"""Times the input without the model, and the model without the input, before training begins.
 
 Nothing of it is trained: the input is made anew for it, and what steps change is put back.
 """
@@ -6,13 +6,10 @@ Nothing of it is trained: the input is made anew for it, and what steps change i
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
 
 import tensorflow as tf
 
-from pipeline.data.examples import Examples
 from pipeline.private import cache_op, prefetch_op, shuffle_op
-from pipeline.record.events import StageCost
 from pipeline.worker.input import batches
 from pipeline.worker.input import reading as reads
 from pipeline.worker.input.part import Batch, Batches, Part, Step
@@ -28,13 +25,8 @@ PIECES = 4
 WARMUP_STEPS, PACE_STEPS = 2, 3
 # How long what was made ahead is taken, at most: what is slow is not far ahead.
 SETTLE_SECONDS = 1.0
-# How long a stage's prefix is timed; one that is cached is read to its end before, for so long at most.
-STAGE_SECONDS, FILL_SECONDS = 1.0, 10.0
-# Examples of a person's data set that are taken together while its stages are timed.
-CHUNK = 16
-
-# (name, the input up to and with this stage, examples in an element of it)
-Stage: TypeAlias = tuple[str, tf.data.Dataset, int]
+# A data set that is kept in memory is read to its end before it is timed, for so long at most.
+FILL_SECONDS = 10.0
 
 
 class Profile:
@@ -48,7 +40,7 @@ class Profile:
         # into it comes from memory afterwards, until the next epoch: neither is what an example costs.
         ordered = not callable(reads.raw(part, data.shuffle, data.seed, data.reading))
         self._data = dataclasses.replace(data, part=part, shuffle=data.shuffle and ordered)
-        self._loop, self._input_seconds = loop, 0.0
+        self._loop = loop
         self._alone: _Asynchronous | _Together = (
             _Asynchronous(loop, self._data, shards) if isinstance(loop, ScheduledLoop) else _Together(loop, self._data)
         )
@@ -75,19 +67,12 @@ class Profile:
         self._alone.read(1)
         self._read_away()
         _, seconds = self._alone.read(PACE_STEPS)
-        self._input_seconds = seconds / PACE_STEPS
-        return self._input_seconds
+        return seconds / PACE_STEPS
 
     def input(self, steps: int) -> tuple[list[float], list[float]]:
         """(examples, seconds) of pieces of so many steps, in which batches are read, and nothing else is done."""
         self._read_away()
         return _pieces(self._alone.read, steps)
-
-    def costs(self) -> list[StageCost]:
-        """What each stage of the input costs this process."""
-        # Meanwhile what is read ahead of the last piece of input comes to its end.
-        time.sleep(min(self._ahead * self._input_seconds, FILL_SECONDS))
-        return costs(self._data)
 
     def _read_away(self) -> None:
         """Takes what was made ahead while nothing was timed, and would come at once."""
@@ -183,42 +168,6 @@ class _Asynchronous:
         return tf.while_loop(lambda index, _: index < tf.shape(edges)[0] - 1, one, (0, 0.0))[1]
 
 
-def stages(data: Data) -> list[Stage]:
-    """The input, stage by stage: each one with all that comes before it, but for "batch", whose examples are there."""
-    part = data.part
-    if isinstance(part, tf.data.Dataset):
-        chain = [(name, _in_chunks(node), CHUNK) for name, node in _chain(part)]
-        ready = tf.data.Dataset.from_tensors(next(iter(part))).repeat(data.layout.examples)
-        return [*chain, ("batch", _stream(dataclasses.replace(data, part=ready)), data.layout._share)]
-    if not isinstance(part, Examples) or part.is_made:
-        return [("gather", _stream(data), _local(data))]
-    bare = dataclasses.replace(part, parse=None, decode=None, augment=None)
-    found, kept = [("read" if part.in_files else "gather", bare)], {}
-    for name in ("parse", "decode", "augment"):
-        if (function := getattr(part, name)) is not None:
-            kept[name] = function
-            found.append((name, dataclasses.replace(bare, **kept)))
-    # What is not made yet has other labels, or none.
-    unchecked = dataclasses.replace(data.reading, classes=None)
-    return [
-        (name, _stream(dataclasses.replace(data, part=stage, reading=unchecked)), _local(data)) for name, stage in found
-    ]
-
-
-def costs(data: Data) -> list[StageCost]:
-    """What each stage adds to the seconds of an example, and of a step in this process: never less than nothing."""
-    found, before = list[StageCost](), 0.0
-    passing = _passing(data)
-    for number, (name, made, examples) in enumerate(stages(data)):
-        seconds = _seconds_per_element(made) / examples
-        # What comes after a slow stage would otherwise get all that its time varies by.
-        added = seconds if name == "batch" else max(0.0, seconds - before)
-        before = max(seconds, before)
-        count = passing[number] if number < len(passing) else examples
-        found.append(StageCost(name, added, added * count))
-    return found
-
-
 def plain(part: Part) -> Part:
     """A data set without its own shuffles, and without what it keeps in files, as far as it can be made again without.
 
@@ -253,9 +202,7 @@ def _again(node: tf.data.Dataset, given: tf.data.Dataset) -> tf.data.Dataset | N
         return function(element if in_parts else element[0])
 
     calls = getattr(node, "_num_parallel_calls", None)
-    again = given.map(tf.autograph.experimental.do_not_convert(made), num_parallel_calls=calls)
-    again._map_func._person_s = node._map_func._func
-    return again
+    return given.map(tf.autograph.experimental.do_not_convert(made), num_parallel_calls=calls)
 
 
 def _nodes(part: tf.data.Dataset) -> list[tf.data.Dataset]:
@@ -264,28 +211,6 @@ def _nodes(part: tf.data.Dataset) -> list[tf.data.Dataset]:
     while len(given := found[0]._inputs()) == 1:
         found.insert(0, given[0])
     return found
-
-
-def _chain(part: tf.data.Dataset) -> list[tuple[str, tf.data.Dataset]]:
-    """(name, data set) of each stage that may cost something."""
-    return [(_name(node), node) for node in _nodes(part) if not isinstance(node, reads.AT_ONCE)]
-
-
-def _name(node: tf.data.Dataset) -> str:
-    """A stage as a person would write it.
-
-    >>> _name(tf.data.Dataset.range(3)), _name(tf.data.Dataset.range(3).map(abs, num_parallel_calls=2))
-    ('range', 'map(abs)')
-    """
-    kind = type(node).__name__.strip("_").removesuffix("Dataset").removesuffix("V2").removeprefix("Parallel")
-    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).strip("_")
-    wrapped = getattr(node, "_map_func", None) or getattr(node, "_predicate", None)
-    if wrapped is None:
-        return words
-    function = getattr(wrapped, "_person_s", None) or wrapped._func
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return f"{words}({getattr(function, '__name__', type(function).__name__)})"
 
 
 def _keeps_in_file(node: tf.data.Dataset) -> bool:
@@ -301,23 +226,6 @@ def _fill(part: Part) -> None:
                 return
 
 
-def _passing(data: Data) -> list[int]:
-    """Examples of a step that pass through each stage of a data set in this process."""
-    if not isinstance(data.part, tf.data.Dataset):
-        return []
-    chain = [node for _, node in _chain(data.part)]
-    split = data.reading.servers or data.layout.local < data.layout.replicas
-    opened = reads.opened(data.part) if split else data.part
-    # Their input, and what comes before it.
-    read = _nodes(opened.raw) if isinstance(opened, Examples) else chain
-    return [data.layout._share if any(node is reader for reader in read) else _local(data) for node in chain]
-
-
-def _local(data: Data) -> int:
-    """Examples of a whole global batch that this process's replicas train."""
-    return max(1, data.layout.global_batch * data.layout.local // data.layout.replicas)
-
-
 def _stream(data: Data) -> tf.data.Dataset:
     return batches.stream(data.part, data.layout, data.shuffle, data.seed, reading=data.reading)
 
@@ -330,27 +238,6 @@ def _first(data: Data) -> Step:
     options.autotune.enabled = False
     examples, batches = next(iter(made.with_options(options)))
     return examples, batches
-
-
-def _in_chunks(node: tf.data.Dataset) -> tf.data.Dataset:
-    """Examples by the chunk, each as a 0, so that any go together: what is left is what it took to make them."""
-    options = tf.data.Options()
-    # Nothing is to be left out since its result is not looked at.
-    options.experimental_optimization.apply_default_optimizations = False
-    options.autotune.enabled = False
-    zero = tf.autograph.experimental.do_not_convert(lambda *_: tf.constant(0, tf.int8))
-    return node.repeat().map(zero).batch(CHUNK).with_options(options)
-
-
-def _seconds_per_element(made: tf.data.Dataset) -> float:
-    """Seconds between two elements, once the first is there."""
-    elements = iter(made)
-    next(elements)
-    began, count = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - began) < STAGE_SECONDS or not count:
-        next(elements)
-        count += 1
-    return seconds / count
 
 
 def _pieces(make: Callable[[int], tuple[float, float]], steps: int) -> tuple[list[float], list[float]]:

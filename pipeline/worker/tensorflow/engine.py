@@ -313,14 +313,12 @@ class Work:
         else:
             self._tell(events.Sized(replace(made, layers=layers)))
 
-    def _time_alone(self, what: Literal["model", "input", "stages"], steps: int | None) -> None:
+    def _time_alone(self, what: Literal["model", "input"], steps: int | None) -> None:
         """Times the input or the model, on data that training does not read."""
         if self._profile is None:
             self._profile = Profile(self._ready(), *self.data.anew())
         profile = self._profile
-        if what == "stages":
-            self._tell(events.Profiling(what, stages=profile.costs() if self._process.rank == 0 else []))
-        elif steps is None:
+        if steps is None:
             self._tell(events.Profiling(what, profile.input_pace() if what == "input" else profile.model_pace()))
         else:
             examples, seconds = profile.input(steps) if what == "input" else profile.model(steps)
