@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.parts import Part, asked
-from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig, wrong_name
+from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig
 from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
 from pipeline.record.results import Result
@@ -74,12 +74,6 @@ def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
         for repeat in range(repeats)
         for point in (range(points) if repeat % 2 == 0 else reversed(range(points)))
     ]
-
-
-def check_name(name: str) -> None:
-    """Refuses what cannot be a folder's name. Raises `SweepError`."""
-    if wrong := wrong_name(name):
-        raise SweepError(wrong)
 
 
 class Sweep:
