@@ -45,7 +45,7 @@ from pipeline.config.schema import (
     holds_password,
     wrong_name,
 )
-from pipeline.config.shipped import folder
+from pipeline.config.shipped import LAYOUTS, folder
 
 # Hydra's options of which one alone says what is to be done.
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -148,13 +148,23 @@ class Composer:
 
     def choices(self) -> dict[str, list[str]]:
         """The choices of each group: ours, a person's own, and those that installed packages offer."""
+        for name in LAYOUTS:
+            _lay_out(name)
         groups = sorted(group for group in self._loader.list_groups("") if group != "hydra")
         return {group: sorted(self._loader.get_group_options(group)) for group in groups}
 
     def written(self, group: str | None = None, choice: str = "") -> str:
-        """The text of a choice's file, with its comments, or of the config itself; "" of one that a package offers."""
+        """The text of a choice's file, with its comments, or of the config itself; "" of one that a package offers.
+
+        That of a layout, which has no file, says what it is.
+        """
         name = f"{self._name}.yaml" if group is None else f"{group}/{choice}.yaml"
         found = next((place / name for place in self._places if (place / name).is_file()), None)
+        layout = LAYOUT.match(choice) if group == "hardware" else None
+        if found is None and layout is not None:
+            hosts, devices, kind = layout.groups()
+            where = f"on each of {hosts} hosts" if hosts else "on one host"
+            return f"# {devices} {kind.upper()} device{'s' * (devices != '1')} {where}.\n"
         return "" if found is None else found.read_text(encoding="utf-8")
 
     def points(self, overrides: Sequence[str], many: bool) -> Iterator[Composed]:
@@ -236,10 +246,16 @@ class _Loader(ConfigLoaderImpl):
             check_not_swept(typed)
         check_overrides(typed, self._schema, partial(self._is_group, config_name, overrides))
         with _refused(self._schema, typed):
+            for override in typed:
+                if override.key_or_group == "hardware":
+                    _lay_out(str(override.value()))
             try:
                 composed = super().load_configuration(config_name, overrides, run_mode, from_shell)
             except MissingConfigException as error:
-                _lay_out(error)
+                # One that an experiment names.
+                group, _, name = (error.missing_cfg_file or "").rpartition("/")
+                if group != "hardware" or not _lay_out(name):
+                    raise
                 composed = super().load_configuration(config_name, overrides, run_mode, from_shell)
             self._name_by_choice(composed)
         plain = OmegaConf.to_container(composed, resolve=False)
@@ -310,12 +326,11 @@ def _refused(schema: type, typed: Sequence[Override] = ()) -> Iterator[None]:
         raise ConfigError(explain(error, schema, typed)) from error
 
 
-def _lay_out(missing: MissingConfigException) -> None:
-    """Makes hardware that has no file but a layout for its name, such as 2x8gpu, known to Hydra; else raises."""
-    group, _, name = (missing.missing_cfg_file or "").rpartition("/")
-    found = LAYOUT.match(name) if group == "hardware" else None
-    if found is None:
-        raise missing
-    hosts, devices, kind = found.groups()
-    node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
-    ConfigStore.instance().store(group="hardware", name=name, node=node)
+def _lay_out(name: str) -> bool:
+    """Makes hardware of a layout's name, such as 2x8gpu, known to Hydra, where a file comes first; false for others."""
+    found = LAYOUT.match(name)
+    if found is not None:
+        hosts, devices, kind = found.groups()
+        node = dataclasses.asdict(HardwareConfig(name, int(hosts or 1), int(devices))) | {"kind": kind}
+        ConfigStore.instance().store(group="hardware", name=name, node=node)
+    return found is not None

@@ -217,7 +217,7 @@ def _dangling(key: str, error: InterpolationResolutionError) -> str:
 
 def _missing_choice(error: MissingConfigException) -> str:
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-    options = sorted(error.options or [])
+    options = sorted({*(error.options or []), *(shipped.LAYOUTS if group == "hardware" else ())})
     if group in [f"hydra/{name}" for name in ALONE]:
         return not_alone(group.removeprefix("hydra/"), choice)
     if not group:

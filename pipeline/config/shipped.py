@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+# Hardware without a file of its own, as it is completed and offered: any number of hosts and devices is as good.
+LAYOUTS = ("1cpu", "2cpu", "4cpu", "8cpu", "1gpu", "2gpu", "4gpu", "8gpu", "2x1cpu", "2x4gpu")
+
 
 def folder() -> Path:
     """Where the choices are: beside the package in a checkout, inside it in a wheel."""
@@ -23,6 +26,7 @@ def is_checkout_here() -> bool:
 
 
 def choices() -> dict[str, list[str]]:
-    """The choices of each group that are shipped, by the names of their files."""
+    """The choices of each group that are shipped, by the names of their files, and layouts of hardware."""
     groups = sorted(path for path in folder().iterdir() if path.is_dir())
-    return {group.name: sorted(path.stem for path in group.glob("[!_]*.yaml")) for group in groups}
+    found = {group.name: sorted(path.stem for path in group.glob("[!_]*.yaml")) for group in groups}
+    return found | {"hardware": [*found["hardware"], *LAYOUTS]}

@@ -173,8 +173,11 @@ def test_a_command_that_is_started_is_refused_within_seconds(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["model.build._target_=imports.shell", "+model.build.command=touch imported"],
-        ["train.metrics=[{_target_: keras.metrics.Mean, name: {_target_: imports.os.system, command: ls}}]"],
+        ["allowed_targets=[imports]", "model.build._target_=imports.shell", "+model.build.command=touch imported"],
+        [
+            "allowed_targets=[imports]",
+            "train.metrics=[{_target_: keras.metrics.Mean, name: {_target_: imports.os.system, command: ls}}]",
+        ],
         ["allowed_targets=[own]", "model.build._target_=imports.model"],
         ["+hydra.callbacks.mine._target_=imports.model"],
         ["hydra/job_logging=default", "+hydra.job_logging.handlers.mine={class: imports.model}"],
