@@ -15,9 +15,6 @@ from pipeline.data.nested import Nested, T
 FILE = "manifest.json"
 FORMAT = 1
 SPLITS = TRAIN, VALIDATION = "train", "validation"
-# How a feature's values are stored: as a list of floats, of int64, as the bytes of the array (little endian, row by
-# row), or as the bytes of an encoded image.
-STORED = ("floats", "ints", "bytes", "image")
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,8 @@ class Feature:
     """One array of each example: its shape and dtype once it is read, None for sizes that differ, and how it is stored.
 
     Its name says where it is in `(x, y)` or `(x, y, weight)`: `x`, `y`, `weight`, and below them by keys and places,
-    as `x/ids` or `x/0`.
+    as `x/ids` or `x/0`. `stored`: "floats" or "ints", as a list of floats or of int64; "bytes", those of the array
+    (little endian, row by row); "image", those of an encoded image.
     """
 
     name: str

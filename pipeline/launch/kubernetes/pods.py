@@ -14,8 +14,6 @@ WRONG = {
     "StartError": "another cluster.options.image or cluster.options.workdir",
     "CrashLoopBackOff": "another cluster.options.image",
 }
-# Of these the first word is not the last.
-PULLING = ("ErrImagePull",)
 MAKING = ("ContainerCreating", "PodInitializing")
 
 
