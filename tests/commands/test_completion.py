@@ -42,6 +42,7 @@ def offered(bash, typed: str) -> list[str]:
         ("pipeline train.determ", ["train.deterministic=", "train.deterministic=true"], ["train.epochs="]),
         ("pipeline data.cache=", ["none", "memory", "file"], ["true"]),
         ("pipeline cluster=", ["env", "local"], []),
+        ("pipeline hardware=", ["auto", "4cpu", "2x4gpu"], []),
     ],
 )
 def test_bash_offers_verbs_choices_keys_and_values(bash, typed, some, none):
