@@ -199,10 +199,7 @@ def partial(path: Path, facts: Path | None = None) -> Iterator[tuple[BinaryIO, W
             os.fsync(file.fileno())
         if facts is not None:
             facts.parent.mkdir(parents=True, exist_ok=True)
-            told = json.dumps(dataclasses.asdict(writing.facts(path.name)))
-            beside = facts.with_name(f".{facts.name}.{uuid.uuid4().hex}{PARTIAL}")
-            beside.write_text(told)
-            beside.replace(facts)
+            write_whole(facts, json.dumps(dataclasses.asdict(writing.facts(path.name))))
         hidden.replace(path)
         _sync_folder(path.parent)
     finally:
