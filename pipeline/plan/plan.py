@@ -20,6 +20,8 @@ REPEAT_SECONDS = 0.75
 
 # Of plan.json. The first, which had none written, held the same values.
 VERSION = 2
+# What a training was given without a length, for each worker that steps alone, before that was said in the plan.
+STEPS_THEN = 63
 
 
 DATA_SERVER = "data server"
@@ -176,6 +178,8 @@ class TrainingPart:
     check: str = part_of(default="off")
     # Every so many steps, at the start and at the end, all replicas are held to have the same weights.
     compare_weights_every: int | None = part_of(default=None)
+    # Did nobody say how long?
+    usual_length: bool = part_of(default=False)
 
 
 @dataclass(frozen=True)
@@ -291,6 +295,22 @@ def from_values(values: Mapping[str, Any]) -> Plan:
     known["processes"] = tuple(Process(**_tuples(process)) for process in values["processes"])
     known["checkpoint"] = Checkpoints(**values["checkpoint"])
     return unflat(Plan, known)
+
+
+def as_long_as(plan: Plan, then: Mapping[str, Any]) -> Plan:
+    """Returns the plan with the length of an earlier run, from that one's values, where nobody gave either a length."""
+    length = then.get("epochs"), then.get("steps")
+    concurrent = then.get("workers", 1) if then.get("asynchronous") else 1
+    usual = then["usual_length"] if "usual_length" in then else length == (None, STEPS_THEN * concurrent)
+    if not (plan.training.usual_length and usual):
+        return plan
+    return dataclasses.replace(plan, training=dataclasses.replace(plan.training, epochs=length[0], steps=length[1]))
+
+
+def as_long_as_before(plan: Plan) -> Plan:
+    """Returns the plan with the length that an earlier version gave a training of which nobody had said how long."""
+    concurrent = plan.workers if plan.strategy.asynchronous else 1
+    return as_long_as(plan, {"steps": STEPS_THEN * concurrent, "usual_length": True})
 
 
 def with_rate_scale(plan: Plan, scale: float) -> Plan:

@@ -28,8 +28,8 @@ from pipeline.plan.plan import (
     TrainingPart,
 )
 
-# An epoch of mnist5k on one device; on more devices as many steps, which takes about as long and learns as well.
-DEFAULT_STEPS = 63
+# Passes over the data of a training whose length nobody gave.
+DEFAULT_EPOCHS = 2
 # For how long processes go on without a conductor where that is not said: what a cut line or a slip takes; where the
 # conductor is meant to go, a week.
 ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
@@ -123,14 +123,14 @@ def _data(config: Config, files: Sequence[int], training: int) -> DataPart:
 def _training(config: Config, batch: tuple[str, int, int], workers: int) -> TrainingPart:
     """How is trained, on (scaling, replica batch, global batch), by so many workers."""
     train, (scaling, replica_batch, global_batch) = config.train, batch
-    concurrent = workers if config.strategy.asynchronous else 1
+    usual = train.epochs is None and train.steps is None
     return TrainingPart(
         replica_batch=replica_batch,
         global_batch=global_batch,
         scaling=scaling,
-        epochs=train.epochs,
-        # Of a training whose length nobody gave, as many for each worker.
-        steps=train.steps if train.epochs or train.steps else DEFAULT_STEPS * concurrent,
+        epochs=DEFAULT_EPOCHS if usual else train.epochs,
+        steps=train.steps,
+        usual_length=usual,
         optimizer=train.optimizer,
         learning_rate=train.learning_rate,
         loss=train.loss,

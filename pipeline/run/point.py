@@ -13,12 +13,13 @@ from pathlib import Path
 
 from pipeline.analyze import outlook, scoring, step_model
 from pipeline.analyze.measure import Goodput
+from pipeline.config.parts import flat
 from pipeline.launch import Cancelled, Cluster, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.backends import COMPUTING, JAX
 from pipeline.plan.errors import PlanError
-from pipeline.plan.plan import Plan, with_rate_scale
+from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import baselines, events, predictions, results
 from pipeline.record.baselines import Baseline
 from pipeline.record.events import PASSING, Ended, Event, Restored, Resumed, Run
@@ -232,6 +233,7 @@ class Point:
         """The plan over the hosts that are there now, with as many workers or others. Raises `PlanError`."""
         config = dataclasses.replace(self._config, workers=workers or planned.workers)
         made = with_addresses(planned_on(config, cluster), cluster)
+        made = as_long_as(made, flat(planned))
         # Held fixed, the global batch keeps its rate; smaller, it has one that is smaller in proportion.
         scale = planned.training.rate_scale * made.training.global_batch / planned.training.global_batch
         return dataclasses.replace(with_rate_scale(made, scale), checkpoint=planned.checkpoint)

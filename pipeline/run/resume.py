@@ -97,9 +97,8 @@ def find(
         return _same(planned, sorted({*_indexed(planned, output), *also}, key=_planned), say)
     folder = _only_named(config.resume, output)
     values = log.read_whole(folder / "plan.json")
-    changed = [
-        key for key in plan.changed(values, json.loads(planned.to_json())) if not _is_in(key, config.resume_changes)
-    ]
+    wanted = json.loads(plan.as_long_as(planned, values).to_json())
+    changed = [key for key in plan.changed(values, wanted) if not _is_in(key, config.resume_changes)]
     if changed:
         raise ResumeError(
             f"Expected the config of {folder}, whose training goes on, received another {', '.join(changed)}. "
@@ -151,10 +150,10 @@ def in_the_way(planned: Plan, base_port: int | None, output: Path) -> Iterator[P
 
 def _same(planned: Plan, folders: Sequence[Path], say: Callable[[str], None]) -> Earlier | None:
     """The last run of the same config, if it did not finish and there is something to go on with."""
-    wanted = plan.identity(json.loads(planned.to_json()))
     for folder in reversed(folders):
         values = log.read_whole(folder / "plan.json")
-        if not values or plan.identity(values) != wanted:
+        wanted = json.loads(plan.as_long_as(planned, values).to_json())
+        if not values or plan.identity(values) != plan.identity(wanted):
             continue
         try:
             earlier = Earlier(folder, Lock(folder), values, _events(folder))
@@ -180,14 +179,15 @@ def _indexed(planned: Plan, output: Path) -> list[Path]:
     A plan is read once: the index, a file in the output folder, has a line for each that was. Folders that it lacks, as
     those of an earlier version or from elsewhere, are read now, and all of them once it is deleted.
     """
-    index, wanted = _index(output), _digest(json.loads(planned.to_json()))
+    index = _index(output)
+    wanted = {_digest(json.loads(then.to_json())) for then in (planned, plan.as_long_as_before(planned))}
     lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(index)]
     known = {folder for folder, _ in lines}
     for folder in set(_folders(output, known)) - known:
         if values := log.read_whole(output / folder / "plan.json"):
             lines.append((folder, _digest(values)))
             _append(index, *lines[-1])
-    return [output / folder for folder, digest in lines if digest == wanted]
+    return [output / folder for folder, digest in lines if digest in wanted]
 
 
 def note(folder: Path, planned: Plan, output: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.launch import Cancelled, LaunchError, outlives, reach
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.backends import JAX
 from pipeline.plan.errors import PlanError
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import Plan, as_long_as
 from pipeline.record import log
 from pipeline.run import sweep
 from pipeline.run.beforehand import killed, refused
@@ -86,7 +86,8 @@ def run(request: PointRequest, session: Session) -> PointResult:
             elif starts and _may_be_held(config):
                 for folder in resume.in_the_way(made.plan, config.cluster.base_port, Path(config.output_dir)):
                     cluster.end_earlier(folder)
-            planned = reachable(made.plan, cluster, config, session)
+            length = made.plan if earlier is None else as_long_as(made.plan, earlier.plan)
+            planned = reachable(length, cluster, config, session)
             if starts:
                 expect_room(planned, request, cluster, session)
     except Cancelled as cancelled:

@@ -27,7 +27,7 @@ from pipeline.plan.checks import check_ranges
 from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, fingerprint, from_json
-from pipeline.plan.planning import DEFAULT_STEPS, baseline_of, listening, make
+from pipeline.plan.planning import DEFAULT_EPOCHS, baseline_of, listening, make
 from pipeline.views.terminal.plan import plan_lines
 
 STRATEGIES = {
@@ -382,9 +382,10 @@ def test_steps_of_an_epoch_count_the_uneven_last_one():
     assert [plan.steps_per_epoch(examples) for examples in (1, 32, 33, 64, 245)] == [1, 1, 2, 2, 8]
 
 
-def test_it_trains_63_steps_where_no_length_is_given():
-    planned = make(config(), machine())
-    assert (planned.training.epochs, planned.training.steps) == (None, 63)
+def test_it_trains_whole_epochs_where_no_length_is_given():
+    for strategy in ("mirrored", "parameter_server"):
+        planned = make(config(strategy, "4cpu", 3), machine(8))
+        assert (planned.training.epochs, planned.training.steps) == (DEFAULT_EPOCHS, None)
     plan = make(config(train__steps=7), machine())
     assert (plan.training.epochs, plan.training.steps) == (None, 7)
     plan = make(config(train__epochs=2), machine())
@@ -734,8 +735,6 @@ def test_a_racing_worker_makes_each_step_alone():
             1,
         )
         assert [process.devices for process in baseline.processes] == [("CPU:0",)]
-    # As many steps a worker as there would be where all step together.
-    assert make(config("parameter_server", "4cpu", 3), machine(8)).training.steps == 3 * DEFAULT_STEPS
 
 
 def test_racing_workers_on_hosts_share_the_servers_out():

@@ -12,7 +12,7 @@ from conftest import QUICK, with_
 from test_plan import config, machine
 
 from pipeline.plan import planning
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
 from pipeline.record import log
 from pipeline.run import resume
 from pipeline.run.errors import ResumeError
@@ -177,8 +177,29 @@ def test_a_finished_run_goes_on_only_with_changes(tmp_path):
     made(tmp_path, "one", "FINISHED", saved=7)
     with pytest.raises(ResumeError, match="Expected a run that did not finish"):
         found(tmp_path, "one")
-    longer = wanted(train__steps=99)
-    assert found(tmp_path, "one", planned=longer, resume_changes=["train.steps"]) == "one"
+    longer = wanted(train__epochs=99)
+    assert found(tmp_path, "one", planned=longer, resume_changes=["train.epochs"]) == "one"
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server"])
+def test_a_run_without_a_length_is_finished_with_that_of_the_version_that_began_it(tmp_path, strategy):
+    now = wanted(strategy)
+    steps = STEPS_THEN * now.concurrent_steps
+    values = json.loads(with_(now, "training", epochs=None, steps=steps).to_json())
+    del values["usual_length"]
+    run = made(tmp_path, "then", "KILLED", saved=7)
+    (run / "plan.json").write_text(json.dumps(values))
+    assert found(tmp_path, planned=now) == found(tmp_path, "then", planned=now) == "then"
+    goes_on = as_long_as(now, values)
+    assert (goes_on.training.epochs, goes_on.training.steps) == (None, steps)
+    # And so once more, from the plan that this version leaves there.
+    (run / "plan.json").write_text(goes_on.to_json())
+    assert found(tmp_path, planned=now) == "then"
+    assert as_long_as(now, json.loads(goes_on.to_json())) == goes_on
+    # Who says how long means that.
+    said = wanted(strategy, train__epochs=2)
+    assert found(tmp_path, planned=said) is None
+    assert as_long_as(said, values) == said
 
 
 def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):

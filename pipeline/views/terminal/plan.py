@@ -82,12 +82,13 @@ def _batch(plan: Plan) -> str:
 def _length(plan: Plan) -> str:
     """How long it trains; in steps too where the number of training examples is known."""
     length = plural(plan.training.steps, "step") or plural(plan.training.epochs, "epoch")
+    why = " (the default; train.epochs=10 for more)" if plan.training.usual_length else ""
     if plan.data.train_examples is None:
-        return f"{length}; steps an epoch are known once the data is read"
+        return f"{length}{why}; steps an epoch are known once the data is read"
     per_epoch = plan.steps_per_epoch(plan.data.train_examples)
     if plan.training.steps or not plan.training.epochs:
         return f"{length}, {per_epoch:,} of them an epoch"
-    return f"{length} of {plural(per_epoch, 'step')}, {per_epoch * plan.training.epochs:,} in all"
+    return f"{length} of {plural(per_epoch, 'step')}, {per_epoch * plan.training.epochs:,} in all{why}"
 
 
 def _data(plan: Plan) -> str:
