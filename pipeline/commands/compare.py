@@ -109,6 +109,8 @@ def _came_to(result: Result) -> dict[str, object]:
     """Values of one training, of which there is one each, so that nothing can be said of how sure a difference is."""
     training = result.training
     return {
+        "stopped_by": training.stopped_by,
+        "stopped_at": training.stopped_at,
         "loss": training.loss,
         "val_loss": training.val_loss,
         "metrics": training.metrics,

@@ -23,6 +23,9 @@ FILE = "result.json"
 # Of result.json. The first, which had none written, held the same values.
 VERSION = 2
 
+# What only the result of a training has that a callback ended early, or whose weights one has put back.
+ENDED_EARLY = ("stopped_by", "stopped_at", "planned_epochs", "restored_epoch")
+
 # The source of a baseline that was timed in turn with its run.
 IN_THIS_RUN = "measured in this run"
 
@@ -130,6 +133,12 @@ class Training:
     saved: str | None = None
     # The file that a language model wrote.
     sample: str | None = None
+    # The callback that ended it before the epochs that were planned, at which step, and the epoch whose weights were
+    # put back.
+    stopped_by: str | None = None
+    stopped_at: int | None = None
+    planned_epochs: int | None = None
+    restored_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +223,7 @@ class Result:
 def to_values(result: Result) -> dict[str, object]:
     """The values of result.json: of a run all but what only an asynchronous training has, where it is none, and what
     only one has that was compared with one device, trained by another backend or collective, has several devices a
-    replica, wrote, or knows what else the machine did.
+    replica, wrote, was ended early, or knows what else the machine did.
 
     Of one that was refused those that are known.
 
@@ -227,7 +236,7 @@ def to_values(result: Result) -> dict[str, object]:
         values = {name: value for name, value in values.items() if value != unknown[name]}
     elif not result.layout.asynchronous:
         values = {name: value for name, value in values.items() if name not in leaves(Staleness)}
-    for name in ("check", "backend", "collective", "devices", "sample", "other_work"):
+    for name in ("check", "backend", "collective", "devices", "sample", "other_work", *ENDED_EARLY):
         if values.get(name) is None:
             values.pop(name, None)
     return {"version": VERSION} | {name: _as_json_has_it(value) for name, value in values.items()}

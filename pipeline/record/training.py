@@ -110,7 +110,8 @@ class Saved(Told):
 class Finished(Told):
     """Process: training is over, with a hash of the weights of each of its replicas.
 
-    The chief adds what training came to, `sent_bytes` that a replica sends in a step for its gradients, and of an
+    The chief adds what training came to, which callback ended it early (`stopped_by`, at the step `stopped_at`), the
+    epoch whose weights one has put back, `sent_bytes` that a replica sends in a step for its gradients, and of an
     asynchronous training staleness in updates, and whose its steps were.
     """
 
@@ -127,6 +128,9 @@ class Finished(Told):
     updates: int | None = plain.if_told()
     worker_steps: list[int] | None = plain.if_told()
     sent_bytes: int | None = plain.if_told()
+    stopped_by: str | None = plain.if_told()
+    stopped_at: int | None = plain.if_told()
+    restored_epoch: int | None = plain.if_told()
 
 
 @dataclass(frozen=True)

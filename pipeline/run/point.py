@@ -38,6 +38,7 @@ from pipeline.run.preemption import Preempted
 from pipeline.run.results import (
     bound_by_input,
     check_notes,
+    ended_early,
     explained_otherwise,
     input_of,
     preempted,
@@ -314,13 +315,14 @@ class Point:
         timed_workers = measured.timed_workers or planned.workers
         price = self._config.hardware.price_per_hour
         seconds = outlook.seconds_to_finish(planned, middle, measured.built.train_examples) if middle else None
+        training = training_of(measured, self._folder)
         return Result(
             Ending(status, error, log=None if self._blamed is None else str(self._blamed)),
             choices_of(planned),
             layout_of(planned, timed_workers),
             speed,
             waited,
-            training_of(measured, self._folder),
+            training,
             staleness_of(planned, finished),
             self._survived(),
             Cost(seconds, price, outlook.cost(price, planned.hardware.hosts, seconds), measured.energy_joules),
@@ -333,6 +335,7 @@ class Point:
                 *planned.notes,
                 *measured.notes,
                 *(measured.built.notes or ()),
+                *ended_early(training),
                 *check_notes(measured.check, planned.workers),
                 *timed_with(planned, measured),
                 *bound_by_input(waited),

@@ -76,7 +76,25 @@ def training_of(measured: Measured, folder: Path) -> Training:
         seconds_training=measured.seconds_training,
         saved=next(iter(saved), None),
         sample=next(iter(sample), None),
+        stopped_by=finished.stopped_by,
+        stopped_at=finished.stopped_at,
+        planned_epochs=None if finished.stopped_by is None else built.epochs,
+        restored_epoch=finished.restored_epoch,
     )
+
+
+def ended_early(training: Training) -> list[str]:
+    """What is to be said of a training that a callback ended, or whose weights are those of an earlier epoch."""
+    notes = []
+    if training.stopped_by is not None:
+        where = f"epoch {training.epochs} of {training.planned_epochs}, step {training.stopped_at}"
+        notes.append(f"Training ended early, at {where}: {training.stopped_by}.")
+    if training.restored_epoch is not None:
+        notes.append(
+            f"The weights are those of epoch {training.restored_epoch}, which EarlyStopping restored; loss and metrics "
+            f"are those of epoch {training.epochs}."
+        )
+    return notes
 
 
 def lost_of(measured: Measured, part: str) -> int:

@@ -4,7 +4,7 @@ A callback may end training, set the learning rate or change weights. After each
 first process to the others in one reduction; with one process nothing is sent.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -78,6 +78,18 @@ class Callbacks:
             epochs=epochs,
             steps=steps,
         )
+        # Which of them ended training is known to the first process alone.
+        self.watched = self._list.callbacks = Watched(self._list.callbacks, model)
+
+    @property
+    def restored_epoch(self) -> int | None:
+        """The epoch, counted from 1, whose weights an `EarlyStopping` puts back at the end of training."""
+        restored = [
+            callback.best_epoch + 1
+            for callback in self.own
+            if isinstance(callback, keras.callbacks.EarlyStopping) and callback.best_weights is not None
+        ]
+        return restored[-1] if restored else None
 
     @property
     def first_epoch(self) -> int:
@@ -115,6 +127,21 @@ class Callbacks:
 
     def _weights(self) -> list[np.ndarray]:
         return [_value(variable) for variable in self.model.weights]
+
+
+class Watched(list[keras.callbacks.Callback]):
+    """Callbacks; `stopped_by` is the class of the one that set `model.stop_training`, or that name where none did."""
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
+        super().__init__(callbacks)
+        self._model, self.stopped_by = model, "model.stop_training"
+
+    def __iter__(self) -> Iterator[keras.callbacks.Callback]:
+        for callback in super().__iter__():
+            before = self._model.stop_training
+            yield callback
+            if self._model.stop_training and not before:
+                self.stopped_by = type(callback).__name__
 
 
 def _value(variable: keras.Variable | float) -> np.ndarray:

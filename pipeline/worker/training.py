@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, 
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Tell
-from pipeline.worker.loop import Call, Loop, TrainingError
+from pipeline.worker.loop import Call, Loop, TrainingError, split
 from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.state import of_callback, of_random_state, put_back_callback, put_back_random_state
 
@@ -83,7 +83,7 @@ class Training:
         self._seconds, self._resumed = 0.0, 0.0
         # Steps and whole epochs done; of the epoch under way the steps, and the examples that those stand for.
         self._done, self._epoch, self._in_epoch, self._examples = 0, 0, 0, 0
-        self._totals = loop.totals()
+        self._totals, self._cut = loop.totals(), False  # Has the last epoch been ended before its last step?
         self._loss: float | None = None
         self._first_loss: float | None = None
         # The last that was told, which a conductor that was killed may not have heard.
@@ -122,37 +122,47 @@ class Training:
             optimizers=loop.optimizers,
         )  # fmt: skip
         hooks.call("on_train_begin")
-        self._epoch = hooks.first_epoch
+        self._epoch = first = hooks.first_epoch
         self._done = self._epoch * loop.steps_per_epoch
         self._restore()
         self._same.compare(self._done)
         logs: dict[str, float] = {}
-        while not self._is_over():
+        while not self._is_over(first):
             began = self._active()
             if not self._in_epoch:
                 hooks.call("on_epoch_begin", self._epoch)
             logs = yield from self._train_epoch()
             logs |= {f"val_{name}": value for name, value in self._validate().items()}
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
-            self.result = {"epochs": self._epoch, **_split(logs), **loop.facts()}
+            self.result = {"epochs": self._epoch, **split(logs), **loop.facts()}
             if loop.chief:
-                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **_split(logs)))
+                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **split(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         for optimizer in loop.optimizers():
             optimizer.finalize_variable_values(optimizer._trainable_variables)
         self._same.compare(self._done)
         hooks.call("on_train_end", logs)
+        self.result = self.result | self._ending()
         if self._survival is not None:
             self._survival.checkpointer.wait()
 
-    def _is_over(self) -> bool:
-        if self._in_epoch:
-            # It goes on where a checkpoint was written, if only with what comes after the last step.
-            return False
-        if self._loop.model.stop_training:
-            return True
+    def _is_complete(self) -> bool:
         return self._epoch >= self._epochs if self._last_step is None else self._done >= self._last_step
+
+    def _is_over(self, first: int) -> bool:
+        # An epoch that a checkpoint was written in goes on. As in Keras, what is stopped before a first step makes one.
+        stopped = self._loop.model.stop_training and self._epoch > first
+        return not self._in_epoch and (self._is_complete() or stopped)
+
+    def _ending(self) -> dict[str, Any]:
+        """Returns what ended training before its planned end, and which epoch's weights were put back."""
+        hooks, ending = self._hooks, dict[str, Any]()
+        if self._loop.model.stop_training and (self._cut or not self._is_complete()):
+            ending |= {"stopped_by": hooks.watched.stopped_by, "stopped_at": self._done}
+        if hooks.restored_epoch not in (None, self._epoch):
+            ending["restored_epoch"] = hooks.restored_epoch
+        return ending
 
     def _train_epoch(self) -> Generator[Call, None, dict[str, float]]:
         loop, hooks = self._loop, self._hooks
@@ -168,12 +178,15 @@ class Training:
         while True:
             if self._saving and not loop.pending:
                 self._checkpoint()
-            going = self._done < until and not loop.model.stop_training
+            stopped = loop.model.stop_training and (self._in_epoch or loop.pending)
+            going = self._done < until and not stopped
             # What was begun before training was told to stop is a part of it.
             if not going and not loop.pending:
+                self._cut = self._done < until
                 return logs
             hooks.call("on_train_batch_begin", self._in_epoch)
             left = min(until - self._done, self._until_checkpoint()) if going and not self._saving else 0
+            left = min(left, 1) if loop.model.stop_training else left
             wanted = left if self._wanted is None else min(self._wanted, left)
             call = loop.call(min(self._steps_per_call, left), wanted)
             if not call.steps:
@@ -291,6 +304,8 @@ class Training:
             "best": best,
             "result": self.result,
             "stop_training": bool(loop.model.stop_training),
+            "stopped_by": self._hooks.watched.stopped_by,
+            "cut": self._cut,
             "rate_scale": self._survival.rate_scale,
             "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
             "chance": of_random_state(),
@@ -342,6 +357,8 @@ class Training:
                 put_back_callback(callback, kept, state)
         put_back_random_state(values["chance"])
         loop.model.stop_training = values["stop_training"]
+        self._hooks.watched.stopped_by = values.get("stopped_by", self._hooks.watched.stopped_by)
+        self._cut = values.get("cut", False)
 
     def _check(self, losses: np.ndarray) -> None:
         """Refuses losses that are no numbers, and those that are far above the first one."""
@@ -372,28 +389,3 @@ class Training:
     def _active(self) -> float:
         """Seconds that this training has had so far."""
         return self._seconds + self._clock() - self._resumed
-
-
-class Figures(TypedDict):
-    """What an epoch came to, in training and on held-out data."""
-
-    loss: float | None
-    metrics: dict[str, float]
-    val_loss: float | None
-    val_metrics: dict[str, float]
-
-
-def _split(logs: dict[str, float]) -> Figures:
-    """Keras's flat logs as loss, metrics, val_loss and val_metrics.
-
-    >>> _split({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
-    {'loss': 1.0, 'metrics': {'accuracy': 0.5}, 'val_loss': 2.0, 'val_metrics': {}}
-    """
-    own = {name: value for name, value in logs.items() if not name.startswith("val_")}
-    held_out = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
-    return {
-        "loss": own.pop("loss", None),
-        "metrics": own,
-        "val_loss": held_out.pop("loss", None),
-        "val_metrics": held_out,
-    }

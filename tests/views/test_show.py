@@ -673,6 +673,13 @@ def test_a_rehearsal_is_marked_wherever_a_speedup_is_shown(width: int) -> None:
     assert "rehearsal: logical devices stand for others" in text
 
 
+def test_a_run_that_a_callback_ended_is_shown_with_the_epochs_that_were_planned() -> None:
+    ended = a_result(epochs=19, planned_epochs=50, stopped_by="EarlyStopping", stopped_at=1197)
+    assert "training    19 of 50 epochs, " in shown(table_of(ended), 80)
+    whole = a_result(epochs=50, planned_epochs=50)
+    assert "training    50 epochs, " in shown(table_of(whole), 80)
+
+
 def test_a_run_that_waits_for_its_input_is_called_input_bound() -> None:
     waits = {"chief 0": 0.02, "worker 1": 0.31}
     bound = a_result(input_wait=0.31, input_wait_by_worker=waits, input_bound=True)

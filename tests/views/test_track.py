@@ -287,7 +287,8 @@ def whole_run(folder: Path) -> tuple[Writer, list[Value]]:
             "status": "FINISHED", "error": None, "rehearsal": True, "oversubscribed": False, "workers": 2, "repeats": 1,
             "examples_per_second": 320.0, "examples_per_second_low": 300.0, "speedup": 5.0, "efficiency": 2.5,
             "baseline_examples_per_second": 64.0, "step_ms_p50": 100.0, "step_ms_p99": None, "seconds_training": 5.0,
-            "loss": 2.5, "metrics": {"accuracy": 0.5}, "val_loss": 2.0, "val_metrics": val_metrics}},
+            "loss": 2.5, "metrics": {"accuracy": 0.5}, "val_loss": 2.0, "val_metrics": val_metrics,
+            "stopped_by": "EarlyStopping", "stopped_at": 4, "restored_epoch": None}},
     )  # fmt: skip
 
     def point(name: str, value: float, seconds: float, step: int) -> Value:
@@ -383,7 +384,10 @@ def test_a_followed_run_is_in_mlflow_once_and_so_after_every_later_sync(home: Pa
     assert MlflowClient(uri).get_experiment(run.info.experiment_id).name == "pipeline"
     assert run.info.artifact_uri.startswith(local(home).artifacts)
     assert run.data.params == {"data": "digits", "workers": "2", "seed": "None"}
-    tags = {"sweep": "s", "good": "true", "parameters": "1234", "status": "FINISHED", "rehearsal": "true"}
+    tags = {
+        "sweep": "s", "good": "true", "parameters": "1234", "status": "FINISHED", "rehearsal": "true",
+        "stopped_by": "EarlyStopping",
+    }  # fmt: skip
     assert run.data.tags.items() >= tags.items()
     assert run.data.tags["mlflow.note.content"] == (
         "**5.00 times one device** (rehearsal), 250% efficiency: 320 examples/s with 2 workers, "

@@ -302,6 +302,30 @@ def test_data_that_ends_before_its_steps_shortens_the_epoch_and_is_told(mirrored
     assert_same(ours, theirs, 1e-5)
 
 
+class Stopping(keras.callbacks.Callback):
+    """Ends training in one hook."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        setattr(self, hook, self._stop)
+
+    def _stop(self, *arguments: object, **named: object) -> None:
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize("hook", [
+    "on_train_begin", "on_epoch_begin", "on_test_begin",
+])  # fmt: skip
+def test_a_training_that_a_hook_ends_has_the_history_and_the_weights_of_keras(hook: str) -> None:
+    def arguments() -> dict[str, Any]:
+        return {"x": X, "y": Y, "epochs": 3, "validation_data": (X[:9], Y[:9]), "callbacks": [Stopping(hook)]}
+
+    model, theirs = by_keras(classifier, arguments())
+    stopped, ours = by_us(classifier, arguments())
+    assert_same(ours, theirs, 2e-6)
+    assert stopped.optimizer.iterations == model.optimizer.iterations
+
+
 @pytest.mark.slow
 def test_fit_goes_on_where_it_was_left_and_leaves_the_model_to_keras(mirrored, tmp_path) -> None:
     make, arguments = CALLS["batch normalisation"][0], {"x": X, "y": Y, "batch_size": 16, "epochs": 2}

@@ -154,7 +154,9 @@ def test_keras_own_callbacks_work_on_several_processes(pipeline, tmp_path):
     assert (tmp_path / "step.weights.h5").exists()
     digests = {digest for event in ran.events("finished") for digest in event["weights"]}
     assert len(digests) == 1
-    assert ran.result["notes"] == []
+    ended = {name: ran.result[name] for name in ("planned_epochs", "stopped_by", "restored_epoch")}
+    assert ended == {"planned_epochs": 5, "stopped_by": "EarlyStopping", "restored_epoch": 1}
+    assert len(ran.result["notes"]) == 2
 
 
 def test_a_learning_rate_from_the_config_replaces_a_schedule(pipeline):
@@ -190,6 +192,7 @@ def test_mixed_precision_trains_on_several_replicas(pipeline):
         "model.build.filters=[4,8]",
         "model.build.dense_units=32",
         "train.learning_rate=0.01",
+        "train.epochs=5",
     )
     assert ran.code == 0, ran.err
     assert len(ran.results) == 3

@@ -71,7 +71,7 @@ MEASUREMENT = re.compile(
     r"per_second|speedup|efficiency|staleness|(^|_)(seconds|ms|gib|percent|joules|cost|price)(_|$)|goodput|^(input_wait|other_work|updates|restarts|rollbacks|steps_repeated)$"
 )
 # What of it are tags.
-TOLD = ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound")
+TOLD = ("status", "error", "rehearsal", "oversubscribed", "asynchronous", "input_bound", "stopped_by")
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -314,8 +314,9 @@ def _result(event: Result, seen: Replay) -> Iterator[Change]:
             # After the repeats that it is the median of.
             repeats = {names.timed(group): repeat + 1 for group, repeat in seen.repeats.items()}
             yield from _point(called, value, event, repeats.get(called, 0) + seen.commands - 1)
-        elif name in TOLD and value is not None:
-            yield Tag(name, text(value, TAG_CHARACTERS))
+        elif name in TOLD and (value is not None or seen.commands > 1):
+            # What the result of an earlier command said holds no longer.
+            yield Tag(name, "" if value is None else text(value, TAG_CHARACTERS))
     result = results.from_values(event.values)
     yield from _ranges(result.speed)
     # What no epoch has told.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.config import shipped
-from pipeline.record.results import Result, Speed
+from pipeline.record.results import Result, Speed, Training
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
@@ -61,7 +61,7 @@ def result_rows(point: PointResult) -> list[tuple[str, str]]:
     """(label, text) for each line of the table; the first label is the status. What is not known is left out."""
     result, folder = point.result, clean(point.folder)
     status, finished, training = clean(result.ending.status) or "UNKNOWN", result.finished, result.training
-    trained = listed(plural(training.epochs, "epoch"), named("loss", training.loss), pairs(training.metrics))
+    trained = listed(_epochs(training), named("loss", training.loss), pairs(training.metrics))
     rows = [
         ("error", "" if finished else "\n".join(lines_of(result.ending.error)) or "no reason was given"),
         ("look at", "" if finished else clean(result.ending.log) or _logs_in(folder)),
@@ -88,6 +88,12 @@ def result_rows(point: PointResult) -> list[tuple[str, str]]:
         ("tracking", clean(result.tracked.tracking_note)),
     ]
     return [(status, _what(result)), *((label, text) for label, text in rows if text)]
+
+
+def _epochs(training: Training) -> str:
+    """Returns how many were trained, and of how many where a callback ended training."""
+    trained, planned = plural(training.epochs, "epoch"), plural(training.planned_epochs, "epoch")
+    return trained if training.stopped_by is None else f"{training.epochs} of {planned}"
 
 
 def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
