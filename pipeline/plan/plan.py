@@ -180,6 +180,8 @@ class TrainingPart:
     compare_weights_every: int | None = part_of(default=None)
     # Did nobody say how long?
     usual_length: bool = part_of(default=False)
+    # A checkpoint is also written after an epoch, where it takes less than this share of the time since the last one.
+    checkpoint_share: float | None = part_of(default=None)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from pipeline.plan.plan import (
 
 # Passes over the data of a training whose length nobody gave.
 DEFAULT_EPOCHS = 2
+# The share that a checkpoint after an epoch may take of the time since the last one, where nobody said how often.
+CHECKPOINT_SHARE = 0.01
 # For how long processes go on without a conductor where that is not said: what a cut line or a slip takes; where the
 # conductor is meant to go, a week.
 ORPHAN_SECONDS, DETACHED_SECONDS = 300.0, 604_800.0
@@ -131,6 +133,7 @@ def _training(config: Config, batch: tuple[str, int, int], workers: int) -> Trai
         epochs=DEFAULT_EPOCHS if usual else train.epochs,
         steps=train.steps,
         usual_length=usual,
+        checkpoint_share=_checkpoint_share(config),
         optimizer=train.optimizer,
         learning_rate=train.learning_rate,
         loss=train.loss,
@@ -323,6 +326,14 @@ def _checkpoints(config: Config) -> Checkpoints:
         asked.best_is.value if asked.best_is else "min" if asked.keep_best and falls(asked.keep_best) else "max",
         asked.folder,
     )
+
+
+def _checkpoint_share(config: Config) -> float | None:
+    """Returns the share of the time that a checkpoint may take; None where the config says how often one is written."""
+    asked, usual = (
+        (made.every_steps, made.every_minutes, made.every_epochs) for made in (config.checkpoint, CheckpointConfig())
+    )
+    return CHECKPOINT_SHARE if asked == usual else None
 
 
 def falls(metric: str) -> bool:

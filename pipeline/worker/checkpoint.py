@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import posixpath
 import threading
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 FORMAT = 1
+# How long a state takes to be written that none was written before, on a slow disk.
+WRITE_SECONDS, WRITE_BYTES_PER_SECOND = 0.05, 100e6
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Written:
     """What is known of a checkpoint's being written."""
 
     state: State
+    gathered: float = 0.0
     problem: str | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -87,6 +91,8 @@ class Checkpointer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._late = False
+        # How long the last one took, with what it took to gather it.
+        self._seconds: float | None = None
         # Why the last one could not be written, so that one reason is told once.
         self._problem: str | None = None
 
@@ -103,13 +109,13 @@ class Checkpointer:
                 f"Try checkpoint.folder=..., or more space."
             ) from error
 
-    def write(self, state: State, wait: bool = False) -> bool:
-        """Has `state` written; with `wait`, returns once it is, and whether that worked.
+    def write(self, state: State, wait: bool = False, gathered: float = 0.0) -> bool:
+        """Has `state` written, `gathered` in so many seconds; with `wait`, returns once it is, and whether that worked.
 
         One can be waiting while another is being written. A later one takes its place, unless it was the best so far,
         and the first time that is told.
         """
-        mine = Written(state)
+        mine = Written(state, gathered)
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, daemon=True)
@@ -130,6 +136,15 @@ class Checkpointer:
         if wait:
             mine.done.wait()
         return mine.problem is None
+
+    def expected_seconds(self, size: int) -> float:
+        """Returns how long a state of `size` bytes takes to be gathered and written: as long as the last one did.
+
+        For ever while that one is being written.
+        """
+        if self._last is not None and not self._last.done.is_set():
+            return math.inf
+        return WRITE_SECONDS + size / WRITE_BYTES_PER_SECOND if self._seconds is None else self._seconds
 
     def wait(self) -> None:
         """Returns once nothing is being written."""
@@ -178,7 +193,7 @@ class Checkpointer:
                 self._changed.notify_all()
             assert writing is not None
             try:
-                self._write_one(writing.state)
+                self._seconds = self._write_one(writing.state) + writing.gathered
             except BaseException as error:
                 writing.problem = _reason(error)
                 if writing.problem != self._problem:
@@ -189,7 +204,8 @@ class Checkpointer:
             self._problem = writing.problem
             writing.done.set()
 
-    def _write_one(self, state: State) -> None:
+    def _write_one(self, state: State) -> float:
+        """Writes a state, and returns how many seconds that took."""
         began = time.perf_counter()
         storage.make_folder(self._folder)
         archive = f"{state.name}-{uuid.uuid4().hex[:8]}.npz"
@@ -217,7 +233,9 @@ class Checkpointer:
             raise
         self._tidy()
         path = self._path(f"{state.name}.json")
-        self._tell(Checkpoint(state.values["step"], path, seconds=time.perf_counter() - began))
+        seconds = time.perf_counter() - began
+        self._tell(Checkpoint(state.values["step"], path, seconds=seconds))
+        return seconds
 
     def _tidy(self) -> None:
         """Leaves the last ones and the best, and no archive that nothing refers to."""

@@ -40,7 +40,10 @@ def survival(
         state = on_all(state)
     data = {"examples": layout.examples, "shards": len(layout.counts), "digest": digest, "build": plan.data.build}
     about = {"data": data, "learning_rate": plan.training.learning_rate}
-    made = Survival(checkpointer, state, leave, plan.training.divergence_factor, plan.training.rate_scale, about)
+    train = plan.training
+    made = Survival(
+        checkpointer, state, leave, train.divergence_factor, train.rate_scale, about, train.checkpoint_share
+    )
     if resume is not None and chief:
         if resume == "back":
             checkpointer.drop_after(-1 if state is None else state.values["step"])

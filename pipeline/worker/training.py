@@ -18,6 +18,7 @@ from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, TrainingError, split
 from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.state import of_callback, of_random_state, put_back_callback, put_back_random_state
+from pipeline.worker.variables import state_bytes
 
 # So many events of steps and epochs go with a checkpoint.
 RECENT = 64
@@ -45,6 +46,8 @@ class Survival:
     rate_scale: float = 1.0
     # What every checkpoint says of its run: its `data`, and the `learning_rate` that was asked for.
     about: Mapping[str, Any] = field(default_factory=dict)
+    # Of the time since the last one, what a checkpoint after each epoch may take.
+    share: float | None = None
 
 
 class Training:
@@ -247,6 +250,10 @@ class Training:
             best = self._survival.checkpointer.is_better(logs[kept.best], self._best)
             self._best = logs[kept.best] if best else self._best
         due = kept.every_epochs is not None and self._epoch % kept.every_epochs == 0
+        # While steps are timed nothing else is done beside them.
+        if (share := self._survival.share) is not None and self._wanted is None and self._loop.chief:
+            size = state_bytes(self._loop.model, self._loop.optimizers())
+            due = self._survival.checkpointer.expected_seconds(size) < share * (self._clock() - self._saved_when)
         # What other processes do not know is the first one's alone, and so is writing between two epochs.
         if due or best or self._saving:
             self._checkpoint({}, {kept.best: logs[kept.best]} if best and kept.best else None)
@@ -279,7 +286,9 @@ class Training:
         self._saving, self._saved_at, self._saved_when = False, self._done, self._clock()
         arrays = self._of_metrics() if metrics is None else metrics
         if self._loop.chief:
-            written = self._survival.checkpointer.write(self._state(arrays, best), wait=self._leaving)
+            state = self._state(arrays, best)
+            gathered = self._clock() - self._saved_when
+            written = self._survival.checkpointer.write(state, wait=self._leaving, gathered=gathered)
             if self._leaving:
                 self._tell(Left(self._done, written))
         elif self._leaving:

@@ -180,6 +180,25 @@ def test_a_conductor_killed_outright_is_resumed_and_mlflow_has_one_run_with_ever
 
 
 @pytest.mark.slow
+def test_by_default_a_run_that_is_killed_outright_loses_no_more_than_the_epoch_under_way(tmp_path, unharmed):
+    (layout,) = sampled((ONE, MIRRORED, TWO), 1)
+    sane = unharmed(*layout)
+    # Epochs of nine seconds, of which a checkpoint takes less than a hundredth.
+    command = (*SMALL, *layout, "train.callbacks=[{_target_: own.Pausing, seconds: 1.5}]")
+    process = start(tmp_path, *command)
+    try:
+        wait_for_step(tmp_path, 28)
+    finally:
+        process.kill()
+        process.communicate()
+    ran = finish(start(tmp_path, *command), tmp_path, time.monotonic(), 120)
+    assert ran.code == 0, ran.err
+    assert [event["step"] for event in ran.events("restored")] == [24]
+    assert weights(only(ran)) == weights(sane)
+    assert losses(only(ran)) == losses(sane)
+
+
+@pytest.mark.slow
 def test_what_a_killed_conductor_had_not_heard_is_told_by_the_checkpoint(tmp_path):
     command = (*SMALL[1:], *ONE, "checkpoint.every_steps=4", "train.epochs=8", "train.steps_per_call=2")
     process = start(tmp_path, *command)

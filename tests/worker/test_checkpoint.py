@@ -1,6 +1,7 @@
 """A checkpoint holds all that decides how training goes on, is whole or not there, and is verified when it is read."""
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -78,6 +79,8 @@ def training(
     policy: str = "float32",
     rate_scale: float = 1.0,
     labels: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+    share: float | None = None,
 ) -> tuple[keras.Model, Training]:
     """A training of `network` that goes on from `state`, in the first of all processes."""
     keras.utils.clear_session()
@@ -101,8 +104,8 @@ def training(
         position=position,
     )
     checkpointer = Checkpointer(kept or Checkpoints(folder=str(folder)), tell)
-    survival = Survival(checkpointer, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None})
-    return model, Training(loop, epochs, steps, callbacks(), tell, survival=survival)
+    survival = Survival(checkpointer, state, leave, 1e4, rate_scale, {"data": {}, "learning_rate": None}, share)
+    return model, Training(loop, epochs, steps, callbacks(), tell, clock, survival=survival)
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +246,72 @@ def test_by_the_minute_a_checkpoint_is_written_after_the_call_in_which_time_is_u
     assert told.of("checkpoint")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "timed", "share", "epochs"),
+    [
+        (100.0, False, 0.01, [1, 2, 3, 4]),
+        # A hundredth of it is no time to write anything.
+        (0.1, False, 0.01, []),
+        # All steps but the last call's are.
+        (100.0, True, 0.01, [4]),
+        (100.0, False, None, []),
+    ],
+)
+def test_by_default_a_checkpoint_comes_after_each_epoch_that_costs_more_and_none_while_steps_are_timed(
+    tmp_path, seconds, timed, share, epochs
+):
+    told, now = Told(), [0.0]
+    kept = Checkpoints(every_minutes=1000.0, folder=str(tmp_path))
+
+    def passes(epoch: int, logs: object) -> None:
+        now[0] += seconds
+        # The last one is written by then, as where the seconds are not made up.
+        made.wait()
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=passes)]
+    model, under_way = training(
+        tmp_path, told, kept=kept, epochs=4, callbacks=lambda: callbacks, clock=lambda: now[0], share=share
+    )
+    made = under_way._survival.checkpointer
+    if timed:
+        assert sum(call.steps for call in under_way.advance(20, 2)) == 20
+    ran((model, under_way))
+    assert [event["step"] / 5 for event in told.of("checkpoint")] == epochs
+    assert len(list(tmp_path.glob("*.json"))) == min(2, len(epochs))
+
+
+def test_a_training_that_a_callback_ends_says_so_also_where_it_goes_on(tmp_path):
+    class Stopping(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            self.model.stop_training = self.model.stop_training or self.model.optimizer.iterations >= 12
+
+    whole, told = Told(), Told()
+    best = functools.partial(keras.callbacks.EarlyStopping, min_delta=9.0, restore_best_weights=True)
+
+    def callbacks() -> list[Any]:
+        return [best(patience=9), Stopping(), best(patience=9)]
+
+    _, over = ran(training(tmp_path / "none", whole, callbacks=callbacks, epochs=4), per_call=1)
+    assert {name: over.result[name] for name in ("epochs", "stopped_by", "stopped_at", "restored_epoch")} == {
+        "epochs": 3, "stopped_by": "Stopping", "stopped_at": 12, "restored_epoch": 1,
+    }  # fmt: skip
+    kept = Checkpoints(every_epochs=1, folder=str(tmp_path))
+    ran(training(tmp_path, told, callbacks=callbacks, epochs=4, kept=kept), per_call=1)
+    state = Checkpointer(kept, told).last()
+    assert state is not None
+    # Also where nothing is left to train, and where more was asked for since.
+    for epochs in (4, 9):
+        _, rest = ran(training(tmp_path, told, state, callbacks=callbacks, epochs=epochs), per_call=1)
+        assert rest.result == over.result
+
+
+@pytest.mark.parametrize(("length", "ended"), [({"epochs": 2}, None), ({"epochs": 3}, 10), ({"steps": 11}, 10)])
+def test_a_training_that_is_told_to_stop_at_its_end_has_not_ended_early(tmp_path, length, ended):
+    stopping = [keras.callbacks.EarlyStopping("loss", min_delta=9.0, patience=1)]
+    made = training(tmp_path, Told(), callbacks=lambda: stopping, **{"epochs": None, **length})
+    assert ran(made)[1].result.get("stopped_at") == ended
+
+
 def small(step: int, epoch: int = 0, **values: Any) -> State:
     arrays = grouped("trained", [np.full((3, 2), step, np.float32)])
     return State({"step": step, "epoch": epoch, "best": None, **values}, arrays)
@@ -357,7 +426,7 @@ def test_while_one_is_written_the_last_waits_and_those_between_are_left_out_whic
     told, go = Told(), threading.Event()
     made = checkpointer(tmp_path, told, keep=9)
     whole = Checkpointer._write_one
-    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (go.wait(10), whole(self, state)))
+    monkeypatch.setattr(Checkpointer, "_write_one", lambda self, state: (go.wait(10), whole(self, state))[1])
     for step in range(1, 6):
         assert made.write(small(step))
         time.sleep(0.1)
