@@ -68,7 +68,8 @@ class Examples:
 
     `look` is given these examples, the number of a share of them, how many shares there are, and whether to look
     through all of them or only at what is seen at once; it returns what is broken in the share. `flaws` are complaints
-    about the part as a whole. `digest` names its content; None: the arrays do.
+    about the part as a whole, `notes` what a person should know of how it was read. `digest` names its content; None:
+    the arrays do.
     """
 
     raw: Any
@@ -80,6 +81,7 @@ class Examples:
     class_names: tuple[str, ...] | None = None
     look: Callable[[Examples, int, int, bool], list[Broken]] | None = None
     flaws: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     digest: str | None = None
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import pictures
+from pipeline.data import folders, pictures
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
 """The files of images, absolute, and the number of each one's class."""
 
-TRAIN, VALIDATION = "train", ("validation", "val", "test")
 _LAYOUT = "Try data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/1.png."
 # A BMP has its bits a pixel in this byte; from so many on it has no palette.
 _BMP_BITS_AT, _BMP_BITS = 28, 24
@@ -36,34 +36,39 @@ def images(
     validation_fraction: float = 0.2,
     split_seed: int = 0,
     augment: Mapping[str, float] | bool | None = None,
+    classes: Sequence[str] | None = None,
+    validation_path: str | None = None,
 ) -> tuple[Examples, Examples]:
     """The images of a folder: float32 [height, width, channels] in [0, 1], and int32, the class.
 
     They are `path/CLASS/**/*.png` (or jpg, jpeg, gif, bmp), of which the same fraction of every class is held out; or
-    `path/train/CLASS/...` with `path/validation/CLASS/...` (or val, test). Classes are numbered from 0 in the order of
-    their names. Every image gets `image_size`, a height and a width; where none is given, all must have that of the
-    first. `augment` varies those that train: see `pictures.augmenter`. Files are read when they are trained on. Raises
-    `DataError`.
+    `path/train/CLASS/...` with `path/validation/CLASS/...`, under any usual names (see `folders.role`), or in a folder
+    of its own, `validation_path`. Classes are numbered from 0 in the order of their names, the same in both parts;
+    `classes` names those that count. Every image gets `image_size`, a height and a width; where none is given, all must
+    have that of the first. `augment` varies those that train: see `pictures.augmenter`. Files are read when they are
+    trained on. Raises `DataError`.
     """
     pictures.check("images", channels, image_size)
     vary = pictures.augmenter(augment)
     root = Path(expect_path("images", path, "a folder of images by class", "FOLDER")).absolute()
-    train_folder, validation_folder = _folders(root)
-    classes = _classes(train_folder)
-    files, labels = _listed(train_folder, classes)
+    chosen = list(map(str, [classes] if isinstance(classes, str) else classes or ()))
+    parts = _parts(root, chosen, validation_path)
+    numbers, notes = _classes(parts.train, chosen)
+    files, labels = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)
-    if validation_folder is None:
+    if parts.validation is None:
         held_out = files[held], labels[held]
     else:
-        held_out = _listed(validation_folder, _known(validation_folder, classes))
+        held_out = _listed(parts.validation, _known(parts.validation, numbers, chosen, parts.train))
         train = np.random.default_rng(split_seed).permutation(len(files))
     size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
-    make = _maker(classes, size, channels, resize=image_size is not None)
-    empty = [name for name, number in classes.items() if number not in labels]
+    make = _maker(numbers, size, channels, resize=image_size is not None)
+    empty = [name for name, number in numbers.items() if number not in labels]
     flaws = tuple(
-        f"no images ({', '.join(pictures.SUFFIXES)}) of class {name} in {train_folder / name}" for name in empty
+        f"no images ({', '.join(pictures.SUFFIXES)}) of class {name} in {parts.train / name}" for name in empty
     )
-    return make((files[train], labels[train]), vary, flaws), make(held_out, None, ())
+    trained = make((files[train], labels[train]), vary, flaws)
+    return dataclasses.replace(trained, notes=(*parts.notes, *notes)), make(held_out, None, ())
 
 
 def _maker(
@@ -104,39 +109,50 @@ def _maker(
     return make
 
 
-def _folders(root: Path) -> tuple[Path, Path | None]:
-    """Where the classes are: of the training part, and of the validation part where it has a folder of its own."""
-    if not root.is_dir():
-        received = "a file" if root.exists() else "no such folder"
-        raise DataError(f"Expected {root} to be a folder of images by class, received {received}. {_LAYOUT}")
-    inside = [entry.name for entry in _visible(root) if entry.is_dir()]
-    if TRAIN not in inside or not set(inside) <= {TRAIN, *VALIDATION}:
-        return root, None
-    validation = next((name for name in VALIDATION if name in inside), None)
-    return root / TRAIN, None if validation is None else root / validation
+def _parts(root: Path, chosen: Sequence[str], validation_path: str | None) -> folders.Parts:
+    """Where the classes of each part are."""
+    for folder in (root, *([Path(validation_path)] if validation_path else [])):
+        if not folder.is_dir():
+            received = "a file" if folder.exists() else "no such folder"
+            raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {_LAYOUT}")
+    parts = folders.parts(root, pictures.SUFFIXES, chosen)
+    if validation_path is None:
+        return parts
+    return dataclasses.replace(
+        parts, validation=folders.innermost(Path(validation_path).absolute(), pictures.SUFFIXES), notes=()
+    )
 
 
-def _classes(folder: Path) -> dict[str, int]:
-    """The classes by name, numbered from 0: the folders in a folder."""
-    names = sorted(entry.name for entry in _visible(folder) if entry.is_dir())
+def _classes(folder: Path, chosen: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The classes by name, numbered from 0, and notes on what is beside them."""
+    names, notes = folders.class_folders(folder, pictures.SUFFIXES, chosen)
+    missing = sorted(set(chosen) - set(names))
+    if missing:
+        raise DataError(
+            f"Expected data.build.classes to be folders in {folder}, received {', '.join(missing)}. "
+            f"Try data.build.classes=null, which takes all."
+        )
     if len(names) < 2:
         received = f"one, {names[0]}" if names else "none"
         raise DataError(
             f"Expected two or more folders of images in {folder}, one a class, received {received}. {_LAYOUT}"
         )
-    return {name: number for number, name in enumerate(names)}
+    return {name: number for number, name in enumerate(names)}, notes
 
 
-def _known(folder: Path, classes: Mapping[str, int]) -> dict[str, int]:
+def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
     """The classes that a validation folder has; all of them must be of the training part."""
-    names = sorted(entry.name for entry in _visible(folder) if entry.is_dir())
-    unknown = [name for name in names if name not in classes]
-    if unknown or not names:
+    names, _ = folders.class_folders(folder, pictures.SUFFIXES)
+    others = [name for name in names if name not in classes]
+    unknown = [name for name in others if any(folders.files_below(folder / name, pictures.SUFFIXES))]
+    known = {name: classes[name] for name in names if name in classes}
+    if (unknown and not chosen) or not known:
+        offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if known else ""
         raise DataError(
             f"Expected {folder} to have classes that train ({', '.join(classes)}), received "
-            f"{', '.join(unknown) or 'no folders'}. Try the same folders as in {folder.parent / TRAIN}."
+            f"{', '.join(unknown) or 'no folders'}. Try {offer}the same folders as in {train}."
         )
-    return {name: classes[name] for name in names}
+    return known
 
 
 def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
@@ -144,34 +160,14 @@ def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
     found: list[str] = []
     labels: list[int] = []
     for name, number in classes.items():
-        files = list(_images_below(folder / name))
+        files = [str(file) for file in folders.files_below(folder / name, pictures.SUFFIXES)]
+        for file in files:
+            _check_file(file)
         found += files
         labels += [number] * len(files)
     if not found:
         raise DataError(f"Expected images ({', '.join(pictures.SUFFIXES)}) in {folder}, received none. {_LAYOUT}")
     return np.array(found, dtype=np.str_), np.array(labels, dtype=np.int32)
-
-
-def _images_below(folder: Path) -> Iterator[str]:
-    """The files of images in a folder and in those below it, hidden ones left out, by their names."""
-    for entry in _visible(folder):
-        if entry.is_dir() and not entry.is_symlink():
-            yield from _images_below(Path(entry.path))
-        elif entry.name.lower().endswith(pictures.SUFFIXES) and entry.is_file():
-            _check_file(entry.path)
-            yield entry.path
-
-
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, hidden ones left out, by name."""
-    try:
-        with os.scandir(folder) as found:
-            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(
-            f"Expected to be able to read the folder {folder}, received {error.strerror}. "
-            f"Try giving yourself permission, or another data.path."
-        ) from error
 
 
 def _check_file(path: str) -> None:

@@ -116,6 +116,8 @@ class _Making:
     def prepared(self) -> Prepared:
         """What came of it."""
         found = self._described()
+        for note in found.notes:
+            self._shows.say(note)
         self._refuse_broken(found.broken, found.flaws)
         self._expect_examples(found)
         shards = self._shards(found)

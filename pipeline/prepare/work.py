@@ -73,7 +73,7 @@ class Description:
     """What a source holds, once its rows are known; or the pieces that have to be gathered before they are.
 
     `broken` says why examples are left out, `skipped` how many of each part of the source, `flaws` what is wrong with
-    the source as a whole. `digest` names its content.
+    the source as a whole, `notes` how it was read. `digest` names its content.
     """
 
     pieces: tuple[Waiting, ...] = ()
@@ -82,6 +82,7 @@ class Description:
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
     flaws: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     digest: str = ""
@@ -233,7 +234,9 @@ def _opened(job: Job) -> _Source:
         split: None if part is None else sources.rows_of(part, split, classes)
         for split, part in zip(SPLITS, parts, strict=True)
     }
-    return _laid_out(job, rows, {}, names, classes, flaws)
+    made = _laid_out(job, rows, {}, names, classes, flaws)
+    notes = tuple(getattr(train, "notes", ()))
+    return dataclasses.replace(made, description=dataclasses.replace(made.description, notes=notes))
 
 
 def _pieces(job: Job, parts: tuple[object, object]) -> tuple[Waiting, ...]:

@@ -86,21 +86,87 @@ def test_images_are_read_by_class_and_the_same_fraction_of_each_is_held_out(pets
     assert list(train.raw["path"]) == list(again.raw["path"]) != list(other.raw["path"])
 
 
-@pytest.mark.parametrize("folder", ["validation", "val", "test"])
-def test_folders_of_train_and_validation_are_the_split(pets: Path, folder: str) -> None:
-    for each in ("cat", "dog"):
-        (pets / each).rename((pets / "train" / each) if (pets / "train").mkdir(exist_ok=True) is None else pets)
-    write(pets / folder / "dog/20.png", encoded(picture(20)))
-    train, validation = images(str(pets))
-    assert (train.count, validation.count) == (15, 1)
-    assert [int(y) for _, y in made(validation)] == [1]
-    assert sorted(int(Path(name).stem) for name in train.raw["path"]) == list(range(15))
+def fill(root: Path, folders: str) -> str:
+    """Five images in each of the folders; a name with a suffix is a file, and one that ends in / an empty folder."""
+    for name in folders.split():
+        path = root / name
+        if name.endswith("/"):
+            path.mkdir(parents=True)
+        elif path.suffix or path.name.startswith("."):
+            write(path, encoded(picture(0)) if path.suffix == ".png" else b"no image")
+        else:
+            for seed in range(5):
+                write(path / f"{seed}.png", encoded(picture(seed)))
+    return str(root)
 
 
-def test_a_folder_of_train_alone_is_split(pets: Path, tmp_path: Path) -> None:
-    (tmp_path / "all").mkdir()
-    pets.rename(tmp_path / "all/train")
-    assert [part.count for part in images(str(tmp_path / "all"))] == [12, 3]
+LAYOUTS = [
+    # Folders, the folder that trains, examples that train and that validate, words of the notes.
+    ("train/cat train/dog valid/cat valid/dog test/cat test/dog README.txt", "train", 10, 10, ["test is not read"]),
+    ("training/cat training/dog testing/cat testing/dog", "training", 10, 10, ["testing validates"]),
+    ("Train/cat Train/dog Val/dog", "Train", 10, 5, []),
+    ("TRAIN/cat TRAIN/dog dev/cat", "TRAIN", 10, 5, []),
+    ("train/cat train/dog", "train", 8, 2, []),
+    ("train/cat train/dog validation/", "train", 8, 2, ["validation"]),
+    ("train/cat train/dog test", "train", 8, 2, ["a share of train validates", "test is not read"]),
+    ("photos/train/cat photos/train/dog photos/test/dog __MACOSX/photos/train/cat/._0.png", "photos/train", 10, 5,
+     ["__MACOSX", "test validates"]),
+    ("seg_train/seg_train/cat seg_train/seg_train/dog seg_test/seg_test/cat", "seg_train/seg_train", 10, 5,
+     ["seg_test"]),
+    ("archive/cat archive/dog", "archive", 8, 2, []),
+    ("cat dog __MACOSX/cat __MACOSX/dog .git/cat .ipynb_checkpoints .DS_Store Thumbs.db labels.csv", "", 8, 2,
+     ["__MACOSX"]),
+    ("cat dog annotations/1.xml test/ 1.png", "", 8, 2, ["annotations, test", "1 files"]),
+    ("cat/2022 dog/2021 dog/2023", "", 12, 3, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "train", "trained", "validated", "notes"), LAYOUTS)
+def test_what_folders_are_is_found_by_what_is_in_them(
+    tmp_path: Path, layout: str, train: str, trained: int, validated: int, notes: list[str]
+) -> None:
+    parts = images(fill(tmp_path, layout))
+    assert [part.class_names for part in parts] == [("cat", "dog")] * 2
+    assert [part.count for part in parts] == [trained, validated]
+    assert {Path(name).relative_to(tmp_path / train).parts[0] for name in parts[0].raw["path"]} == {"cat", "dog"}
+    for part in parts:
+        assert [number for _, number in made(part)] == ["/dog/" in name for name in part.raw["path"]]
+    assert not [words for words in notes if words not in " ".join(parts[0].notes)]
+    assert bool(parts[0].notes) is bool(notes)
+
+
+def test_folders_named_as_parts_are_classes_beside_others_that_are(tmp_path: Path) -> None:
+    assert images(fill(tmp_path, "train plane car"))[0].class_names == ("car", "plane", "train")
+
+
+AMBIGUOUS = [
+    ("train test train.csv", "data.build.classes=[test,train]"),
+    ("fold1/cat fold1/dog fold2/cat fold2/dog", "data.build.classes=[fold1,fold2]"),
+    ("train/cat train/dog test/cat more/dog", "data.path=/train data.build.validation_path=/test"),
+    ("train/cat train/dog val/cat dev/cat", "data.path=/train data.build.validation_path=/dev"),
+    ("cat dog val/cat val/dog", "data.build.classes=[cat,dog] data.build.validation_path=/val"),
+    ("val/cat val/dog test/cat", "data.build.classes=[test,val]"),
+    ("train/cat train/dog valid/cat valid/emu", "data.build.classes=[cat,dog]"),
+]
+
+
+@pytest.mark.parametrize(("layout", "offer"), AMBIGUOUS)
+def test_folders_that_may_be_parts_or_classes_are_asked_about_and_the_answer_is_taken(
+    tmp_path: Path, layout: str, offer: str
+) -> None:
+    path = fill(tmp_path, layout)
+    with pytest.raises(DataError) as refused:
+        images(path)
+    offered = str(refused.value).partition(" Try ")[2].replace("'", "")
+    typed = offer.replace("=/", f"={path}/").split()
+    assert offered.startswith(" ".join(typed))
+    given = dict(word.removeprefix("data.").removeprefix("build.").split("=") for word in typed)
+    answer: dict[str, Any] = {"path": path, **given}
+    if "classes" in answer:
+        answer["classes"] = answer["classes"].strip("[]").split(",")
+    train, validation = images(**answer)
+    assert train.class_names == tuple(answer.get("classes", ("cat", "dog")))
+    assert validation.count
 
 
 def test_images_are_brought_to_a_size_and_grey_stays_what_it_was(tmp_path: Path) -> None:

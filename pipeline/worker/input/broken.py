@@ -36,6 +36,12 @@ def flaws(part: object, classes: int | None) -> tuple[str, ...]:
     return (f"no training examples of class {named}",) if empty else ()
 
 
+def notes(part: object, complaints: Sequence[str]) -> list[str]:
+    """Returns what a person is told of a training part, once its flaws are no reason to end."""
+    read = part.notes if isinstance(part, Examples) else ()
+    return [*read, *(f"There are {complaint}." for complaint in complaints)]
+
+
 def refuse(found: Sequence[Broken], complaints: Sequence[str], also: str = "") -> None:
     """Raises what is broken, if anything is, naming the first; `also` is typed beside data.on_error=skip."""
     if found:

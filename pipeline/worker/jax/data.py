@@ -76,8 +76,8 @@ class OwnData:
         flaws = looked.flaws(self._made["train"], classes)
         if not skip:
             looked.refuse([flaw for flaws_of in found.values() for flaw in flaws_of], flaws)
-        for flaw in flaws if number == 0 else ():
-            self._tell(Warned(f"There are {flaw}."))
+        for text in looked.notes(self._made["train"], flaws) if number == 0 else ():
+            self._tell(Warned(text))
         self._tell_loaded(found)
 
     def drop(self, broken: Mapping[str, Mapping[str, Sequence[Lost]]]) -> None:

@@ -61,8 +61,8 @@ class OwnData:
             looked.refuse([flaw for found in broken.values() for flaw in found], flaws)
         else:
             self._sift(broken, reports=self.has_shards() or number == plan.leaders[0])
-        for flaw in flaws if number == plan.leaders[0] else ():
-            self._tell(Warned(f"There are {flaw}."))
+        for text in looked.notes(self.whole["train"], flaws) if number == plan.leaders[0] else ():
+            self._tell(Warned(text))
         self._tell_loaded(broken)
 
     def _sift(self, broken: dict[str, list[Broken]], reports: bool) -> None:

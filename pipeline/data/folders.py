@@ -1,0 +1,218 @@
+"""Finds what the folders of a data set are: parts (training, validation, test), classes, or nothing to train on.
+
+By what is in them, and only then by their names. It looks at names of files alone, and reads none.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.data.errors import DataError, first_of
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+# Words in the name of a part.
+_ROLES = {
+    TRAIN: ("train", "training", "trn", "trainset"),
+    VALIDATION: ("validation", "valid", "val", "validate", "valset", "dev", "devel", "eval", "evaluation", "holdout"),
+    TEST: ("test", "testing", "tst", "testset"),
+}
+# What systems put beside data, in small letters; what begins with a dot is hidden, and needs no name here.
+_SYSTEM = (
+    "__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found",
+    "thumbs.db", "desktop.ini",
+)  # fmt: skip
+# What a folder has: examples themselves, folders of them, nothing at all, or files that are no examples.
+_EXAMPLES, _FOLDERS, _EMPTY, _OTHER = "examples", "folders", "empty", "other"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the class folders of each part are, and what a person should know of the choice.
+
+    `validation` is None where a share of `train` is to be held out.
+    """
+
+    train: Path
+    validation: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+def role(name: str) -> str | None:
+    """Returns the part that a name stands for: "train", "validation" or "test"; None where it names none of them.
+
+    >>> [role(name) for name in ("Train", "valid", "seg_test", "TestingSet", "val2017", "cat")]
+    ['train', 'validation', 'test', 'test', 'validation', None]
+    >>> [role(name) for name in ("trains", "train-test", "dev")]
+    [None, None, 'validation']
+    """
+    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+    found = [part for part, names in _ROLES.items() if words & set(names)]
+    return found[0] if len(found) == 1 else None
+
+
+def parts(root: Path, suffixes: Sequence[str], classes: Sequence[str] = ()) -> Parts:
+    """Returns the parts of a data set in a folder, of files that end in `suffixes`; `classes` may name its classes.
+
+    Raises `DataError` where folders can be taken for parts as well as for classes.
+    """
+    kinds = _kinds(root, suffixes)
+    filled = [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
+    holders = [name for name in filled if kinds[name] == _FOLDERS]
+    trains = [name for name in holders if role(name) == TRAIN]
+    if classes and set(classes) <= set(kinds):
+        return Parts(root)
+    if len(trains) == 1 and all(role(name) in (VALIDATION, TEST) for name in filled if name != trains[0]):
+        return _split(root, trains[0], filled, holders, suffixes)
+    if holders and len(filled) == 1:
+        inner = parts(root / filled[0], suffixes, classes)
+        return replace(inner, notes=(*_left_out(root, kinds), *inner.notes))
+    flat_parts = len(filled) > 1 and not holders and all(map(role, filled))
+    if flat_parts or _may_be_parts(root, holders, suffixes):
+        raise DataError(_question(root, filled, holders))
+    return Parts(root)
+
+
+def class_folders(
+    folder: Path, suffixes: Sequence[str], chosen: Sequence[str] = ()
+) -> tuple[list[str], tuple[str, ...]]:
+    """Returns the names of the folders that are classes, sorted, and notes on what beside them is not read.
+
+    An empty folder is a class without examples; one of files of other kinds is no class.
+    """
+    kinds = _kinds(folder, suffixes)
+    if chosen:
+        return [name for name in sorted(chosen) if name in kinds], ()
+    notes = _left_out(folder, kinds)
+    loose = sum(entry.name.lower().endswith(tuple(suffixes)) for entry in visible(folder) if entry.is_file())
+    if loose:
+        notes += (f"{loose} files in {folder} are not read: they are in no folder of a class.",)
+    if not {_EXAMPLES, _FOLDERS} & set(kinds.values()):
+        return sorted(kinds), ()
+    return sorted(name for name, kind in kinds.items() if not _is_no_class(name, kind)), notes
+
+
+def innermost(folder: Path, suffixes: Sequence[str]) -> Path:
+    """Returns the folder of several folders that a folder leads to, through any that hold a single one."""
+    kinds = _kinds(folder, suffixes)
+    filled = [name for name, kind in kinds.items() if kind in (_EXAMPLES, _FOLDERS)]
+    one = len(filled) == 1 and kinds[filled[0]] == _FOLDERS
+    return innermost(folder / filled[0], suffixes) if one else folder
+
+
+def files_below(folder: Path, suffixes: Sequence[str] = ("",)) -> Iterator[Path]:
+    """Yields the files in a folder and in those below it that end in `suffixes`, by name; hidden ones are left out."""
+    for entry in visible(folder):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from files_below(Path(entry.path), suffixes)
+        elif entry.name.lower().endswith(tuple(suffixes)) and entry.is_file():
+            yield Path(entry.path)
+
+
+def visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Returns what is in a folder, by name, without what is hidden and what systems put there."""
+    return [entry for entry in _entries(folder) if not _is_systems(entry.name)]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(
+            f"Expected to be able to read the folder {folder}, received {error.strerror}. "
+            f"Try giving yourself permission, or another data.path."
+        ) from error
+
+
+def _is_systems(name: str) -> bool:
+    return name.lower() in _SYSTEM
+
+
+def _kinds(folder: Path, suffixes: Sequence[str]) -> dict[str, str]:
+    """The folders in a folder, and what each has."""
+    return {entry.name: _kind(Path(entry.path), suffixes) for entry in visible(folder) if entry.is_dir()}
+
+
+def _kind(folder: Path, suffixes: Sequence[str]) -> str:
+    inside = visible(folder)
+    if any(entry.name.lower().endswith(tuple(suffixes)) and entry.is_file() for entry in inside):
+        return _EXAMPLES
+    if any(_any(files_below(Path(entry.path), suffixes)) for entry in inside if entry.is_dir()):
+        return _FOLDERS
+    # Images of kinds that are not read make a class that lacks examples, which is told as such.
+    kinds = [mimetypes.guess_type(file.name)[0] or "" for file in files_below(folder)]
+    return _OTHER if kinds and not any(kind.startswith("image/") for kind in kinds) else _EMPTY
+
+
+def _is_no_class(name: str, kind: str) -> bool:
+    return kind == _OTHER or (kind == _EMPTY and role(name) is not None)
+
+
+def _any(found: Iterable[object]) -> bool:
+    return next(iter(found), None) is not None
+
+
+def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str], suffixes: Sequence[str]) -> Parts:
+    """The parts of a folder of parts: what validates is the validation part, else the test part, else none."""
+    notes = [*_left_out(root, _kinds(root, suffixes))]
+    chosen = None
+    for part in (VALIDATION, TEST):
+        named = [name for name in holders if role(name) == part]
+        if len(named) > 1:
+            raise DataError(
+                f"Expected one folder to validate on in {root}, received {' and '.join(named)}. "
+                f"Try data.path={root / train} data.build.validation_path={root / named[0]}."
+            )
+        chosen = chosen or (named[0] if named else None)
+    others = [name for name in filled if name not in (train, chosen)]
+    validated = chosen or f"a share of {train}"
+    if others or (chosen is not None and role(chosen) == TEST):
+        unread = f"; {' and '.join(others)} {'is' if len(others) == 1 else 'are'} not read" if others else ""
+        notes.append(f"Of {root}, {train} trains and {validated} validates{unread}.")
+    validation = None if chosen is None else innermost(root / chosen, suffixes)
+    return Parts(innermost(root / train, suffixes), validation, tuple(notes))
+
+
+def _may_be_parts(root: Path, holders: Sequence[str], suffixes: Sequence[str]) -> bool:
+    """True if folders of folders may be parts: one is named so, or the same folders are in several of them."""
+    if any(map(role, holders)):
+        return True
+    inner = [name for holder in holders for name, kind in _kinds(root / holder, suffixes).items() if kind != _OTHER]
+    return len(set(inner)) < len(inner)
+
+
+def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> str:
+    named = first_of(sorted(filled), between=", ", last=" and")
+    classes = f"'data.build.classes=[{','.join(sorted(filled))}]', if these are the classes"
+    if not holders:
+        return (
+            f"Expected folders of classes in {root}, or parts of such folders, received {named}, which have images and "
+            f"no folders in them. Try {classes}, or moving the images of each class into a folder."
+        )
+    flat = [name for name in filled if name not in holders]
+    train = next((name for name in holders if role(name) == TRAIN), None)
+    held = next((name for name in holders if role(name) in (VALIDATION, TEST)), None)
+    validation = f" data.build.validation_path={root / held}" if held else ""
+    if train:
+        offer = f"data.path={root / train}{validation}, or {classes}"
+    elif held and len(flat) > 1:
+        offer = f"'data.build.classes=[{','.join(flat)}]'{validation}"
+    else:
+        offer = f"{classes}, or data.path={root / holders[0]}, if that has them"
+    return (
+        f"Expected folders of classes in {root}, or train and validation, which have such folders, received {named}, "
+        f"of which {first_of(sorted(holders), between=', ', last=' and')} have folders in them. "
+        f"Try {offer}."
+    )
+
+
+def _left_out(folder: Path, kinds: dict[str, str]) -> tuple[str, ...]:
+    """What is said of folders that are no classes."""
+    names = [entry.name for entry in _entries(folder) if _is_systems(entry.name) and entry.is_dir()]
+    names += [name for name, kind in kinds.items() if _is_no_class(name, kind)]
+    return (f"Not read in {folder}, since without examples: {', '.join(sorted(names))}.",) if names else ()
