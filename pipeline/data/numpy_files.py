@@ -11,7 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data import narrow
 from pipeline.data.errors import DataError, expect_path
+from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
 
 Array: TypeAlias = NDArray[Any]
@@ -21,6 +23,8 @@ Made = TypeVar("Made")
 
 # The names of a part's two arrays: after these.
 TRAIN, VALIDATION = ("_train", ""), ("_validation", "_val", "_test")
+# Whole numbers that would be more classes than this, and than there are examples, are none.
+_FEW_CLASSES = 1_000
 # What NumPy and zipfile raise for files that are broken or none of theirs; NotImplementedError is zipfile's, for a way
 # of compressing that it does not know.
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError)
@@ -32,13 +36,14 @@ def numpy(
     validation_fraction: float = 0.2,
     split_seed: int = 0,
     keep_dtype: bool = False,
-) -> tuple[Part, Part]:
+) -> tuple[Part | Examples, Part | Examples]:
     """The arrays of an .npz file, or of a folder of .npy files: x float32 [examples, ...], y int32 or float32.
 
     They are `x_train` and `y_train`, or `x` and `y`; with `x_validation` and `y_validation` (or `_val`, `_test`), or a
-    part of them is held out, the same fraction of each class where y is whole numbers. An x of bytes (uint8) is taken
-    for images, divided by 255, and where it is [examples, height, width] it gets a channel; with `keep_dtype`, x is as
-    it was saved. Raises `DataError`.
+    part of them is held out, the same fraction of each class where y is classes. An x of bytes (uint8) is taken for
+    images, divided by 255, and where it is [examples, height, width] it gets a channel; with `keep_dtype`, x is as it
+    was saved. Whole numbers that int32, or for x float32, does not hold are int64. A y of text is classes, numbered in
+    their order. Raises `DataError`.
     """
     given = expect_path("numpy", path, "an .npz file, or a folder of .npy files,", "FILE.npz")
     where = Path(given)
@@ -47,10 +52,32 @@ def numpy(
         held_out = _part(where, VALIDATION)
         _check_alike(where, (x, y), held_out)
     else:
-        groups = y if y.dtype.kind in "iub" and y.ndim == 1 else np.zeros(len(y))
-        train, validation = split(groups, validation_fraction, split_seed)
+        train, validation = split(y if _are_classes(y) else np.zeros(len(y)), validation_fraction, split_seed)
         (x, y), held_out = (x[train], y[train]), (x[validation], y[validation])
-    return _typed(where, (x, y), keep_dtype), _typed(where, held_out, keep_dtype)
+    inputs = _inputs(where, [x, held_out[0]], keep_dtype)
+    labels, names = _labels(where, [y, held_out[1]])
+    parts = list(zip(inputs, labels, strict=True))
+    if names is None:
+        return parts[0], parts[1]
+    missing = sorted(set(range(len(names))) - set(parts[0][1].tolist()))
+    flaws = tuple(f"no training examples of class {names[number]}" for number in missing)
+    return _named(parts[0], names, flaws), _named(parts[1], names, ())
+
+
+def _named(part: Part, names: tuple[str, ...], flaws: tuple[str, ...]) -> Examples:
+    """A part whose classes have names."""
+
+    def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+        x = examples.raw[0]
+        share = range(number * len(x) // of, (number + 1) * len(x) // of)
+        values = x[share.start : share.stop].reshape(len(share), -1)
+        wrong = ~np.isfinite(values).all(axis=1)
+        return [
+            Broken(None, share[row], 1, f"example {share[row]}", "has NaN or infinity") for row in np.flatnonzero(wrong)
+        ]
+
+    spec = tuple(Leaf(array.shape[1:], array.dtype.name) for array in part)
+    return Examples(raw=part, spec=spec, num_classes=len(names), class_names=names, look=look, flaws=flaws)
 
 
 def _part(where: Path, endings: tuple[str, ...]) -> Part:
@@ -70,23 +97,51 @@ def _part(where: Path, endings: tuple[str, ...]) -> Part:
     if len(x) == 0:
         raise DataError(f"Expected examples in {where}, received an x{ending} without any. Try another data.path.")
     # Classes of [examples, 1] are those of [examples].
-    return x, y[:, 0] if y.dtype.kind in "iub" and y.ndim == 2 and y.shape[1] == 1 else y
+    return x, y[:, 0] if y.dtype.kind in "iubUS" and y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def _typed(where: Path, part: Part, keep_dtype: bool) -> Part:
-    """A part in the types that are trained on."""
-    x, y = part
-    for name, array in (("x", x), ("y", y)):
-        if array.dtype.kind not in "fiub":
-            raise DataError(
-                f"Expected numbers in {where}, received {name} of type {array.dtype}. Try {name}.astype('float32')."
-            )
-    y = y.astype(np.float32 if y.dtype.kind == "f" else np.int32)
+def _are_classes(y: Array) -> bool:
+    """True if labels are text, true or false, or whole numbers that are no more than classes could be."""
+    if y.ndim != 1 or y.dtype.kind not in "iubUS":
+        return False
+    return y.dtype.kind not in "iu" or bool(y.min() >= 0 and y.max() < max(len(y), _FEW_CLASSES))
+
+
+def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
+    """The x of each part in the type that is trained on."""
+    x = arrays[0]
+    if x.dtype.kind not in "fiub":
+        text = x.dtype.kind in "US"
+        offer = "the places of words in a vocabulary, or counts of them" if text else "x.astype('float32')"
+        raise DataError(
+            f"Expected numbers in {where}, received x of {'text' if text else f'type {x.dtype}'}. Try {offer}."
+        )
     if keep_dtype:
-        return x, y
+        return arrays
     if x.dtype != np.uint8:
-        return x.astype(np.float32), y
-    return np.divide(x[..., None] if x.ndim == 3 else x, 255, dtype=np.float32), y
+        return narrow.features(arrays, f"x of {where}")
+    return [np.divide(array[..., None] if x.ndim == 3 else array, 255, dtype=np.float32) for array in arrays]
+
+
+def _labels(where: Path, arrays: list[Array]) -> tuple[list[Array], tuple[str, ...] | None]:
+    """The y of each part in the type that is trained on, and what classes are called, where they are text."""
+    kind = arrays[0].dtype.kind
+    if kind in "US" and arrays[0].ndim == 1:
+        try:
+            texts = [array.astype(str) if kind == "U" else np.char.decode(array, "utf-8") for array in arrays]
+        except UnicodeDecodeError as error:
+            raise DataError(f"Expected y of {where} in UTF-8, received {error}. Try y.astype(str).") from error
+        names = np.unique(np.concatenate(texts))
+        return [np.searchsorted(names, text).astype(np.int32) for text in texts], tuple(names.tolist())
+    if kind not in "fiub":
+        dtype, shape = arrays[0].dtype, list(arrays[0].shape[1:])
+        raise DataError(
+            f"Expected one class or number for each example in {where}, received y of type {dtype} and shape {shape} "
+            f"for each. Try numpy.unique(y, return_inverse=True)[1].reshape(y.shape), which numbers text."
+        )
+    if kind == "f":
+        return [narrow.floats(array, np.float32, f"y of {where}") for array in arrays], None
+    return narrow.whole(arrays, f"y of {where}"), None
 
 
 def _check_alike(where: Path, train: Part, held_out: Part) -> None:
@@ -143,6 +198,11 @@ def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
 
 
 def _broken(path: Path, error: Exception) -> DataError:
+    if "Object arrays" in str(error) or "Python objects" in str(error):
+        return DataError(
+            f"Expected {path} to hold arrays of numbers or text, received Python's objects, which are not loaded. "
+            f"Try saving y.astype(str), or x.astype('float32'), in their place."
+        )
     return DataError(
         f"Expected {path} to hold arrays that NumPy saved, received a file that cannot be read ({error}). "
         f"Try saving it anew, arrays of numbers alone."

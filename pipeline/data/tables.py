@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data import dialect
+from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
 from pipeline.data.split import split
@@ -23,6 +26,11 @@ Array: TypeAlias = NDArray[Any]
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 # Whole numbers that would be more classes than this, and than there are rows, are none.
 _FEW_CLASSES = 1_000
+# In more rows than these, a column that has another text in each is none of classes.
+_FEW_ROWS = 20
+# Columns that number the rows: whatever their whole numbers are, and where these count from 0 or 1.
+_INDEX = ("index", "level_0")
+_COUNTS = ("id", "row", "row_id", "rowid", "row_number", "rownames", "#")
 
 
 def csv(
@@ -34,25 +42,33 @@ def csv(
     standardize: bool = True,
     validation_fraction: float = 0.2,
     split_seed: int = 0,
+    header: bool | None = None,
+    separator: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
 ) -> tuple[Examples, Examples]:
     """The rows of CSV or Parquet files: x float32 [columns], and y int32, the class, or float32, a quantity.
 
     `path` is a file, a folder of them or a pattern (`logs/*.csv`); several are one table, in the order of their names.
-    The `label` is the last column unless named, `features` all others. Text, and true and false, are classes numbered
-    in their order; whole numbers are classes as they are, unless they are said to be a `quantity`, as all other numbers
-    are. `standardize` gives each feature the mean 0 and the standard deviation 1 over the rows that train. Missing
-    numbers stay NaN, and are named when they are looked for; rows without anything are left out. Raises `DataError`.
+    The `label` is the last column unless named, `features` all others but row numbers. Text, and true and false, are
+    classes numbered in their order; whole numbers are classes as they are, unless they are said to be a `quantity`, as
+    all other numbers are. `standardize` gives each feature the mean 0 and the standard deviation 1 over the rows that
+    train. Missing numbers stay NaN, and are named when they are looked for; rows without anything are left out.
+
+    Whether a CSV file has a `header`, and its `separator`, `decimal` sign and `encoding`, are found by its first rows
+    where they are not given, see `dialect.find`. Raises `DataError`.
     """
-    table = _Table(_files(expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv")))
-    target = table.column(label)
-    columns = table.features(features, target)
+    paths = _files(expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv"))
+    known = [None if _is_parquet(each) else dialect.find(each, header, separator, decimal, encoding) for each in paths]
+    table = _Table(paths, known, None if label is None else str(label))
+    columns = table.features(None if features is None else list(map(str, features)))
     x = np.column_stack([table.numbers(name, columns) for name in columns])
-    y, names = table.labels(target, quantity)
+    y, names = table.labels(quantity)
     are_classes = y.dtype == np.int32
     train, held = split(y if are_classes else np.zeros(len(y)), validation_fraction, split_seed)
     x = _standardized(x, train) if standardize else x.astype(np.float32)
-    make = _maker(table, (*columns, target), int(y.max()) + 1 if are_classes else None, names)
-    return make(x, y, train), make(x, y, held)
+    make = _maker(table, (*columns, table.label), int(y.max()) + 1 if are_classes else None, names)
+    return dataclasses.replace(make(x, y, train), notes=table.notes(columns)), make(x, y, held)
 
 
 def _maker(
@@ -92,13 +108,13 @@ def _standardized(x: Array, train: Array) -> Array:
 
 
 class _Table:
-    """The rows of some files, and where each of them was."""
+    """The rows of some files, where each of them was, and the column of labels."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], dialects: Sequence[Dialect | None], label: str | None) -> None:
         import pandas
 
-        self._paths = paths
-        frames = [_read(path) for path in paths]
+        self._paths, self._dialects = paths, dialects
+        frames = [_read(path, known, label) for path, known in zip(paths, dialects, strict=True)]
         names = list(frames[0].columns)
         for path, frame in zip(paths, frames, strict=True):
             if set(frame.columns) != set(names):
@@ -111,58 +127,92 @@ class _Table:
         # Which file each row is from, and its number there.
         self._file = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
         self._row = np.concatenate([frame.index.to_numpy() for frame in frames])
+        self._lines: dict[int, list[int]] = {}
         if not len(self._frame):
             raise DataError(f"Expected rows in {', '.join(paths)}, received none. Try another data.path.")
+        self.label = _label(paths[0], list(map(str, names)), label)
+        # Of several files each numbers its own rows.
+        self._numbering = [name for name in names if all(_numbers_rows(name, frame[name]) for frame in frames)]
 
     def place(self, row: int) -> str:
-        """Where a row was: its file, and its line there, below that of the names; or its number in Parquet, from 0."""
-        path, number = self._paths[self._file[row]], int(self._row[row])
-        return f"{path} row {number}" if path.endswith(".parquet") else f"{path} line {number + 2}"
+        """Returns where a row was: its file, and the line there that it begins in; or its number in Parquet, from 0."""
+        number, at = int(self._file[row]), int(self._row[row])
+        path, known = self._paths[number], self._dialects[number]
+        if known is None:
+            return f"{path} row {at}"
+        if number not in self._lines:
+            self._lines[number] = dialect.lines(path, known)
+        return f"{path} line {self._lines[number][at]}"
 
-    def column(self, name: str | None) -> str:
-        """The column of labels: the last, or the one that is named."""
-        names = list(map(str, self._frame.columns))
-        if name is not None and name not in names:
-            raise DataError(
-                f"Expected data.build.label to be a column of {self._paths[0]} ({', '.join(names)}), received {name}. "
-                f"Try data.build.label={names[-1]}."
-            )
-        return names[-1] if name is None else name
-
-    def features(self, chosen: Sequence[str] | None, label: str) -> list[str]:
-        """The columns of features: all but the label, or those that are named."""
-        others = [name for name in map(str, self._frame.columns) if name != label]
-        unknown = [name for name in chosen or () if name not in others]
+    def features(self, chosen: Sequence[str] | None) -> list[str]:
+        """Returns the columns of features: those that are named, or all but the label and row numbers."""
+        every = [name for name in map(str, self._frame.columns) if name != self.label]
+        others = [name for name in every if name not in self._numbering] or every
+        unknown = [name for name in chosen or () if name not in every]
+        if chosen is None and not unknown:
+            unknown = [f"no name above {name.replace('Unnamed: ', 'column ')}" for name in others if _is_unnamed(name)]
+            others = [name for name in others if not _is_unnamed(name)]
         if unknown or not others or (chosen is not None and not chosen):
-            received = ", ".join(map(str, unknown)) or "none"
+            received = ", ".join(unknown) or "none"
             offer = f"Try 'data.build.features=[{','.join(others)}]'." if others else "Try another data.path."
             raise DataError(
-                f"Expected data.build.features to be columns of {self._paths[0]} besides the label {label} "
+                f"Expected data.build.features to be columns of {self._paths[0]} besides the label {self.label} "
                 f"({', '.join(others) or 'there are none'}), received {received}. {offer}"
             )
         return others if chosen is None else list(chosen)
 
+    def notes(self, features: Sequence[str]) -> tuple[str, ...]:
+        """Returns what a person should know of how these features were chosen and read."""
+        dialects = dict(zip(self._paths, self._dialects, strict=True))
+        unnamed = [path for path, known in dialects.items() if known is not None and not known.named]
+        zeros = {name for known in dialects.values() if known is not None for name in known.codes if name in features}
+        numbering = [name for name in self._numbering if name not in features and name != self.label]
+        where = self._paths[0]
+        return (
+            *(f"The first line of {path} is a row: columns are called by their places." for path in unnamed),
+            *(f"Column {name} of {where} only numbers the rows, and is no feature." for name in numbering),
+            *(
+                f"Column {name} of {where} has leading zeros, and is read as numbers. If they are codes, leave it out "
+                f"of data.build.features."
+                for name in sorted(zeros)
+            ),
+        )
+
     def numbers(self, name: str, chosen: Sequence[str]) -> Array:
-        """A column of features, float64, with NaN where there is no number."""
+        """Returns a column of features, float64, with NaN where there is no number."""
+        values = self._frame[name]
+        if not _is_number(values):
+            self._refuse_text(name, chosen)
+        found = np.asarray(values.to_numpy(np.float64, na_value=np.nan))
+        over = np.isfinite(found) & (np.abs(found) > np.finfo(np.float32).max)
+        if over.any():
+            row = int(np.flatnonzero(over)[0])
+            raise DataError(
+                f"Expected numbers in column {name} that float32 holds, received {found[row]} in {self.place(row)}. "
+                f"Try another unit, or data.build.features without it."
+            )
+        return found
+
+    def _refuse_text(self, name: str, chosen: Sequence[str]) -> None:
         import pandas
 
         values = self._frame[name]
-        if _is_number(values):
-            return np.asarray(values.to_numpy(np.float64, na_value=np.nan))
         wrong = values[values.notna() & pandas.to_numeric(values.astype(object), errors="coerce").isna()]
         row = int((wrong if len(wrong) else values).index[0])
         numeric = [other for other in chosen if _is_number(self._frame[other])]
         offer = f"'data.build.features=[{','.join(numeric)}]'" if numeric else "another column"
+        if dialect.is_ambiguous(str(values[row])):
+            offer = "data.build.decimal=',' or '.', whichever it has"
         raise DataError(
             f"Expected numbers in column {name}, received {str(values[row])!r} in {self.place(row)}. "
             f"Try {offer}, or a number in its place."
         )
 
-    def labels(self, name: str, quantity: bool) -> tuple[Array, tuple[str, ...] | None]:
-        """The labels, int32 [rows] of classes or float32 [rows] of quantities, and what classes are called."""
+    def labels(self, quantity: bool) -> tuple[Array, tuple[str, ...] | None]:
+        """Returns the labels, int32 [rows] of classes or float32 [rows] of quantities, and what classes are called."""
         from pandas.api import types
 
-        values = self._frame[name]
+        name, values = self.label, self._frame[self.label]
         if quantity or types.is_float_dtype(values):
             return self.numbers(name, [name]).astype(np.float32), None
         if values.isna().any():
@@ -172,6 +222,11 @@ class _Table:
             )
         if not types.is_integer_dtype(values):
             classes, numbers = np.unique(values.astype(str).to_numpy(object), return_inverse=True)
+            if len(values) > _FEW_ROWS and len(classes) == len(values):
+                raise DataError(
+                    f"Expected classes in column {name}, fewer than rows, received another text in each row. "
+                    f"Try data.build.label=COLUMN."
+                )
             return numbers.astype(np.int32), tuple(map(str, classes))
         least, most = int(values.min()), int(values.max())
         if least < 0 or most >= max(len(values), _FEW_CLASSES):
@@ -182,45 +237,99 @@ class _Table:
         return values.to_numpy(np.int32), None
 
 
+def _label(path: str, names: Sequence[str], label: str | None) -> str:
+    """The column of labels: the one that is named, or the last that has a name."""
+    if label is not None and label not in names:
+        raise DataError(
+            f"Expected data.build.label to be a column of {path} ({', '.join(names)}), received {label}. "
+            f"Try data.build.label={names[-1]}."
+        )
+    return label or next((name for name in reversed(names) if not _is_unnamed(name)), names[-1])
+
+
 def _is_number(values: pandas.Series) -> bool:
     from pandas.api import types
 
     return bool(types.is_numeric_dtype(values) or types.is_bool_dtype(values))
 
 
-def _read(path: str) -> pandas.DataFrame:
-    """A file's rows that hold anything, each under its number in the file, from 0."""
+def _is_parquet(path: str) -> bool:
+    return path.endswith(".parquet")
+
+
+def _is_unnamed(name: str) -> bool:
+    return name.startswith("Unnamed: ")
+
+
+def _numbers_rows(name: str, values: pandas.Series) -> bool:
+    """True if a column only numbers or names the rows, as pandas and R write them beside a table."""
+    from pandas.api import types
+
+    if name.startswith("Unnamed: 0"):
+        return True
+    if not types.is_integer_dtype(values) or not values.is_unique or values.isna().any():
+        return False
+    steps = values.to_numpy(np.int64)
+    counts = len(steps) > 1 and steps[0] in (0, 1) and bool((np.diff(steps) == 1).all())
+    return name.lower() in _INDEX or (counts and name.lower() in _COUNTS)
+
+
+def _read(path: str, known: Dialect | None, label: str | None) -> pandas.DataFrame:
+    """Returns a file's rows that hold anything, each under its number in the file, from 0."""
     import pandas
 
     try:
-        if path.endswith(".parquet"):
+        if known is None:
             return pandas.read_parquet(path, dtype_backend="numpy_nullable").reset_index(drop=True)
+        target = _label(path, known.names, label)
+        # What stands for a missing number may be the name of a class: NA, None, null.
+        missing = {name: [""] if name == target else list(dialect.MISSING) for name in known.names}
         with warnings.catch_warnings():
             # Of rows that are longer than the line of names.
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             frame = pandas.read_csv(
-                path, index_col=False, skip_blank_lines=False, dtype_backend="numpy_nullable", low_memory=False
-            )
+                path, sep=known.separator, header=0 if known.named else None, names=list(known.names),
+                skiprows=known.skipped, encoding=known.encoding, decimal=known.decimal or ".", dtype={target: str},
+                na_values=missing, keep_default_na=False, index_col=False, skip_blank_lines=False,
+                skipinitialspace=True, dtype_backend="numpy_nullable", low_memory=False,
+            )  # fmt: skip
+    except DataError:
+        raise
     except Exception as error:  # pandas and pyarrow have errors of their own, many of them
-        reason = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
+        told = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
+        reason = (None if known is None else dialect.too_long(path, known)) or told
         raise DataError(
             f"Expected {path} to be a table with a name above each column, received a file that cannot be read so "
             f"({reason}). Try putting it right, or another data.path."
         ) from error
-    if all(_is_text_of_number(name) for name in frame.columns):
+    for name in known.names:
+        if not _is_number(frame[name]):
+            frame[name] = _converted(frame[name], path, known, name == target)
+    empty = [name for name in frame.columns if _is_unnamed(name) and frame[name].isna().all()]
+    return frame.drop(columns=empty).dropna(how="all")
+
+
+def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool) -> pandas.Series:
+    """Returns a column of text as numbers where all of it are numbers as the file writes them, else as it is."""
+    import pandas
+
+    given = values[values.notna() & ~values.isin(dialect.MISSING)].str.strip()
+    plain = pandas.to_numeric(given.astype(object), errors="coerce")
+    is_plain = known.decimal != "," and plain.notna().all()
+    numbers = plain.tolist() if is_plain else dialect.numbers(given, known.decimal or ".")
+    if not len(given) or numbers is None:
+        flags = values.str.lower().isin(("true", "false"))
+        return (values.str.lower() == "true").astype("boolean") if is_label and flags.all() else values
+    unsaid = [] if is_plain or known.decimal else list(filter(dialect.is_ambiguous, given))
+    if unsaid and is_label:
         raise DataError(
-            f"Expected a first line of names in {path}, received numbers ({', '.join(frame.columns)}). "
-            f"Try adding a line such as a,b,label."
+            f"Expected a decimal sign that the numbers in {path} tell, received {unsaid[0]}. "
+            f"Try data.build.decimal=',', or data.build.decimal='.', where thousands have a comma."
         )
-    return frame.dropna(how="all")
-
-
-def _is_text_of_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
+    if unsaid or (is_label and given.str.fullmatch(dialect.CODE.pattern).any()):
+        return values
+    whole = given.str.fullmatch(r"[+-]?\d+").all()
+    return pandas.Series(numbers, given.index).reindex(values.index).astype("Int64" if whole else "Float64")
 
 
 def _files(path: str) -> list[str]:

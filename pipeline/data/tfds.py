@@ -214,8 +214,11 @@ def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None
             return x
         return pictures.sized(tf.cast(x, tf.float32) / 255, size, resize=True)
 
+    are_classes = hasattr(info.features[keys[1]], "num_classes")
+
     def targets(y: tf.Tensor) -> tf.Tensor:
-        return tf.cast(y, tf.int32) if y.dtype.is_integer else y
+        # Other whole numbers may be larger than int32 holds.
+        return tf.cast(y, tf.int32) if y.dtype.is_integer and are_classes else y
 
     def decode(record: tf.Tensor) -> tuple[Nested[tf.Tensor], Nested[tf.Tensor]]:
         found = info.features.deserialize_example(record)

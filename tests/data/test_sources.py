@@ -459,6 +459,40 @@ def test_types_of_arrays(tmp_path: Path) -> None:
     assert (x.dtype.name, x.max(), y.dtype.name, sorted(y.tolist())) == ("float32", 1, "int32", [0] * 4 + [1] * 4)
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint32", "uint64"])
+def test_whole_numbers_that_32_bits_do_not_hold_keep_their_values(tmp_path: Path, kind: str) -> None:
+    large = np.arange(3_000_000_000, 3_000_000_020, dtype=kind)
+    saved = {"x": large[:, None], "y": large}
+    for keep in (False, True):
+        (x, y), (_, held) = numpy(save(tmp_path / f"{keep}.npz", saved), keep_dtype=keep)
+        assert (len(y), len(held), y.dtype.name) == (16, 4, "int64")
+        assert (x[:, 0].astype(int).tolist(), sorted([*y, *held])) == (y.tolist(), large.tolist())
+    (x, y), (_, held) = numpy(
+        save(
+            tmp_path / "parts.npz",
+            {"x_train": large, "y_train": large, "x_val": np.ones(3, kind), "y_val": np.ones(3, kind)},
+        )
+    )
+    assert {array.dtype.name for array in (x, y, held)} == {"int64"}
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_text_labels_of_arrays_are_classes_in_their_order(tmp_path: Path, kind: str) -> None:
+    y = np.array(["emu", "cat", "dog", "cat"] * 5).astype(kind)
+    saved = {"x": np.arange(20.0), "y": y[:, None]}
+    train, held = numpy(save(tmp_path / "a.npz", saved))
+    assert isinstance(train, Examples)
+    assert isinstance(held, Examples)
+    assert (train.class_names, train.num_classes, train.count, held.count) == (("cat", "dog", "emu"), 3, 16, 4)
+    for x, label in [*made(train), *made(held)]:
+        assert train.class_names[label] == str(y[int(x)].decode() if kind == "S" else y[int(x)])
+    parts = {"x_train": np.array([1.0, np.nan]), "y_train": y[:2], "x_val": np.arange(20.0), "y_val": y}
+    train, held = numpy(save(tmp_path / "b.npz", parts))
+    assert isinstance(train, Examples)
+    assert train.flaws == ("no training examples of class dog",)
+    assert [each.why for each in broken(train)] == ["has NaN or infinity"]
+
+
 BAD_ARRAYS: list[tuple[dict[str, Array], str]] = [
     (
         {"images": np.ones(3)},
@@ -469,13 +503,21 @@ BAD_ARRAYS: list[tuple[dict[str, Array], str]] = [
     ({"x": np.ones((0, 2)), "y": np.ones(0)}, "received an x without any. Try another data.path."),
     (
         {"x": np.array(["a", "b"] * 4), "y": np.zeros(8)},
-        "Expected numbers in {}, received x of type <U1. Try x.astype(",
+        "Expected numbers in {}, received x of text. Try the places of words",
     ),
     (
         {**arrays(4, "_train"), **{name: array[..., :1] for name, array in arrays(4, "_test").items()}},
         "received x of [4, 3] uint8 to train and of [4, 1] uint8 to validate. Try saving both anew.",
     ),
-    ({"x": np.ones(4), "y": np.array([{}, [], 0, "a"], object)}, "received a file that cannot be read ("),
+    (
+        {"x": np.ones(4), "y": np.array([{}, [], 0, "a"], object)},
+        "Python's objects, which are not loaded. Try saving y.",
+    ),
+    ({"x": np.array([1, 1e300]), "y": np.ones(2)}, "that float32 holds, received 1e+300. Try dividing them"),
+    ({"x": np.ones(2), "y": np.array([1, -1e300])}, "that float32 holds, received -1e+300. Try dividing them"),
+    ({"x": np.ones(2), "y": np.array([1, 2**63], np.uint64)}, "that int64 holds, received 9223372036854775808. Try"),
+    ({"x": np.ones(2), "y": np.array([["a", "b"]] * 2)}, "y of type <U1 and shape [2] for each. Try numpy.unique("),
+    ({"x": np.ones(2), "y": np.array([b"\xff", b"a"])}, "in UTF-8, received"),
 ]
 
 
@@ -589,13 +631,125 @@ def test_rows_without_numbers_are_named_by_their_lines(tmp_path: Path) -> None:
     assert found == {f"{tmp_path}/t.parquet row 1": "has no number in a"}
 
 
+NUMBERS = [(n / 8 - 1, 1.5 * n, "low" if n % 3 else "high") for n in range(20)]
+
+
+def table_of(*parts: Examples) -> Array:
+    """The rows of all parts, sorted."""
+    return np.array(sorted(np.concatenate([table(part) for part in parts]).tolist()))
+
+
+def lines_of(row: str, head: str = "", numbers: Any = NUMBERS) -> str:
+    return head + "".join(row.format(*values, n=n) + "\n" for n, values in enumerate(numbers))
+
+
+def german(number: float) -> str:
+    return f"{number:,.3f}".translate(str.maketrans(",.", ".,"))
+
+
+# How a file is written, arguments that it takes, its classes, and the columns that are told of.
+WRITTEN: list[tuple[str | bytes, dict[str, Any], list[str], list[str]]] = [
+    (lines_of("{},{},{}"), {}, ["high", "low"], ["The first line"]),
+    (lines_of("{},{},{}"), {"header": False, "label": 2, "features": [0, 1]}, ["high", "low"], ["The first line"]),
+    (lines_of("{n},{},{},{}", ",a,b,y\n"), {}, ["high", "low"], ["Column Unnamed: 0"]),
+    (lines_of("{n},{n},{},{},{}", "Unnamed: 0.1,Unnamed: 0,a,b,y\n"), {}, ["high", "low"],
+     ["Column Unnamed: 0.1", "Column Unnamed: 0"]),
+    (lines_of("{n},{},{},{}", "index,a,b,y\n"), {}, ["high", "low"], ["Column index"]),
+    (lines_of("{n},{},{},{}", "Id,a,b,y\n"), {}, ["high", "low"], ["Column Id"]),
+    (lines_of("row{n},{},{},{}", '"","a","b","y"\n'), {}, ["high", "low"], ["Column Unnamed: 0"]),
+    (lines_of("{};{};{}", "a;b;y\n"), {}, ["high", "low"], []),
+    (lines_of("{}\t{}\t{}", "a\tb\ty\n"), {}, ["high", "low"], []),
+    (lines_of("{}|{}|{}", "a|b|y\n"), {}, ["high", "low"], []),
+    (lines_of("{}  {}  {}", "a b y\n"), {"separator": "space"}, ["high", "low"], []),
+    (lines_of("{}, {}, {}", "a, b, y\n"), {}, ["high", "low"], []),
+    (lines_of("{},{},{},", "a,b,y,\n"), {}, ["high", "low"], []),
+    ("\n\n" + lines_of("{},{},{}", "a,b,y\n"), {}, ["high", "low"], []),
+    ("\ufeff" + lines_of("{},{},{}", "a,b,y\n"), {}, ["high", "low"], []),
+    (lines_of("{},{},{}", "a,b,y\n").encode("utf-16"), {}, ["high", "low"], []),
+    (lines_of("{},{},{}", "a,b,y\n").replace("low", "grün").encode("latin-1"), {"encoding": "latin-1"},
+     ["grün", "high"], []),
+    (lines_of("{};{};{}", "a;b;y\n").replace(".", ","), {}, ["high", "low"], []),
+    (lines_of("{};{};{}").replace(".", ","), {}, ["high", "low"], ["The first line"]),
+    (lines_of("{};{};{}", "a;b;y\n", [(german(a), german(b), y) for a, b, y in NUMBERS]), {}, ["high", "low"], []),
+    (lines_of("{};{};{}", "a;b;y\n").replace("low", "NA"), {}, ["NA", "high"], []),
+    (lines_of("{},{},{}", "a,b,y\n").replace("low", "None").replace("high", "null"), {}, ["None", "null"], []),
+    (lines_of("{},{},{}", "a,b,y\n").replace("low", "007").replace("high", "012"), {}, ["007", "012"], []),
+    (lines_of("{},{},{}", "a,b,y\n").replace("low", "true").replace("high", "FALSE"), {}, ["False", "True"], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "arguments", "classes", "told"), WRITTEN, ids=lambda value: repr(value)[:24])
+def test_a_table_is_read_however_it_is_written(
+    tmp_path: Path, text: str | bytes, arguments: dict[str, Any], classes: list[str], told: list[str]
+) -> None:
+    path = str(write(tmp_path / "t.csv", text if isinstance(text, bytes) else text.encode()))
+    train, validation = csv(path, standardize=False, **arguments)
+    assert train.class_names == tuple(classes)
+    low = next(number for number, name in enumerate(classes) if name not in ("high", "null", "012", "False"))
+    wanted = sorted([a, b, low if y == "low" else 1 - low] for a, b, y in NUMBERS)
+    np.testing.assert_array_equal(table_of(train, validation), wanted)
+    assert [note.partition(" of ")[0] for note in train.notes] == told
+
+
+def test_thousands_are_grouped_by_what_the_other_numbers_say(tmp_path: Path) -> None:
+    for text in ('a,b,y\n0.5,"1,250",0\n1.5,"2,500",1\n', 'a,b,y\n"0,5",1.250,0\n"1,5",2.500,1\n'):
+        parts = csv(str(write(tmp_path / "t.csv", text.encode())), standardize=False)
+        np.testing.assert_array_equal(table_of(*parts), [[0.5, 1250, 0], [1.5, 2500, 1]])
+
+
+def test_missing_numbers_are_none_of_a_label_that_is_a_quantity(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "t.csv", b"a,y\n1,0.5\n2,NA\n3,1.5\n4,nan\n5,2.5\n"))
+    found = {each.name: each.why for part in csv(path) for each in broken(part)}
+    assert found == {f"{path} line 3": "has no number in y", f"{path} line 5": "has no number in y"}
+
+
+def test_rows_are_named_by_the_line_that_they_begin_in(tmp_path: Path) -> None:
+    text = 'a,note,y\n1,"one\ntwo",low\n,"three\n\nfour",low\n3,five,high\n4,six,\n'
+    path = str(write(tmp_path / "t.csv", text.encode()))
+    with pytest.raises(DataError, match=r"received none in .*t\.csv line 8"):
+        csv(path, features=["a"])
+    path = str(write(tmp_path / "t.csv", text.replace("six,", "six,low").encode()))
+    parts = csv(path, features=["a"])
+    assert [each.name for part in parts for each in broken(part)] == [f"{path} line 4"]
+
+
+def test_leading_zeros_of_a_feature_are_told(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "t.csv", b"zip,y\n00123,0\n04567,1\n99999,0\n12345,1\n"))
+    assert "zip" in " ".join(csv(path)[0].notes)
+
+
 BAD_TABLES = [
-    (b"", {}, "to be a table with a name above each column, received a file that cannot be read so (No columns to"),
+    (b"", {}, "Expected rows in {}, received none. Try another data.path."),
     (b"a,y\n", {}, "Expected rows in {}, received none. Try another data.path."),
-    (b"a,b,y\n1,2,3\n1,2,3,4\n", {}, "cannot be read so (Expected 3 fields in line 3, saw 4). Try putting it right"),
-    (b"a,y\n1,2,3\n1,2,3\n", {}, "cannot be read so (Length of header or names does not match length of data"),
-    (b"\xff\xfe\xfa,y\n1,2\n", {}, "cannot be read so ('utf-8' codec"),
-    (b"1,2\n3,4\n", {}, "Expected a first line of names in {}, received numbers (1, 2). Try adding a line such as"),
+    (b"a,b,y\n1,2,3\n1,2,3,4\n", {}, "cannot be read so (4 fields in line 3, 3 in the first). Try putting it right"),
+    (b"a,y\n1,2,3\n1,2,3\n", {}, "cannot be read so (3 fields in line 2, 2 in the first)"),
+    (b'a,note,y\n1,"one\ntwo",0\n2,"x",1,3\n', {}, "cannot be read so (4 fields in line 4, 3 in the first)"),
+    (b'a,y\n1,0\n2,"0\n3,1\n', {}, "cannot be read so (a quote that nothing ends in line 3)"),
+    (b"a,y\n1,gr\xfcn\n2,rot\n", {}, "received bytes that are none. Try data.build.encoding=latin-1, or"),
+    (
+        b"1,2\n3,4\n",
+        {},
+        "Expected a first line of names in {}, received 1, 2, which may be names or a row. Try data.build.header=false",
+    ),
+    (b"2019,2020,y\n0.1,0.2,1.5\n", {}, "Try data.build.header=false, if it is a row, or data.build.header=true."),
+    (b"a,a,y\n1,2,3\n", {}, "Expected columns of different names in {}, received a more than once. Try"),
+    (b"a b y\n1 2 0\n3 4 1\n", {}, "but with spaces. Try data.build.separator=space."),
+    (b"a,b,y\n0.5,'1,5',1\n", {"separator": "ab"}, "received 'ab'. Try data.build.separator=';'."),
+    (b"a;y\n1,234;0\n5,678;1\n", {}, "received '1,234' in {} line 2. Try data.build.decimal=',' or '.'"),
+    (b"a;y\n1;1,234\n2;5,678\n", {}, "received 1,234. Try data.build.decimal=',', or data.build.decimal='.'"),
+    (b"a;b;y\n0,5;0.5;1\n1,5;1.5;0\n", {}, "received 0,5 and 0.5. Try data.build.decimal=','"),
+    (
+        b"a,day,y\n1,2020-01-01,0\n2,2020-01-02,1\n",
+        {},
+        "received '2020-01-01' in {} line 2. Try 'data.build.features=[a]'",
+    ),
+    (b"a,,y\n1,2,0\n2,5,1\n", {}, "received no name above column 1. Try 'data.build.features=[a]'."),
+    (b"a,y\n1e300,0\n2,1\n", {}, "that float32 holds, received 1e+300 in {} line 2. Try another unit"),
+    (
+        b"a,y\n" + b"".join(b"%d,text %d\n" % (n, n) for n in range(30)),
+        {},
+        "received another text in each row. Try data.build.label=COLUMN.",
+    ),
     (
         b"a,town,c,y\n1,2,3,0\n\n2,Oslo,3,0\n",
         {},

@@ -85,7 +85,9 @@ def num_classes(part: object) -> int | None:
         return part.num_classes
     if not _is_arrays(part) or not _are_labels(part[1]) or not len(part[1]):
         return None
-    return int(np.asarray(part[1]).max()) + 1
+    highest = int(np.asarray(part[1]).max())
+    # Quantities, which no output could be of.
+    return highest + 1 if highest < np.iinfo(np.int32).max else None
 
 
 def _is_arrays(part: object) -> TypeGuard[tuple[Any, ...]]:

@@ -62,7 +62,7 @@ def _weighed(
     if label.dtype.is_floating:
         label = tf.round(label)
     table = tf.constant([class_weight.get(number, 1.0) for number in range(max(class_weight) + 1)], tf.float32)
-    number = tf.cast(label, tf.int32)
+    number = tf.cast(label, tf.int64)
     known = (number >= 0) & (number < len(table))
     found = tf.where(known, tf.gather(table, tf.where(known, number, 0)), 1.0)
     return x, y, found if weight is None else found * tf.cast(weight, tf.float32)

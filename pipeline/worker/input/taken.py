@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pipeline.data import narrow
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Examples, leaves
 from pipeline.data.nested import Nested
@@ -92,7 +93,7 @@ def part(made: object, name: str) -> Part | None:
 
 
 def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tuple[FitData, FitData, FitData]:
-    """What Keras's `fit` is given, in which lists of numbers have become arrays, and no other array is touched.
+    """What Keras's `fit` is given, in which lists of numbers have become arrays, and text TensorFlow's.
 
     Raises `DataError` for what could not be trained on.
     """
@@ -109,7 +110,12 @@ def for_keras(x: FitData, y: FitData, sample_weight: FitData, name: str) -> tupl
         for path, values in zip(NAMES, given, strict=True)
     ]
     _check_lengths(arrays, name)
-    return given[0], given[1], given[2]
+    return tf.nest.map_structure(_for_text, given[0], arrays[0]), given[1], given[2]
+
+
+def _for_text(leaf: object, array: np.ndarray) -> object:
+    """Text as a tensor, in place of NumPy's, which Keras does not take."""
+    return tf.constant(array) if array.dtype.kind in "US" and not isinstance(leaf, tf.Tensor) else leaf
 
 
 def _are_arrays(x: FitData) -> bool:
@@ -143,7 +149,7 @@ def _without_lists(values: object, where: _Where) -> object:
     except ValueError as error:
         raise DataError(f"Expected rows of one length in {where}, received a list of others. Try {PAD}.") from error
     # As Keras does with Python's floats.
-    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+    return narrow.floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
 
 
 def _is_one_array(values: object) -> bool:
@@ -190,16 +196,16 @@ def _array(values: object, where: _Where) -> np.ndarray:
         ) from error
     if array.dtype.kind in "US" and where.path.split("[")[0] != "x":
         raise DataError(
-            f"Expected numbers as {where}, received text, such as {str(array.flat[0])!r}. "
+            f"Expected numbers as {where}, received text, such as {_texts(array.flat[:1])[0]!r}. "
             f"Try numpy.unique(y, return_inverse=True)[1], which numbers classes from 0."
         )
     return array
 
 
 def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
-    """Text as text; anything else that NumPy keeps as Python objects is refused."""
-    if array.ndim and array.size and all(isinstance(value, str) for value in array.flat):
-        return array.astype(str)
+    """Text as text, that of TensorFlow's too; anything else that NumPy keeps as Python objects is refused."""
+    if array.ndim and array.size and all(isinstance(value, str | bytes) for value in array.flat):
+        return np.array(_texts(array.flat)).reshape(array.shape)
     if not array.ndim:
         raise DataError(
             f"Expected arrays or a tf.data.Dataset as {where}, received {_short(values)}. Try numpy.array, or "
@@ -212,6 +218,10 @@ def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
         how = "numpy.stack, which makes one array of all" if len(shapes) == 1 else PAD
     kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
     raise DataError(f"Expected numbers as {where}, received an array of objects ({kinds}). Try {how}.")
+
+
+def _texts(values: Iterable[str | bytes]) -> list[str]:
+    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
 
 
 def _check_lengths(arrays: Sequence[Nested[np.ndarray] | None], name: str) -> None:

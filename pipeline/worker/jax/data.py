@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 import keras
 import numpy as np
 
 from pipeline.config import targets
-from pipeline.data import manifest, records
+from pipeline.data import manifest, narrow, records
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples, leaves
 from pipeline.data.files import opened
@@ -99,6 +100,10 @@ class OwnData:
         if isinstance(train, Examples):
             self._digest, self.class_names = train.digest, train.class_names
         self.parts = {name: None if part is None else _arrays(part) for name, part in self._made.items()}
+        for name, arrays in self.parts.items():
+            for leaf in leaves(arrays or ()):
+                if isinstance(leaf, np.ndarray):
+                    _check_range(leaf, PARTS[name])
         if self.num_classes is None:
             self.num_classes = looked.num_classes(self.parts["train"])
         if (given := self._plan.training.class_weight) is not None and (arrays := self.parts["train"]) is not None:
@@ -171,7 +176,9 @@ def _array(values: Any) -> Any:
             f"Try .astype('float32'), or whatever stands for it."
         )
     # As Keras does with Python's floats.
-    return array.astype("float32") if array.dtype == np.float64 and isinstance(values, list) else array
+    if array.dtype == np.float64 and isinstance(values, list):
+        return narrow.floats(array, np.float32, "a list")
+    return array
 
 
 def _count(part: Any) -> int:
@@ -218,6 +225,16 @@ def _of_feature(values: list[Any], dtype: str, shape: Sequence[int]) -> np.ndarr
     if values and isinstance(values[0], bytes):
         return np.frombuffer(values[0], dtype).reshape(shape)
     return np.array(values, dtype).reshape(shape)
+
+
+def _check_range(array: np.ndarray, name: str) -> None:
+    """Refuses numbers that JAX would wrap, or make infinite, in the type that it has in place of a wider one."""
+    over = narrow.lost(array, np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
+    if over is not None:
+        raise DataError(
+            f"Expected numbers of 32 bits in the {name} data under backend=jax, received {over:g} of {array.dtype}. "
+            f"Try backend=tensorflow, or .astype('float32') where they are quantities."
+        )
 
 
 def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:

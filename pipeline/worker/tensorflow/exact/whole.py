@@ -83,10 +83,16 @@ class Whole:
         return self._known[id(value)][1]
 
     def _gathered(self, value: tf.Tensor) -> tf.Tensor:
-        if not value.dtype.is_floating:
-            # Exact up to 2^53, and a type that everything adds.
+        if value.dtype.is_floating:
+            return self._placed(value)
+        # float64 is a type that everything adds; it is exact up to 2^53, so that 64 bits travel in two halves.
+        if value.dtype.size < 8:
             return tf.cast(self._placed(tf.cast(value, tf.float64)), value.dtype)
-        return self._placed(value)
+        bits = tf.constant(32, value.dtype)
+        high = tf.bitwise.right_shift(value, bits)
+        halves = tf.stack([high, value - tf.bitwise.left_shift(high, bits)], axis=-1)
+        whole = tf.cast(self._placed(tf.cast(halves, tf.float64)), value.dtype)
+        return tf.bitwise.left_shift(whole[..., 0], bits) + whole[..., 1]
 
     def _placed(self, value: tf.Tensor) -> tf.Tensor:
         """Each replica adds its examples to zeros in the place of the others'."""

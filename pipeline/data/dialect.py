@@ -1,0 +1,319 @@
+"""Finds how a CSV file is written: its encoding, separator, decimal sign and line of names, by its first records.
+
+What these do not say for certain is asked for: nothing that is guessed is taken as said. It needs neither pandas nor
+TensorFlow, and no more of the file than its beginning.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.data.errors import DataError, first_of
+
+Made = TypeVar("Made")
+Record = list[str]
+
+# What stands in place of a number that is not there, as pandas has it.
+MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+    "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+# Names of separators that are awkward to type.
+SEPARATORS = {"tab": "\t", "space": r"\s+"}
+_SEPARATORS = (",", ";", "\t", "|")
+# Records that are looked at.
+_FIRST = 200
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+_EXPONENT = r"(?:[eE][+-]?\d+)?"
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+# A whole number with leading zeros, as codes have.
+CODE = re.compile(r"0\d+")
+# A comma or a point between groups of three digits, or before the fraction: which of both it is is not said.
+_EITHER = re.compile(r"[+-]?[1-9]\d{0,2}[,.]\d{3}")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file is written. `decimal` is None where its records have no number that says; `skipped` lines are empty.
+    `codes` are the columns whose numbers have leading zeros.
+
+    A column without a name is called "Unnamed: 0" by its place, as pandas has it; without a line of names each is
+    called by its place alone.
+    """
+
+    encoding: str
+    separator: str
+    decimal: str | None
+    named: bool
+    names: tuple[str, ...]
+    skipped: int
+    codes: tuple[str, ...] = ()
+
+
+@cache
+def number_in(decimal: str) -> re.Pattern[str]:
+    """Returns the pattern of a number with such a decimal sign, whose thousands may be grouped by the other one.
+
+    >>> [bool(number_in(",").fullmatch(text)) for text in ("1,5", "1.234,5", "12", "1.5", "", ",")]
+    [True, True, True, False, False, False]
+    """
+    sign, group = re.escape(decimal), re.escape("." if decimal == "," else ",")
+    whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)"
+    return re.compile(rf"[+-]?(?:{whole}(?:{sign}\d*)?|{sign}\d+){_EXPONENT}")
+
+
+def find(
+    path: str, header: bool | None = None, separator: str | None = None, decimal: str | None = None,
+    encoding: str | None = None,
+) -> Dialect:  # fmt: skip
+    """Returns how a file is written; what is given is taken as it is. Raises `DataError` for what has to be given."""
+    _check(header, separator, decimal, encoding)
+    encoding = encoding or _encoding(path)
+    chosen = SEPARATORS.get(separator or "", separator) or _separator(path, encoding)
+    skipped, records = 0, read(path, encoding, chosen, _first)
+    while records and not records[0]:
+        skipped, records = skipped + 1, records[1:]
+    records = [record for record in records if any(field.strip() for field in record)]
+    if not records:
+        raise DataError(f"Expected rows in {path}, received none. Try another data.path.")
+    named = _is_named(path, records) if header is None else header
+    decimal = decimal or _decimal(path, records[1:] if named else records)
+    names = _names(path, records[0]) if named else tuple(str(place) for place in range(len(records[0])))
+    zeros = {place for record in records for place, field in enumerate(record) if CODE.fullmatch(field.strip())}
+    codes = tuple(name for place, name in enumerate(names) if place in zeros)
+    return Dialect(encoding, chosen, decimal, named, names, skipped, codes)
+
+
+def numbers(texts: Iterable[str], decimal: str) -> list[float] | None:
+    """Returns texts as numbers with such a decimal sign; None where one of them is none.
+
+    >>> numbers(["1.234,5", "7"], ","), numbers(["1,234", "0.5"], "."), numbers(["1.5"], ",")
+    ([1234.5, 7.0], [1234.0, 0.5], None)
+    """
+    pattern, group, found = number_in(decimal), "." if decimal == "," else ",", []
+    for text in texts:
+        if pattern.fullmatch(text):
+            found.append(float(text.replace(group, "").replace(decimal, ".")))
+        elif _INFINITE.fullmatch(text):
+            found.append(float(text))
+        else:
+            return None
+    return found
+
+
+def is_ambiguous(text: str) -> bool:
+    """True if a comma in a number may be its decimal sign, or group thousands.
+
+    >>> [is_ambiguous(text) for text in ("1,234", "0,123", "1,23", "1.234")]
+    [True, False, False, False]
+    """
+    return "," in text and _EITHER.fullmatch(text) is not None
+
+
+def lines(path: str, dialect: Dialect) -> list[int]:
+    """Returns the line that each record below the names begins in, from 1: quotes may hold several lines."""
+
+    def starts(records: Any) -> list[int]:
+        found = [1]
+        for _ in records:
+            found.append(records.line_num + 1)
+        return found
+
+    found = read(path, dialect.encoding, dialect.separator, starts)
+    return found[dialect.skipped + dialect.named : -1]
+
+
+def too_long(path: str, dialect: Dialect) -> str | None:
+    """Returns what is wrong with the first record that is no row of the table, and its line; None where none is."""
+    width, line = len(dialect.names), 1
+
+    def first(records: Any) -> str | None:
+        nonlocal line
+        for record in records:
+            if len(record) > width:
+                return f"{len(record)} fields in line {line}, {width} in the first"
+            line = records.line_num + 1
+        return None
+
+    try:
+        return read(path, dialect.encoding, dialect.separator, first, strict=True)
+    except csv.Error:
+        return f"a quote that nothing ends in line {line}"
+
+
+def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], strict: bool = False) -> Made:
+    """Returns what `use` makes of a file's records."""
+    try:
+        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
+            text = io.TextIOWrapper(file, encoding, newline="")
+            source = map(_tabbed, text) if separator == SEPARATORS["space"] else text
+            delimiter = "\t" if separator == SEPARATORS["space"] else separator
+            return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
+    except UnicodeError as error:
+        offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
+        raise DataError(
+            f"Expected {path} to be text in {encoding.removesuffix('-sig')}, received bytes that are none. "
+            f"Try data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8."
+        ) from error
+    except (OSError, EOFError) as error:
+        raise DataError(
+            f"Expected {path} to be a table that can be read, received {error}. Try another data.path."
+        ) from error
+
+
+def _tabbed(line: str) -> str:
+    return "\t".join(line.split())
+
+
+def _first(records: Iterator[Record]) -> list[Record]:
+    return list(islice(records, _FIRST))
+
+
+def _check(header: bool | None, separator: str | None, decimal: str | None, encoding: str | None) -> None:
+    """Refuses values that say nothing of a file."""
+    if header not in (None, True, False):
+        raise DataError(
+            f"Expected data.build.header to be true or false, received {header}. Try data.build.header=false."
+        )
+    if separator is not None and separator not in SEPARATORS and (len(separator) != 1 or separator in '"\r\n'):
+        raise DataError(
+            f"Expected data.build.separator to be one character, tab or space, received {separator!r}. "
+            f"Try data.build.separator=';'."
+        )
+    if decimal not in (None, ".", ","):
+        raise DataError(
+            f"Expected data.build.decimal to be a point or a comma, received {decimal!r}. Try data.build.decimal=','."
+        )
+    try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError as error:
+        raise DataError(
+            f"Expected data.build.encoding to be one that Python knows, received {encoding}. "
+            f"Try data.build.encoding=latin-1."
+        ) from error
+
+
+def _encoding(path: str) -> str:
+    """UTF-8 unless the file's first bytes are the mark of another one."""
+    try:
+        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
+            head = file.read(4)
+    except (OSError, EOFError) as error:
+        raise DataError(
+            f"Expected {path} to be a table that can be read, received {error}. Try another data.path."
+        ) from error
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
+
+
+def _separator(path: str, encoding: str) -> str:
+    """The separator by which most records have as many fields as the first."""
+    scores = {}
+    for separator in _SEPARATORS:
+        records = [record for record in read(path, encoding, separator, _first) if record]
+        width = len(records[0]) if records else 0
+        if width > 1:
+            alike = sum(len(record) == width for record in records) / len(records)
+            numbers = sum(_is_number(field) for record in records for field in record) / (width * len(records))
+            scores[separator] = alike, numbers
+    if not scores:
+        rows = [record for record in read(path, encoding, SEPARATORS["space"], _first) if record]
+        if rows and all(len(record) == len(rows[0]) > 1 for record in rows):
+            raise DataError(
+                f"Expected columns separated by commas in {path}, received lines without any, but with spaces. "
+                f"Try data.build.separator=space."
+            )
+        return ","
+    best = [separator for separator, score in scores.items() if score == max(scores.values())]
+    if len(best) > 1:
+        said = " or ".join(repr(separator) for separator in best)
+        raise DataError(
+            f"Expected columns with one separator in {path}, received lines that can be divided at {said}. "
+            f"Try data.build.separator='{best[0]}'."
+        )
+    return best[0]
+
+
+def _is_number(field: str) -> bool:
+    text = field.strip()
+    return any(pattern.fullmatch(text) for pattern in (_INFINITE, number_in("."), number_in(",")))
+
+
+def _is_named(path: str, records: Sequence[Record]) -> bool:
+    """True if the first record is the names of columns: words above numbers, and no value of a column."""
+    first, rest = records[0], records[1:]
+    words = values = again = 0
+    for place, name in enumerate(first):
+        column = [record[place] for record in rest if place < len(record) and record[place].strip() not in MISSING]
+        numbers = sum(map(_is_number, column))
+        if _is_number(name):
+            values += 1
+        elif name.strip() and column and numbers * 2 > len(column):
+            words += 1
+        elif name.strip() and name in column:
+            again += 1
+    if not values + again or not rest:
+        return True
+    # Whole numbers, each of them once, may be names, as pandas writes of columns that have none.
+    digits = [name for name in first if _is_number(name)]
+    if not words and (again or len(set(digits)) < values or not all(name.isdecimal() for name in digits)):
+        return False
+    raise DataError(
+        f"Expected a first line of names in {path}, received {first_of(first, between=', ', last=' and')}, "
+        f"which may be names or a row. Try data.build.header=false, if it is a row, or data.build.header=true."
+    )
+
+
+def _decimal(path: str, records: Sequence[Record]) -> str | None:
+    """The decimal sign that the columns of numbers have; None where none of them says."""
+    found: dict[str, str] = {}
+    for place in range(max(map(len, records), default=0)):
+        fields = [record[place].strip() for record in records if place < len(record)]
+        column = [field for field in fields if field not in MISSING]
+        if sum(map(_is_number, column)) * 2 <= len(column):
+            continue
+        for field in column:
+            said = _sign_of(field)
+            if said:
+                found.setdefault(said, field)
+    if len(found) > 1:
+        raise DataError(
+            f"Expected numbers with one decimal sign in {path}, received {' and '.join(found.values())}. "
+            f"Try data.build.decimal='{next(iter(found))}', which says what it is."
+        )
+    return next(iter(found), None)
+
+
+def _sign_of(field: str) -> str | None:
+    """The decimal sign that a number says it has.
+
+    >>> [_sign_of(field) for field in ("1.5", "0,123", "1,234", "1,234,567", "1.234,5", "7", "Oslo")]
+    ['.', ',', None, '.', ',', None, None]
+    """
+    if ("," not in field and "." not in field) or _EITHER.fullmatch(field):
+        return None
+    says = [sign for sign in (".", ",") if number_in(sign).fullmatch(field)]
+    return says[0] if len(says) == 1 else None
+
+
+def _names(path: str, record: Record) -> tuple[str, ...]:
+    """The names of columns, in which one that has none is called by its place."""
+    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(record)]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"Expected columns of different names in {path}, received {first_of(twice, between=', ', last=' and')} "
+            f"more than once. Try another name for one of them, or data.build.header=false, if that is a row."
+        )
+    return tuple(names)
