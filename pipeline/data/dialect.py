@@ -206,7 +206,7 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
 
 
 def _encoding(path: str) -> str:
-    """UTF-8 unless the file's first bytes are the mark of another one."""
+    """UTF-8 unless the file's first bytes are the mark of UTF-16, or have a zero beside each letter, as that has."""
     try:
         with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
             head = file.read(4)
@@ -214,6 +214,9 @@ def _encoding(path: str) -> str:
         raise DataError(
             f"Expected {path} to be a table that can be read, received {error}. Try another data.path."
         ) from error
+    for name, others in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
+        if others == b"\0\0":
+            return name
     return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
 
 

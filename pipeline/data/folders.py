@@ -77,6 +77,24 @@ def parts(root: Path, suffixes: Sequence[str], classes: Sequence[str] = ()) -> P
     return Parts(root)
 
 
+def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequence[str], tuple[str, ...]]:
+    """Returns the files that train, and those that validate where all are named as parts, with notes on the choice.
+
+    A file in a folder of `path` is named as that folder is.
+    """
+    root = Path(path or "")
+    names = [Path(file).relative_to(root).parts[0] if root.is_dir() else Path(file).name for file in files]
+    roles = [role(name) for name in names]
+    if TRAIN not in roles or None in roles or len(set(roles)) < 2:
+        return files, (), ()
+    held = VALIDATION if VALIDATION in roles else TEST
+    train, validation = (
+        [file for file, part in zip(files, roles, strict=True) if part == one] for one in (TRAIN, held)
+    )
+    unread = "; test is not read" if TEST in roles and held != TEST else ""
+    return train, validation, (f"Of the files in {path}, those of {TRAIN} train and of {held} validate{unread}.",)
+
+
 def class_folders(
     folder: Path, suffixes: Sequence[str], chosen: Sequence[str] = ()
 ) -> tuple[list[str], tuple[str, ...]]:

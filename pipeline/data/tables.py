@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import dialect
+from pipeline.data import dialect, folders
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
@@ -53,12 +53,15 @@ def csv(
     The `label` is the last column unless named, `features` all others but row numbers. Text, and true and false, are
     classes numbered in their order; whole numbers are classes as they are, unless they are said to be a `quantity`, as
     all other numbers are. `standardize` gives each feature the mean 0 and the standard deviation 1 over the rows that
-    train. Missing numbers stay NaN, and are named when they are looked for; rows without anything are left out.
+    train. Missing numbers stay NaN, and are named when they are looked for; rows without anything are left out. Files
+    that are all named as parts, train.csv and test.csv, are these; else a part of each class is held out.
 
     Whether a CSV file has a `header`, and its `separator`, `decimal` sign and `encoding`, are found by its first rows
     where they are not given, see `dialect.find`. Raises `DataError`.
     """
-    paths = _files(expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv"))
+    given = expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv")
+    trains, validates, said = folders.divided(given, _files(given))
+    paths = [*trains, *validates]
     known = [None if _is_parquet(each) else dialect.find(each, header, separator, decimal, encoding) for each in paths]
     table = _Table(paths, known, None if label is None else str(label))
     columns = table.features(None if features is None else list(map(str, features)))
@@ -66,9 +69,14 @@ def csv(
     y, names = table.labels(quantity)
     are_classes = y.dtype == np.int32
     train, held = split(y if are_classes else np.zeros(len(y)), validation_fraction, split_seed)
+    if validates:
+        train, held = table.rows_of(range(len(trains)), split_seed), table.rows_of(range(len(trains), len(paths)), 0)
     x = _standardized(x, train) if standardize else x.astype(np.float32)
     make = _maker(table, (*columns, table.label), int(y.max()) + 1 if are_classes else None, names)
-    return dataclasses.replace(make(x, y, train), notes=table.notes(columns)), make(x, y, held)
+    missing = sorted(set(names or ()) - {names[number] for number in y[train]}) if names else []
+    flaws = tuple(f"no training examples of class {name}" for name in missing)
+    notes = (*said, *table.notes(columns, features is None))
+    return dataclasses.replace(make(x, y, train), notes=notes, flaws=flaws), make(x, y, held)
 
 
 def _maker(
@@ -134,6 +142,10 @@ class _Table:
         # Of several files each numbers its own rows.
         self._numbering = [name for name in names if all(_numbers_rows(name, frame[name]) for frame in frames)]
 
+    def rows_of(self, files: range, seed: int) -> Array:
+        """Returns the rows of some files, shuffled."""
+        return np.random.default_rng(seed).permutation(np.flatnonzero(np.isin(self._file, files)))
+
     def place(self, row: int) -> str:
         """Returns where a row was: its file, and the line there that it begins in; or its number in Parquet, from 0."""
         number, at = int(self._file[row]), int(self._row[row])
@@ -161,12 +173,12 @@ class _Table:
             )
         return others if chosen is None else list(chosen)
 
-    def notes(self, features: Sequence[str]) -> tuple[str, ...]:
-        """Returns what a person should know of how these features were chosen and read."""
+    def notes(self, features: Sequence[str], found: bool) -> tuple[str, ...]:
+        """Returns what a person should know of how these features were read and, where nobody named them, found."""
         dialects = dict(zip(self._paths, self._dialects, strict=True))
         unnamed = [path for path, known in dialects.items() if known is not None and not known.named]
         zeros = {name for known in dialects.values() if known is not None for name in known.codes if name in features}
-        numbering = [name for name in self._numbering if name not in features and name != self.label]
+        numbering = [name for name in self._numbering if found and name not in features and name != self.label]
         where = self._paths[0]
         return (
             *(f"The first line of {path} is a row: columns are called by their places." for path in unnamed),
@@ -313,13 +325,18 @@ def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool)
     """Returns a column of text as numbers where all of it are numbers as the file writes them, else as it is."""
     import pandas
 
-    given = values[values.notna() & ~values.isin(dialect.MISSING)].str.strip()
+    values = values.str.strip()
+    given = values[values.notna() & ~values.isin(dialect.MISSING)]
     plain = pandas.to_numeric(given.astype(object), errors="coerce")
     is_plain = known.decimal != "," and plain.notna().all()
     numbers = plain.tolist() if is_plain else dialect.numbers(given, known.decimal or ".")
+    if not len(given) and values.nunique() < 2:
+        return values.where(values.isna(), None)
     if not len(given) or numbers is None:
         flags = values.str.lower().isin(("true", "false"))
-        return (values.str.lower() == "true").astype("boolean") if is_label and flags.all() else values
+        return (
+            (values.str.lower() == "true").astype("boolean") if is_label and flags.all() else values.replace("", None)
+        )
     unsaid = [] if is_plain or known.decimal else list(filter(dialect.is_ambiguous, given))
     if unsaid and is_label:
         raise DataError(
@@ -328,7 +345,7 @@ def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool)
         )
     if unsaid or (is_label and given.str.fullmatch(dialect.CODE.pattern).any()):
         return values
-    whole = given.str.fullmatch(r"[+-]?\d+").all()
+    whole = given.str.fullmatch(r"[+-]?\d{1,18}").all()
     return pandas.Series(numbers, given.index).reindex(values.index).astype("Int64" if whole else "Float64")
 
 

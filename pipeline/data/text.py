@@ -1,5 +1,6 @@
 """Turns text into sequences of tokens that a language model learns to continue: each token's label is the next one."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Iterator, Sequence
 from glob import glob
@@ -9,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.data import folders
 from pipeline.data.errors import DataError, expect_at_least
 from pipeline.data.examples import Examples, Leaf
 from pipeline.data.files import is_remote, opened
@@ -34,8 +36,9 @@ def text(
     `path` is a file of UTF-8 text, a folder of them or a pattern (`books/*.txt`), which are one text in the order of
     their names; None is the reference topics that ship with Python, some 480,000 characters. With `tokens` "bytes"
     there are 256 of them; "characters" are those that occur, in their order. The last `validation_fraction` of the text
-    is held out, and what is left over at the end of a part, shorter than `length` and the token after it, is left out.
-    `class_names` has what each token stands for. Raises `DataError`.
+    is held out, unless files or folders are named as parts (see `folders.role`); what is left over at the end of a
+    part, shorter than `length` and the token after it, is left out. `class_names` has what each token stands for.
+    Raises `DataError`.
 
     >>> train, validation = text(length=16)
     >>> x, y = train.raw
@@ -43,14 +46,19 @@ def text(
     (True, 256)
     """
     _check(tokens, length, validation_fraction)
-    whole = _BETWEEN.join(_documents(path))
+    train_files, held_files, notes = folders.divided(path, [] if path is None else _files(path))
+    texts = [_BETWEEN.join(_topics() if path is None else _documents(files)) for files in (train_files, held_files)]
+    whole = "".join(texts) if held_files else texts[0]
     if tokens == BYTES:
         numbers: Tokens = np.frombuffer(whole.encode(), np.uint8).astype(np.int32)
         names = tuple(chr(byte) if byte in _PRINTABLE else f"\\x{byte:02x}" for byte in range(256))
     else:
         found, places = np.unique(np.frombuffer(whole.encode("utf-32-le"), np.uint32), return_inverse=True)
         numbers, names = places.astype(np.int32), tuple(map(chr, found.tolist()))
-    held_out = round(len(numbers) * validation_fraction)
+    if held_files:
+        held_out = len(texts[1].encode() if tokens == BYTES else texts[1])
+    else:
+        held_out = round(len(numbers) * validation_fraction)
     parts = numbers[: len(numbers) - held_out], numbers[len(numbers) - held_out :]
     if min(map(len, parts)) <= length:
         raise DataError(
@@ -59,7 +67,7 @@ def text(
             f"a longer text."
         )
     train, validation = (_packed(part, length, names) for part in parts)
-    return train, validation
+    return dataclasses.replace(train, notes=notes), validation
 
 
 def _packed(numbers: Tokens, length: int, names: tuple[str, ...]) -> Examples:
@@ -70,12 +78,9 @@ def _packed(numbers: Tokens, length: int, names: tuple[str, ...]) -> Examples:
     return Examples(raw=(x, y), spec=(leaf, leaf), num_classes=len(names), class_names=names)
 
 
-def _documents(path: str | None) -> Iterator[str]:
+def _documents(files: Sequence[str]) -> Iterator[str]:
     """The text of each document, in order."""
-    if path is None:
-        yield from _topics()
-        return
-    for file in _files(path):
+    for file in files:
         try:
             with opened(file) as lines:
                 yield lines.read().decode()
@@ -102,7 +107,7 @@ def _files(path: str) -> Sequence[str]:
     if is_remote(path):
         return [path]
     where = Path(path)
-    found = where.rglob("*") if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
+    found = folders.files_below(where) if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
     chosen = sorted(str(file) for file in found if file.is_file() and not file.name.startswith("."))
     if not chosen:
         raise DataError(f"Expected {path} to be or to have files of text, received none. Try data.path=FILE.txt.")

@@ -541,6 +541,16 @@ def test_text_of_ones_own_is_read_from_files_in_the_order_of_their_names_by_char
         assert "".join(names[token] for token in train.raw[0].ravel()) == whole[: train.raw[0].size]
 
 
+def test_files_of_text_named_as_parts_are_the_parts_and_hidden_folders_none(tmp_path: Path) -> None:
+    for name in ("wiki.train.txt", "wiki.valid.txt", "wiki.test.txt", ".git/config", "__MACOSX/wiki.train.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name * 20)
+    train, validation = text(str(tmp_path), length=8)
+    parts = ["".join(chr(token) for token in part.raw[0].ravel()) for part in (train, validation)]
+    assert [("wiki.train.txt" * 20).startswith(parts[0]), ("wiki.valid.txt" * 20).startswith(parts[1])] == [True, True]
+    assert "test is not read" in train.notes[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

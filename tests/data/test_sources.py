@@ -713,6 +713,16 @@ def test_rows_are_named_by_the_line_that_they_begin_in(tmp_path: Path) -> None:
     assert [each.name for part in parts for each in broken(part)] == [f"{path} line 4"]
 
 
+def test_tables_named_as_parts_are_the_parts(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", b"a,y\n1,cat\n2,dog\n")
+    write(tmp_path / "test.csv", b"a,y\n3,cat\n4,emu\n")
+    train, validation = csv(str(tmp_path), standardize=False)
+    assert (table(train).tolist(), table(validation).tolist()) == ([[1, 0], [2, 1]], [[3, 0], [4, 2]])
+    assert (len(train.notes), train.flaws) == (1, ("no training examples of class emu",))
+    write(tmp_path / "val.csv", b"a,y\n3,cat\n4,dog\n")
+    assert csv(str(tmp_path))[0].flaws == ()
+
+
 def test_leading_zeros_of_a_feature_are_told(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t.csv", b"zip,y\n00123,0\n04567,1\n99999,0\n12345,1\n"))
     assert "zip" in " ".join(csv(path)[0].notes)
@@ -744,6 +754,7 @@ BAD_TABLES = [
         "received '2020-01-01' in {} line 2. Try 'data.build.features=[a]'",
     ),
     (b"a,,y\n1,2,0\n2,5,1\n", {}, "received no name above column 1. Try 'data.build.features=[a]'."),
+    (b"a,y\n1,NA\n2,NA\n", {}, "received none in {} line 2. Try removing"),
     (b"a,y\n1e300,0\n2,1\n", {}, "that float32 holds, received 1e+300 in {} line 2. Try another unit"),
     (
         b"a,y\n" + b"".join(b"%d,text %d\n" % (n, n) for n in range(30)),

@@ -60,6 +60,10 @@ def test_arrays_data_sets_and_made_examples_get_the_weights_that_keras_gives(kin
     assert parsed.parse((X, y))[2].numpy().tolist() == expected.tolist()
 
 
+def test_a_label_beyond_32_bits_is_no_small_class():
+    assert weighed((X, Y.astype(np.int64) + 2**32), WEIGHTS)[2].tolist() == [1.0] * 6
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

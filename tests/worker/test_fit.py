@@ -24,6 +24,8 @@ import pipeline
 from pipeline import strategies
 from pipeline.worker.input.passes import FitError
 from pipeline.worker.model_error import ModelError
+from pipeline.worker.tensorflow.collective import TensorFlowCollective
+from pipeline.worker.tensorflow.exact.whole import Whole
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -431,6 +433,48 @@ def own_step() -> keras.Model:
     model = OwnStep()
     model.compile("sgd", loss="mse")
     return model
+
+
+TEXT = np.array(["a b", "b c", "c d", "a d"] * 8)
+
+
+def of_text() -> keras.Model:
+    words = keras.layers.TextVectorization(output_mode="multi_hot", vocabulary=["a", "b", "c", "d"])
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(2, activation="softmax")])
+    model.compile("sgd", loss="sparse_categorical_crossentropy")
+    return model
+
+
+def test_text_trains_whatever_holds_it(mirrored) -> None:
+    kinds = (tf.constant(TEXT), TEXT, TEXT.astype("S"), TEXT.astype(object), TEXT.tolist())
+    histories = []
+    for x in kinds:
+        with mirrored.scope():
+            model = of_text()
+        made = pipeline.fit(model, x, np.arange(32) % 2, batch_size=8, shuffle=False, verbose=0)
+        histories.append(made.history["loss"])
+    assert histories == [pytest.approx(histories[0], rel=1e-6)] * len(kinds)
+
+
+@pytest.mark.parametrize("labels", [tf.constant(TEXT), TEXT, TEXT.astype("S"), TEXT.astype(object), TEXT.tolist()])
+def test_labels_of_text_are_refused_with_how_to_number_them(labels) -> None:
+    with pytest.raises(FitError, match=r"Try numpy\.unique") as refused:
+        pipeline.fit(classifier(), x=X[:32], y=labels, verbose=0)
+    assert "'a b'" in str(refused.value)
+
+
+def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
+    numbers = np.array([2**53 + 1, -(2**60) + 3, 7, 2**62 + 1])
+
+    def gathered(part):
+        return Whole(TensorFlowCollective(2), tf.shape(part)[0], tf.constant(0.5)).of(part)
+
+    parts = mirrored.experimental_distribute_values_from_function(
+        lambda context: tf.constant(numbers[2 * context.replica_id_in_sync_group :][:2])
+    )
+    for found in tf.function(lambda: mirrored.run(gathered, (parts,)))().values:
+        assert found.numpy().tolist() == numbers.tolist()
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,11 @@ def test_data_that_tensorflow_makes_are_refused_and_class_weights_weigh_examples
         data._known(tf.data.Dataset.range(3), "train")
     x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])
     assert data._weighed((x, y), {1: 5.0})[2].tolist() == [1.0, 5.0, 1.0]
+
+
+def test_numbers_that_jax_would_wrap_or_make_infinite_are_refused():
+    for array in (np.array([1, 3_000_000_000]), np.array([2**40], np.uint64), np.array([-1e300, np.nan])):
+        with pytest.raises(DataError, match="Try backend=tensorflow"):
+            data._check_range(array, "training")
+    for array in (np.array([1, -5]), np.array([3_000_000_000], np.uint32), np.array([1e30, np.inf]), np.array([True])):
+        data._check_range(array, "training")
