@@ -11,6 +11,9 @@ from pipeline.data.errors import DataError
 
 Rows: TypeAlias = NDArray[np.intp]
 
+# In more rows than these, a value that is another in each row is no class.
+_FEW = 20
+
 
 def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tuple[Rows, Rows]:
     """The rows that train and those that validate, each shuffled: the same fraction of every group is held out.
@@ -21,6 +24,8 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     >>> train, validation = split(np.arange(10) % 2, validation_fraction=0.2, split_seed=0)
     >>> len(train), sorted((validation % 2).tolist())
     (8, [0, 1])
+    >>> [len(part) for part in split(np.arange(100), validation_fraction=0.2, split_seed=0)]
+    [80, 20]
     """
     if not 0 < validation_fraction < 1 or split_seed < 0:
         raise DataError(
@@ -34,6 +39,9 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     order = np.argsort(groups, kind="stable")
     for members in np.split(order, np.flatnonzero(groups[order][1:] != groups[order][:-1]) + 1):
         held[rng.permutation(members)[: _held_count(len(members), validation_fraction)]] = True
+    if len(groups) > _FEW and not held.any():
+        # Each row is a group of its own: these are quantities.
+        return split(np.zeros(len(groups)), validation_fraction, split_seed)
     return rng.permutation(np.flatnonzero(~held)), rng.permutation(np.flatnonzero(held))
 
 
