@@ -52,8 +52,7 @@ def images(
     vary = pictures.augmenter(augment)
     root = Path(expect_path("images", path, "a folder of images by class", "FOLDER")).absolute()
     chosen = list(map(str, [classes] if isinstance(classes, str) else classes or ()))
-    parts = _parts(root, chosen, validation_path)
-    numbers, notes = _classes(parts.train, chosen)
+    parts, numbers = arranged(root, chosen, validation_path)
     files, labels = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)
     if parts.validation is None:
@@ -68,7 +67,7 @@ def images(
         f"no images ({', '.join(pictures.SUFFIXES)}) of class {name} in {parts.train / name}" for name in empty
     )
     trained = make((files[train], labels[train]), vary, flaws)
-    return dataclasses.replace(trained, notes=(*parts.notes, *notes)), make(held_out, None, ())
+    return dataclasses.replace(trained, notes=parts.notes), make(held_out, None, ())
 
 
 def _maker(
@@ -109,22 +108,22 @@ def _maker(
     return make
 
 
-def _parts(root: Path, chosen: Sequence[str], validation_path: str | None) -> folders.Parts:
-    """Where the classes of each part are."""
+def arranged(
+    root: Path, chosen: Sequence[str] = (), validation_path: str | None = None
+) -> tuple[folders.Parts, dict[str, int]]:
+    """Returns where the classes of each part are, and the classes by name, numbered from 0.
+
+    It reads names alone, and takes a moment. Raises `DataError` for folders that say neither parts nor classes.
+    """
     for folder in (root, *([Path(validation_path)] if validation_path else [])):
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
             raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {_LAYOUT}")
     parts = folders.parts(root, pictures.SUFFIXES, chosen)
-    if validation_path is None:
-        return parts
-    return dataclasses.replace(
-        parts, validation=folders.innermost(Path(validation_path).absolute(), pictures.SUFFIXES), notes=()
-    )
-
-
-def _classes(folder: Path, chosen: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The classes by name, numbered from 0, and notes on what is beside them."""
+    if validation_path is not None:
+        held_out = folders.innermost(Path(validation_path).absolute(), pictures.SUFFIXES)
+        parts = dataclasses.replace(parts, validation=held_out, notes=())
+    folder = parts.train
     names, notes = folders.class_folders(folder, pictures.SUFFIXES, chosen)
     missing = sorted(set(chosen) - set(names))
     if missing:
@@ -137,7 +136,8 @@ def _classes(folder: Path, chosen: Sequence[str]) -> tuple[dict[str, int], tuple
         raise DataError(
             f"Expected two or more folders of images in {folder}, one a class, received {received}. {_LAYOUT}"
         )
-    return {name: number for number, name in enumerate(names)}, notes
+    numbers = {name: number for number, name in enumerate(names)}
+    return dataclasses.replace(parts, notes=(*parts.notes, *notes)), numbers
 
 
 def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
