@@ -29,9 +29,9 @@ MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
-# Names of separators that are awkward to type.
-SEPARATORS = {"tab": "\t", "space": r"\s+"}
-_SEPARATORS = (",", ";", "\t", "|")
+# Separators and decimal signs by names that a shell leaves as they are; only the first four separators are looked for.
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|", "space": r"\s+"}
+DECIMALS = {"point": ".", "comma": ","}
 # Records that are looked at.
 _FIRST = 200
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -82,6 +82,7 @@ def find(
     _check(header, separator, decimal, encoding)
     encoding = encoding or _encoding(path)
     chosen = SEPARATORS.get(separator or "", separator) or _separator(path, encoding)
+    decimal = DECIMALS.get(decimal or "", decimal)
     skipped, records = 0, read(path, encoding, chosen, _first)
     while records and not records[0]:
         skipped, records = skipped + 1, records[1:]
@@ -189,12 +190,12 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
         )
     if separator is not None and separator not in SEPARATORS and (len(separator) != 1 or separator in '"\r\n'):
         raise DataError(
-            f"Expected data.build.separator to be one character, tab or space, received {separator!r}. "
-            f"Try data.build.separator=';'."
+            f"Expected data.build.separator to be {', '.join(SEPARATORS)} or one character, received {separator!r}. "
+            f"Try data.build.separator=semicolon."
         )
-    if decimal not in (None, ".", ","):
+    if decimal not in (None, *DECIMALS, *DECIMALS.values()):
         raise DataError(
-            f"Expected data.build.decimal to be a point or a comma, received {decimal!r}. Try data.build.decimal=','."
+            f"Expected data.build.decimal to be point or comma, received {decimal!r}. Try data.build.decimal=comma."
         )
     try:
         codecs.lookup(encoding or "utf-8")
@@ -223,13 +224,14 @@ def _encoding(path: str) -> str:
 def _separator(path: str, encoding: str) -> str:
     """The separator by which most records have as many fields as the first."""
     scores = {}
-    for separator in _SEPARATORS:
+    for name in ("comma", "semicolon", "tab", "bar"):
+        separator = SEPARATORS[name]
         records = [record for record in read(path, encoding, separator, _first) if record]
         width = len(records[0]) if records else 0
         if width > 1:
             alike = sum(len(record) == width for record in records) / len(records)
             numbers = sum(_is_number(field) for record in records for field in record) / (width * len(records))
-            scores[separator] = alike, numbers
+            scores[name] = alike, numbers
     if not scores:
         rows = [record for record in read(path, encoding, SEPARATORS["space"], _first) if record]
         if rows and all(len(record) == len(rows[0]) > 1 for record in rows):
@@ -238,14 +240,13 @@ def _separator(path: str, encoding: str) -> str:
                 f"Try data.build.separator=space."
             )
         return ","
-    best = [separator for separator, score in scores.items() if score == max(scores.values())]
+    best = [name for name, score in scores.items() if score == max(scores.values())]
     if len(best) > 1:
-        said = " or ".join(repr(separator) for separator in best)
         raise DataError(
-            f"Expected columns with one separator in {path}, received lines that can be divided at {said}. "
-            f"Try data.build.separator='{best[0]}'."
+            f"Expected columns with one separator in {path}, received lines that can be divided at each "
+            f"{' or '.join(best)}. Try data.build.separator={best[0]}."
         )
-    return best[0]
+    return SEPARATORS[best[0]]
 
 
 def _is_number(field: str) -> bool:
@@ -293,7 +294,7 @@ def _decimal(path: str, records: Sequence[Record]) -> str | None:
     if len(found) > 1:
         raise DataError(
             f"Expected numbers with one decimal sign in {path}, received {' and '.join(found.values())}. "
-            f"Try data.build.decimal='{next(iter(found))}', which says what it is."
+            f"Try data.build.decimal=point, or comma, which says what it is."
         )
     return next(iter(found), None)
 

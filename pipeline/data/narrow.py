@@ -13,7 +13,7 @@ from pipeline.data.errors import DataError
 Array: TypeAlias = NDArray[Any]
 
 # Up to here float32 holds every whole number.
-_EXACT = 2**24
+EXACT = 2**24
 
 
 def lost(array: Array, dtype: DTypeLike) -> int | float | None:
@@ -70,7 +70,7 @@ def whole(arrays: Sequence[Array], name: str) -> list[Array]:
 
 def features(arrays: Sequence[Array], name: str) -> list[Array]:
     """Returns arrays of numbers as float32; whole numbers, as ids are, stay so where float32 would round them."""
-    exact = all(array.dtype.kind not in "iu" or _largest(array) <= _EXACT for array in arrays)
+    exact = all(array.dtype.kind not in "iu" or _largest(array) <= EXACT for array in arrays)
     return [floats(array, np.float32, name) for array in arrays] if exact else whole(arrays, name)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data import dialect, folders
+from pipeline.data import dialect, folders, narrow
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
@@ -75,7 +75,7 @@ def csv(
     make = _maker(table, (*columns, table.label), int(y.max()) + 1 if are_classes else None, names)
     missing = sorted(set(names or ()) - {names[number] for number in y[train]}) if names else []
     flaws = tuple(f"no training examples of class {name}" for name in missing)
-    notes = (*said, *table.notes(columns, features is None))
+    notes = (*said, *table.notes(columns, features is None, rounds=not standardize))
     return dataclasses.replace(make(x, y, train), notes=notes, flaws=flaws), make(x, y, held)
 
 
@@ -173,14 +173,20 @@ class _Table:
             )
         return others if chosen is None else list(chosen)
 
-    def notes(self, features: Sequence[str], found: bool) -> tuple[str, ...]:
+    def notes(self, features: Sequence[str], found: bool, rounds: bool) -> tuple[str, ...]:
         """Returns what a person should know of how these features were read and, where nobody named them, found."""
         dialects = dict(zip(self._paths, self._dialects, strict=True))
         unnamed = [path for path, known in dialects.items() if known is not None and not known.named]
         zeros = {name for known in dialects.values() if known is not None for name in known.codes if name in features}
         numbering = [name for name in self._numbering if found and name not in features and name != self.label]
+        large = [name for name in features if rounds and self._is_rounded(name)]
         where = self._paths[0]
         return (
+            *(
+                f"Column {name} of {where} has whole numbers above 2^24, which float32 rounds. If they are ids, number "
+                f"them from 0, or train on them with data=numpy, which keeps them."
+                for name in large
+            ),
             *(f"The first line of {path} is a row: columns are called by their places." for path in unnamed),
             *(f"Column {name} of {where} only numbers the rows, and is no feature." for name in numbering),
             *(
@@ -189,6 +195,12 @@ class _Table:
                 for name in sorted(zeros)
             ),
         )
+
+    def _is_rounded(self, name: str) -> bool:
+        from pandas.api import types
+
+        values = self._frame[name]
+        return bool(types.is_integer_dtype(values) and values.abs().max() > narrow.EXACT)
 
     def numbers(self, name: str, chosen: Sequence[str]) -> Array:
         """Returns a column of features, float64, with NaN where there is no number."""
@@ -214,7 +226,7 @@ class _Table:
         numeric = [other for other in chosen if _is_number(self._frame[other])]
         offer = f"'data.build.features=[{','.join(numeric)}]'" if numeric else "another column"
         if dialect.is_ambiguous(str(values[row])):
-            offer = "data.build.decimal=',' or '.', whichever it has"
+            offer = "data.build.decimal=comma, data.build.decimal=point"
         raise DataError(
             f"Expected numbers in column {name}, received {str(values[row])!r} in {self.place(row)}. "
             f"Try {offer}, or a number in its place."
@@ -341,7 +353,7 @@ def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool)
     if unsaid and is_label:
         raise DataError(
             f"Expected a decimal sign that the numbers in {path} tell, received {unsaid[0]}. "
-            f"Try data.build.decimal=',', or data.build.decimal='.', where thousands have a comma."
+            f"Try data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma."
         )
     if unsaid or (is_label and given.str.fullmatch(dialect.CODE.pattern).any()):
         return values

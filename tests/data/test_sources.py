@@ -723,6 +723,12 @@ def test_tables_named_as_parts_are_the_parts(tmp_path: Path) -> None:
     assert csv(str(tmp_path))[0].flaws == ()
 
 
+def test_ids_that_float32_rounds_are_told(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "t.csv", b"user,y\n16777217,0\n16777216,1\n3,0\n3000000001,1\n"))
+    assert "user" in " ".join(csv(path, standardize=False)[0].notes)
+    assert csv(path)[0].notes == ()
+
+
 def test_leading_zeros_of_a_feature_are_told(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t.csv", b"zip,y\n00123,0\n04567,1\n99999,0\n12345,1\n"))
     assert "zip" in " ".join(csv(path)[0].notes)
@@ -744,10 +750,10 @@ BAD_TABLES = [
     (b"2019,2020,y\n0.1,0.2,1.5\n", {}, "Try data.build.header=false, if it is a row, or data.build.header=true."),
     (b"a,a,y\n1,2,3\n", {}, "Expected columns of different names in {}, received a more than once. Try"),
     (b"a b y\n1 2 0\n3 4 1\n", {}, "but with spaces. Try data.build.separator=space."),
-    (b"a,b,y\n0.5,'1,5',1\n", {"separator": "ab"}, "received 'ab'. Try data.build.separator=';'."),
-    (b"a;y\n1,234;0\n5,678;1\n", {}, "received '1,234' in {} line 2. Try data.build.decimal=',' or '.'"),
-    (b"a;y\n1;1,234\n2;5,678\n", {}, "received 1,234. Try data.build.decimal=',', or data.build.decimal='.'"),
-    (b"a;b;y\n0,5;0.5;1\n1,5;1.5;0\n", {}, "received 0,5 and 0.5. Try data.build.decimal=','"),
+    (b"a,b,y\n0.5,'1,5',1\n", {"separator": "ab"}, "received 'ab'. Try data.build.separator=semicolon."),
+    (b"a;y\n1,234;0\n5,678;1\n", {}, "received '1,234' in {} line 2. Try data.build.decimal=comma, data.build.decimal=point"),
+    (b"a;y\n1;1,234\n2;5,678\n", {}, "received 1,234. Try data.build.decimal=comma, or data.build.decimal=point"),
+    (b"a;b;y\n0,5;0.5;1\n1,5;1.5;0\n", {}, "received 0,5 and 0.5. Try data.build.decimal=point"),
     (
         b"a,day,y\n1,2020-01-01,0\n2,2020-01-02,1\n",
         {},
