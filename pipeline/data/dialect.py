@@ -11,13 +11,14 @@ import csv
 import gzip
 import io
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 from pipeline.data.errors import DataError, first_of
 
@@ -155,20 +156,34 @@ def too_long(path: str, dialect: Dialect) -> str | None:
 
 
 def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], strict: bool = False) -> Made:
-    """Returns what `use` makes of a file's records."""
+    """Returns what `use` makes of a file's records. With `strict`, `csv.Error` says that quotes do not end."""
+
+    def records(file: BinaryIO) -> Made:
+        text = io.TextIOWrapper(file, encoding, newline="")
+        source = map(_tabbed, text) if separator == SEPARATORS["space"] else text
+        delimiter = "\t" if separator == SEPARATORS["space"] else separator
+        return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
+
     try:
-        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
-            text = io.TextIOWrapper(file, encoding, newline="")
-            source = map(_tabbed, text) if separator == SEPARATORS["space"] else text
-            delimiter = "\t" if separator == SEPARATORS["space"] else separator
-            return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
+        return _opened(path, records)
     except UnicodeError as error:
         offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
         raise DataError(
             f"Expected {path} to be text in {encoding.removesuffix('-sig')}, received bytes that are none. "
             f"Try data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8."
         ) from error
-    except (OSError, EOFError) as error:
+    except csv.Error as error:
+        if strict:
+            raise
+        raise DataError(f"Expected {path} to be a table, received {error}. Try another data.path.") from error
+
+
+def _opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
+    """What `use` makes of a file's bytes."""
+    try:
+        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
+            return use(cast("BinaryIO", file))
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"Expected {path} to be a table that can be read, received {error}. Try another data.path."
         ) from error
@@ -208,13 +223,7 @@ def _check(header: bool | None, separator: str | None, decimal: str | None, enco
 
 def _encoding(path: str) -> str:
     """UTF-8 unless the file's first bytes are the mark of UTF-16, or have a zero beside each letter, as that has."""
-    try:
-        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
-            head = file.read(4)
-    except (OSError, EOFError) as error:
-        raise DataError(
-            f"Expected {path} to be a table that can be read, received {error}. Try another data.path."
-        ) from error
+    head = _opened(path, lambda file: file.read(4))
     for name, others in (("utf-16-le", head[1::2]), ("utf-16-be", head[::2])):
         if others == b"\0\0":
             return name

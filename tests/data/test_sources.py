@@ -751,7 +751,7 @@ BAD_TABLES = [
     (b"a,a,y\n1,2,3\n", {}, "Expected columns of different names in {}, received a more than once. Try"),
     (b"a b y\n1 2 0\n3 4 1\n", {}, "but with spaces. Try data.build.separator=space."),
     (b"a,b,y\n0.5,'1,5',1\n", {"separator": "ab"}, "received 'ab'. Try data.build.separator=semicolon."),
-    (b"a;y\n1,234;0\n5,678;1\n", {}, "received '1,234' in {} line 2. Try data.build.decimal=comma, data.build.decimal=point"),
+    (b"a;y\n1,234;0\n5,678;1\n", {}, "received '1,234' in {} line 2. Try data.build.decimal=comma, data.bu"),
     (b"a;y\n1;1,234\n2;5,678\n", {}, "received 1,234. Try data.build.decimal=comma, or data.build.decimal=point"),
     (b"a;b;y\n0,5;0.5;1\n1,5;1.5;0\n", {}, "received 0,5 and 0.5. Try data.build.decimal=point"),
     (
