@@ -159,10 +159,10 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
     """Returns what `use` makes of a file's records. With `strict`, `csv.Error` says that quotes do not end."""
 
     def records(file: BinaryIO) -> Made:
-        text = io.TextIOWrapper(file, encoding, newline="")
-        source = map(_tabbed, text) if separator == SEPARATORS["space"] else text
-        delimiter = "\t" if separator == SEPARATORS["space"] else separator
-        return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
+        with io.TextIOWrapper(file, encoding, newline="") as text:
+            source = map(_tabbed, text) if separator == SEPARATORS["space"] else text
+            delimiter = "\t" if separator == SEPARATORS["space"] else separator
+            return use(csv.reader(source, delimiter=delimiter, skipinitialspace=True, strict=strict))
 
     try:
         return _opened(path, records)
