@@ -23,7 +23,7 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
     if targets.asks_for(plan.model.build, "model.build", "num_classes") and data.num_classes is None:
         raise ModelError(
             "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
-            "Try data.num_classes=10, or whatever it is."
+            "Try data.num_classes=10, or whatever it is, or a model.build that predicts a quantity."
         )
     made = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
     check_made(made)

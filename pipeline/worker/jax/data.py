@@ -232,7 +232,7 @@ def _check_range(array: np.ndarray, name: str) -> None:
     over = narrow.lost(array, np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
     if over is not None:
         raise DataError(
-            f"Expected numbers of 32 bits in the {name} data under backend=jax, received {over:g} of {array.dtype}. "
+            f"Expected numbers of 32 bits in the {name} data under backend=jax, received {over} of {array.dtype}. "
             f"Try backend=tensorflow, or .astype('float32') where they are quantities."
         )
 

@@ -181,7 +181,7 @@ class OwnData:
             raise TrainingError(
                 "Expected the number of classes, which model.build asks for, received data "
                 f"{'without labels' if y is None else 'whose labels do not tell'}. "
-                "Try data.num_classes=10, or whatever it is."
+                "Try data.num_classes=10, or whatever it is, or a model.build that predicts a quantity."
             )
         if gap := self._gap_in_labels():
             notes.add(gap)
