@@ -108,7 +108,7 @@ def class_folders(
     notes = _left_out(folder, kinds)
     loose = sum(entry.name.lower().endswith(tuple(suffixes)) for entry in visible(folder) if entry.is_file())
     if loose:
-        notes += (f"{loose} files in {folder} are not read: they are in no folder of a class.",)
+        notes += (f"Not read in {folder}, since in no folder of a class: {loose} file{'s' * (loose > 1)}.",)
     if not {_EXAMPLES, _FOLDERS} & set(kinds.values()):
         return sorted(kinds), ()
     return sorted(name for name, kind in kinds.items() if not _is_no_class(name, kind)), notes

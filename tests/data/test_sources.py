@@ -116,7 +116,7 @@ LAYOUTS = [
     ("archive/cat archive/dog", "archive", 8, 2, []),
     ("cat dog __MACOSX/cat __MACOSX/dog .git/cat .ipynb_checkpoints .DS_Store Thumbs.db labels.csv", "", 8, 2,
      ["__MACOSX"]),
-    ("cat dog annotations/1.xml test/ 1.png", "", 8, 2, ["annotations, test", "1 files"]),
+    ("cat dog annotations/1.xml test/ 1.png", "", 8, 2, ["annotations, test", "1 file"]),
     ("cat/2022 dog/2021 dog/2023", "", 12, 3, []),
 ]  # fmt: skip
 
