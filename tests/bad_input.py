@@ -8,8 +8,11 @@ smallest value is another than 1, or a text that may be empty, stands in a table
 
 import dataclasses
 import enum
+import itertools
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 import time
@@ -19,7 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import config
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from pipeline.commands.verbs import VERBS
+from pipeline.config import config, shipped
+from pipeline.config.composing import options
+from pipeline.config.errors import ConfigError
+from pipeline.config.instead import LAYOUT, find
+from pipeline.config.overrides import check_overrides
 from pipeline.config.schema import Config
 
 Case = tuple[str, ...]
@@ -30,6 +41,11 @@ ZERO_IS_FINE = {
     "train.seed", "data.validation_examples", "measure.warmup_steps", "measure.steps", "launch.max_restarts",
     "tracking.system_metrics_seconds", "tracking.drain_timeout", "data.prefetch",
 }  # fmt: skip
+# A part of a command, and what stands in one for what only its person knows.
+TYPED = re.compile(r"-{1,2}[a-z]|[~+]*[\w./@]+=|python$|pipeline$|job$|searchpath$")
+PLACEHOLDERS = ("...", "VALUE", "NAME", "FOLDER")
+CHOICES = {group: {*of, *(each.stem for each in (Path(__file__).parent / "own/conf" / group).glob("*.yaml"))}
+           for group, of in shipped.choices().items()}  # fmt: skip
 SECONDS = 10
 STARTED = 70
 
@@ -118,6 +134,36 @@ def _of_syntax() -> Iterator[Case]:
         "hydra/launcher=nothing", "hydra.nothing=1", "hydra.run.dir=null",
     ):  # fmt: skip
         yield (text,)
+
+
+def untypeable(message: str) -> list[str]:
+    """What a refusal says to try that a command does not take; nothing where all of it can be typed."""
+    said = message.strip().rpartition("Try ")[2].removesuffix(".")
+    return [one for one in re.split(r",? or (?=[-`'\"+~\w.]+)", said) if not _is_taken(one)]
+
+
+def _is_taken(said: str) -> bool:
+    """True for a part of a command whose options, keys, values and choices are there, and for what is none."""
+    typed = list(itertools.takewhile(TYPED.match, shlex.split(said.strip("`").partition("` ")[0])))
+    typed = typed[3:] if typed[:3] == ["python", "-m", "pipeline"] else typed
+    if (typed and typed[0] in VERBS) or "".join(typed[:1]).partition("=")[0].isupper():
+        return True
+    try:
+        given = options(typed).overrides
+        whole = [one for one in given if one.partition("=")[2].strip("'") not in PLACEHOLDERS]
+        parsed = OverridesParser.create().parse_overrides(whole)
+        check_overrides([one for one in parsed if not one.is_sweep_override()], Config, {**CHOICES}.__contains__)
+    except (ConfigError, HydraException):
+        return False
+    keys_there = all(not find(one.partition("=")[0].lstrip("+"))[3] or ".build." in one or "options" in one
+                     for one in given if one.partition("=")[0] not in CHOICES)  # fmt: skip
+    chosen = [
+        (one.key_or_group, text.strip("'"))
+        for one in parsed
+        if one.key_or_group in CHOICES
+        for text in (one.sweep_string_iterator() if one.is_sweep_override() else [str(one.value())])
+    ]
+    return keys_there and all(text in CHOICES[group] or LAYOUT.match(text) for group, text in chosen)
 
 
 def run(case: Case, folder: Path) -> dict[str, Any]:

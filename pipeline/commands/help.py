@@ -14,8 +14,9 @@ from pipeline.commands.verbs import DOES, VERBS
 from pipeline.config import meanings
 from pipeline.config.composing import Composer
 from pipeline.config.errors import ConfigError
-from pipeline.config.messages import find, in_words, keys, typeable
-from pipeline.config.near import near, near_keys
+from pipeline.config.instead import find, keys, meant_by_key, typeable
+from pipeline.config.messages import in_words
+from pipeline.config.near import near
 from pipeline.config.schema import Config
 
 WIDEST, INDENT = 100, 4
@@ -128,7 +129,7 @@ def _page(topic: str, book: Book, width: int) -> Iterator[str]:
             yield from _entry(key, book, width)
     else:
         names = [*VERBS, *book.choices, ALL, *(key.partition(".")[0] for key in known if "." in key)]
-        closest = near(topic, dict.fromkeys(names)) or near_keys(topic, known, 1) or [ALL]
+        closest = near(topic, dict.fromkeys(names)) or meant_by_key(topic) or [ALL]
         raise ConfigError(
             f"Expected --help with a group, a key, group=choice, a verb or {ALL}, received {topic}. "
             f"Try --help {closest[0]}."

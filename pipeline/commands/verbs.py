@@ -48,6 +48,18 @@ HELP = {
     "Keys are those of a training: python -m pipeline --help.",
 }
 VERBS = (*COMMANDS, *SETTINGS)
+# What other programs call what is typed here; "" is a training, which has no verb.
+ELSEWHERE = {
+    **dict.fromkeys(("train", "run", "fit", "start", "launch", "main", "exec"), ""),
+    **dict.fromkeys(("help", "list", "ls", "choices", "options", "usage", "show", "info", "config"), "--help"),
+    **dict.fromkeys(("plan", "dry-run", "dry_run", "dryrun", "preview", "simulate"), "mode=plan"),
+    **dict.fromkeys(("sweep", "multirun", "tune", "search", "benchmark", "bench"), "-m experiment=strategies"),
+    **dict.fromkeys(("status", "logs", "log", "mlflow", "dashboard", "tensorboard", "runs", "results"), "ui"),
+    **dict.fromkeys(("delete", "rm", "remove", "prune", "gc"), "clean"),
+    **dict.fromkeys(("check", "test", "validate", "diagnose", "env"), "doctor"),
+    **dict.fromkeys(("convert", "preprocess"), "prepare"),
+    "version": "--version",
+}
 
 
 def main() -> int:
@@ -90,20 +102,48 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def unknown(word: str, arguments: Sequence[str] = ()) -> str:
-    """What is wrong with a word that is no verb.
+    """Returns what is wrong with a word that is no verb.
 
     >>> unknown("reprot", ["mine"]).partition(" or ")[2]
     'key=value, received reprot. Try python -m pipeline report mine.'
     """
-    # Only where something is wrong: Hydra's own errors, which `messages` puts into words, take a moment to import.
-    from pipeline.config.messages import meant
-
-    verb = difflib.get_close_matches(word, VERBS, 1)
-    closest = verb[0] if verb else meant(word)
-    instead = (
-        shlex.join(["python", "-m", "pipeline", closest, *arguments]) if closest else "`python -m pipeline --help`"
-    )
+    instead = f"python -m pipeline {' '.join(_instead(word, list(arguments)))}".strip()
+    if instead.endswith("--help"):
+        instead = f"`{instead}`"
     return f"Expected a verb ({', '.join(VERBS)}) or key=value, received {word}. Try {instead}."
+
+
+def _instead(word: str, arguments: list[str]) -> list[str]:
+    """Returns what to type after `python -m pipeline` in place of a word and what follows it.
+
+    >>> _instead("train", ["workers=2", "--fast"]), _instead("strategy", ["=", "miror", "-m"]), _instead("resume", [])
+    (['workers=2'], ['strategy=mirrored', '-m'], ['resume=auto'])
+    >>> _instead("python", ["-m", "pipeline", "train", "workers=2"]), _instead("list", ["models"])
+    (['workers=2'], ['--help'])
+    """
+    # Only where something is wrong: what knows Hydra's errors takes a moment to import.
+    from pipeline.config.instead import find, fitting, groups_of, meant
+    from pipeline.config.shipped import choices
+
+    if arguments and (word.startswith("python") or word in ("pipeline", "-m")):
+        # The start of a command, typed once more.
+        following, *rest = arguments
+        return [following, *rest] if following in VERBS or "=" in following else _instead(following, rest)
+    # Of what follows, what can be typed behind anything.
+    settings = [shlex.quote(argument) for argument in arguments if "=" in argument.strip("=")]
+    settings += [argument for argument in arguments if argument in ("-m", "--multirun")]
+    key, _, value = word.partition(":")
+    values = [*filter(None, [value]), *(argument for argument in arguments if _is_word(argument.strip("=")))]
+    settable = key in choices() or (key not in groups_of() and not find(key)[3])
+    if settable and (values or key == "resume"):
+        return [fitting(f"{key}={(values or ['auto'])[0].strip('=')}"), *settings]
+    if word in ELSEWHERE:
+        closest = ELSEWHERE[word]
+    elif verb := difflib.get_close_matches(word, VERBS, 1):
+        return [verb[0], *map(shlex.quote, arguments)]
+    else:
+        closest = meant(word) or "--help"
+    return [closest] if closest == "--help" else [*filter(None, [closest]), *settings]
 
 
 def _is_word(argument: str) -> bool:

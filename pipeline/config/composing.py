@@ -34,7 +34,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from pipeline.config.config import NAMED
 from pipeline.config.errors import ConfigError
 from pipeline.config.hydra_node import check_alone, check_hydra
-from pipeline.config.messages import LAYOUT, explain, find, missing_value
+from pipeline.config.instead import LAYOUT, find, fitting, in_shell, meant_by_key, usual
+from pipeline.config.messages import explain, missing_value
 from pipeline.config.overrides import check_not_swept, check_overrides
 from pipeline.config.schema import (
     WITH_PASSWORD,
@@ -47,6 +48,12 @@ from pipeline.config.schema import (
 )
 from pipeline.config.shipped import LAYOUTS, folder
 
+# Its options that have a value, with one.
+WITH_VALUE = {
+    "--config-path": "--config-dir=FOLDER", "--config-dir": "--config-dir=FOLDER",
+    "--config-name": "--config-name=config", "--cfg": "--cfg job", "--info": "--info searchpath",
+    "--package": "--cfg job --package train",
+}  # fmt: skip
 # Hydra's options of which one alone says what is to be done.
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
 
@@ -68,10 +75,10 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
     >>> options(["workers=2", "--config-dir", "mine", "model=own", "-m"]).overrides
     ['workers=2', 'model=own']
-    >>> options(["--nonsense"])
+    >>> options(["--workers", "2"])
     Traceback (most recent call last):
     pipeline.config.errors.ConfigError: Expected options that exist, with their values, received: unrecognized \
-arguments: --nonsense. Try --hydra-help.
+arguments: --workers. Try workers=2.
     """
     said = io.StringIO()
     with redirect_stderr(said), suppress(SystemExit):
@@ -84,7 +91,33 @@ arguments: --nonsense. Try --hydra-help.
             raise ConfigError("Expected overrides, received a config in --experimental-rerun. Try typing it.")
         return given
     problem = said.getvalue().rpartition("error: ")[2].strip()
-    raise ConfigError(f"Expected options that exist, with their values, received: {problem}. Try --hydra-help.")
+    raise ConfigError(
+        f"Expected options that exist, with their values, received: {problem}. Try {_instead_of(arguments, problem)}."
+    )
+
+
+def _instead_of(arguments: Sequence[str], problem: str) -> str:
+    """What to type in place of an option that argparse has a problem with: `key=value` where it was one with dashes.
+
+    >>> _instead_of(["--batch-size", "8"], "unrecognized arguments: --batch-size"), _instead_of(["--x"], "--x")
+    ('train.global_batch=8', '`python -m pipeline --help`')
+    """
+    for option, text in WITH_VALUE.items():
+        if option in problem:
+            return text
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        if not option.startswith("-") or option not in problem:
+            continue
+        following = "".join(arguments[place + 1 : place + 2])
+        if not equals and not following.startswith("-") and "=" not in following:
+            value = following
+        key = option.strip("-").replace("-", "_")
+        if not find(key)[3]:
+            return fitting(f"{key}={value or (usual(key) or ('null',))[0]}")
+        if closest := meant_by_key(key, value=value):
+            return " or ".join(closest)
+    return "`python -m pipeline --help`"
 
 
 def where_configs_are(given: argparse.Namespace) -> tuple[str, ...]:
@@ -108,6 +141,11 @@ class Composer:
                 raise ConfigError(
                     f"Expected {option} to be a folder, received {place}. Try its path from here, or an absolute one."
                 )
+        if ours is not None and not any((Path(place) / f"{name}.yaml").is_file() for place in (own, ours) if place):
+            raise ConfigError(
+                f"Expected --config-path to be a folder with {name}.yaml, in place of this program's own choices, "
+                f"received {ours}, which has none. Try {in_shell(f'--config-dir={ours}')} for choices beside these."
+            )
         version.setbase("1.3")
         # Where files of choices are, a person's own first.
         self._places = [Path(os.path.abspath(place)) for place in (own, ours or folder()) if place is not None]
@@ -204,9 +242,26 @@ class Composer:
                     f"Try -m {key}=1,2 or {key}=range(1,3)."
                 )
             swept = override.is_sweep_override()
-            texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            texts = self._swept(override) if swept else [override.get_value_element_as_str()]
             values[key] = [f"{key}={text}" for text in texts]
         return itertools.product(*values.values())
+
+    def _swept(self, override: Override) -> list[str]:
+        """Returns the values that a sweep has of a key. Raises `ConfigError` where there are none."""
+        key = override.get_key_element()
+        try:
+            texts = list(override.sweep_string_iterator())
+        except (HydraException, ValueError):
+            # A range of steps of 0, which never ends, or a glob of what is no group.
+            texts = []
+        if not texts:
+            choices = self.choices().get(override.key_or_group)
+            values = choices[:2] if choices else usual(override.key_or_group, self._schema)[:1]
+            raise ConfigError(
+                f"Expected at least one value of {key} for a sweep, received {override.input_line}, which gives none. "
+                f"Try -m {in_shell(f'{key}=' + (','.join(values) or 'null'))}."
+            )
+        return texts
 
     def _written(self, composed: DictConfig, sweep: Path | None) -> Composed:
         """Writes a config into its folder, from then on `hydra.runtime.output_dir`."""
@@ -265,10 +320,11 @@ class _Loader(ConfigLoaderImpl):
         tracking = plain.get("tracking")
         if holds_password(tracking.get("uri") if isinstance(tracking, dict) else None):
             raise ConfigError(WITH_PASSWORD)
-        with suppress(OmegaConfBaseException):
-            name = OmegaConf.select(composed, "sweep.name")
-            if name is not None and (wrong := wrong_name(str(name))):
-                raise ConfigError(wrong)
+        for key in ("sweep.name", "strategy.name"):
+            with suppress(OmegaConfBaseException):
+                name = OmegaConf.select(composed, key)
+                if name is not None and (wrong := wrong_name(key, str(name))):
+                    raise ConfigError(wrong)
         return composed
 
     def get_group_options(

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.errors import ConfigError
+from pipeline.config.instead import in_shell, usual
 from pipeline.config.json import Json
 from pipeline.config.messages import LISTS, explain, in_words
 from pipeline.config.schema import COMPOSED, Config, PrepareConfig
@@ -84,7 +85,7 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
     assert isinstance(config, schema)
-    _check_items(config)
+    _check_items(config, schema)
     return config
 
 
@@ -101,18 +102,19 @@ def _check_names(composed: DictConfig) -> None:
             )
 
 
-def _check_items(node: "DataclassInstance", prefix: str = "") -> None:
+def _check_items(node: "DataclassInstance", schema: type, prefix: str = "") -> None:
     """Refuses lists and mappings inside of a list of numbers or names, which OmegaConf lets through."""
     for name, kind in typing.get_type_hints(type(node)).items():
         value = getattr(node, name)
         if dataclasses.is_dataclass(kind):
-            _check_items(value, f"{prefix}{name}.")
+            _check_items(value, schema, f"{prefix}{name}.")
         for item in (
             argument for one in (kind, *typing.get_args(kind)) if one in LISTS for argument in typing.get_args(one)
         ):
             if value is not None and not all(isinstance(inner, item) for inner in value):
                 raise ConfigError(
-                    f"Expected {prefix}{name} to be {in_words(kind)}, received {value}. Try {prefix}{name}=null."
+                    f"Expected {prefix}{name} to be {in_words(kind)}, received {value}. "
+                    f"Try {in_shell(f'{prefix}{name}={usual(prefix + name, schema)[0]}')}."
                 )
 
 

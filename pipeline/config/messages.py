@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import re
 import sys
 import types
 import typing
@@ -26,20 +25,12 @@ from yaml import MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
 from pipeline.config import shipped, targets
 from pipeline.config.hydra_node import ALONE, not_alone
-from pipeline.config.near import near, near_keys
+from pipeline.config.instead import chosen, find, groups_of, in_shell, keys, meant, meant_by_key, repaired, usual
+from pipeline.config.near import near
 from pipeline.config.schema import Config
 
 LISTS = (list[int], list[str])
-# Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
-LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
 HELP = "Try `python -m pipeline --help` for the choices and keys."
-# Values of keys that are null by default, where the usual ones (2, 0.5) make no sense.
-EXAMPLES = {
-    "train.learning_rate": "0.001", "train.steps": "1000", "train.replica_batch": "64", "train.global_batch": "128",
-    "cluster.base_port": "23456", "hardware.memory_gib": "16", "hardware.link_gbps": "100",
-    "strategy.min_shard_bytes": "1000000", "data.num_classes": "10", "measure.steps": "20",
-    "checkpoint.every_steps": "500", "data.train_examples": "1000", "data.validation_examples": "1000",
-}  # fmt: skip
 PREPARE_HELP = "Try `python -m pipeline prepare --help` for the choices and keys."
 
 
@@ -120,7 +111,9 @@ def _misplaced(override: Override, schema: type) -> str:
         return f"Expected + only before a key that is not there yet, received {line}. Try {str(line).lstrip('+')}."
     if schema is not Config:
         return unknown_key(bare, schema)  # a group of choices that it does without
-    return f"Expected a choice that is there already, received {key or 'none'}. Try +{line}."
+    group, elsewhere, _ = bare.partition("@")
+    instead = f"{group}={_value_of(override)}" if elsewhere else f"+{line}"
+    return f"Expected a choice that is there already, received {key or 'none'}. Try {instead}."
 
 
 def _new_argument(error: OmegaConfBaseException, override: Override, schema: type) -> str:
@@ -144,55 +137,37 @@ def _new_argument(error: OmegaConfBaseException, override: Override, schema: typ
     return f"Expected {_known(key, schema)} that is there already, received {key}. Try +{line}."
 
 
-def unknown_key(key: str, schema: type, value: str = "") -> str:
-    """What is wrong with a key that is none; `value` is what was typed after it, with the "="."""
-    if closest := near_keys(key, [*keys(schema), *_groups(schema)]):
-        instead = " or ".join(f"{known}{value}" for known in closest)
-        return f"Expected a key that exists, received {key}. Try {instead}."
+def unknown_key(key: str, schema: type, value: str | None = None) -> str:
+    """What is wrong with a key that is none; `value` is what was typed after it, if anything was."""
+    if closest := meant_by_key(key, schema, value):
+        return f"Expected a key that exists, received {key}. Try {' or '.join(closest)}."
     known, _, _, rest = find(key, schema)
-    return f"Expected {_known('.'.join(filter(None, (known, rest[0]))), schema)}, received {key}. {HELP}"
+    page = HELP.replace("--help", f"--help {known}") if schema is Config and known in shipped.choices() else HELP
+    return f"Expected {_known('.'.join(filter(None, (known, rest[0]))), schema)}, received {key}. {page}"
 
 
 def _value_of(override: Override) -> str:
     return str(override.input_line).partition("=")[2]
 
 
-def _groups(schema: type) -> list[str]:
-    return [name for name, kind in typing.get_type_hints(schema).items() if dataclasses.is_dataclass(kind)]
-
-
 def _known(key: str, schema: type) -> str:
     """The keys beside which `key` would stand, in words."""
     group = key.rpartition(".")[0]
     known = [name.rpartition(".")[2] for name in keys(schema) if name.rpartition(".")[0] == group]
-    known += [] if group else _groups(schema)
+    known += [] if group else groups_of(schema)
     return f"a key of {group or 'the config'} ({', '.join(known)})" if known else "a key of the config"
 
 
 def wrong_type(key: str, received: object, schema: type) -> str:
     """What is wrong with a value that is not of its key's type: a text as it was typed, or what a file holds."""
-    _, kind, default, rest = find(key, schema)
+    _, kind, _, rest = find(key, schema)
     shown = "null" if received is None else str(received).lower() if isinstance(received, bool) else received
-    expected, usual = ("of another type", None) if rest else (in_words(kind), _usual(key, kind, default, str(shown)))
-    instead = HELP if usual is None else f"Try {key}={usual}."
-    return f"Expected {key} to be {expected}, received {'nothing' if shown == '' else shown}. {instead}"
-
-
-def _usual(key: str, kind: object, default: object, received: str) -> str | None:
-    """What a person may type in place of `received`: the value it is near to, the default, or an example of one."""
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    names = [choice.name for option in options if _is_enum(option) for choice in option]  # type: ignore[attr-defined]
-    if closest := near(received, [*names, *(["true", "false"] if bool in options else [])]):
-        return closest[0]
-    if names and default is None:
-        return f"{names[0]}, or {key}=null"
-    if default is None and (int in options or float in options):
-        return f"{EXAMPLES.get(key, '2' if int in options else '0.5')}, or {key}=null"
-    return typeable(default)
-
-
-def _is_enum(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, enum.Enum)
+    expected, values = ("of another type", ()) if rest else (in_words(kind), usual(key, schema, str(shown)))
+    instead = ", or ".join(in_shell(f"{key}={value}") for value in values)
+    return (
+        f"Expected {key} to be {expected}, received {'nothing' if shown == '' else shown}. "
+        f"{f'Try {instead}.' if instead else HELP}"
+    )
 
 
 def missing_value(key: str) -> str:
@@ -216,7 +191,10 @@ def _dangling(key: str, error: InterpolationResolutionError) -> str:
 
 
 def _missing_choice(error: MissingConfigException) -> str:
-    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    missing = error.missing_cfg_file or ""
+    # What is typed for a choice may be a path; only Hydra's own groups are in one.
+    parts = missing.rpartition("/") if missing.startswith("hydra/") else missing.partition("/")
+    group, choice = (parts[0], parts[2]) if parts[1] else ("", missing)
     options = sorted({*(error.options or []), *(shipped.LAYOUTS if group == "hardware" else ())})
     if group in [f"hydra/{name}" for name in ALONE]:
         return not_alone(group.removeprefix("hydra/"), choice)
@@ -224,9 +202,11 @@ def _missing_choice(error: MissingConfigException) -> str:
         return f"Expected --config-name to be a config of this program, received {choice}. Try it without that option."
     if not options:
         return f"{_line(error).rstrip('.')}. {HELP}"
-    closest = (near(choice, options) or options)[0]
     layouts = ", or a layout such as 3gpu or 2x8gpu" if group == "hardware" else ""
-    return f"Expected {group} to be one of {', '.join(options)}{layouts}, received {choice}. Try {group}={closest}."
+    return (
+        f"Expected {group} to be one of {', '.join(options)}{layouts}, received {choice}. "
+        f"Try {chosen(group, choice, options)}."
+    )
 
 
 def _broken_yaml(error: Exception) -> str:
@@ -239,64 +219,18 @@ def _broken_yaml(error: Exception) -> str:
 def _repaired(override: str, schema: type = Config) -> str:
     """What was probably meant by an override that is none.
 
-    >>> _repaired("epochs"), _repaired("train.epochs==3"), _repaired("a=[{b:")
-    ('train.epochs=2', 'train.epochs=3', 'quotes around the whole of it')
-    >>> _repaired("foo")
-    '`python -m pipeline --help`'
+    >>> _repaired("epochs"), _repaired("train.epochs==3"), _repaired("a=[{b:"), _repaired("data.path=a;b")
+    ('train.epochs=2', 'train.epochs=3', 'quotes around the whole of it', '"data.path=\\\'a;b\\\'"')
+    >>> _repaired("foo"), _repaired("data.input_shape=(8,8)"), _repaired("train.seed=choice()")
+    ('`python -m pipeline --help`', "'data.input_shape=[8,8]'", 'train.seed=0')
     """
-    if "=" not in override:
+    key, equals, value = override.partition("=")
+    if not equals:
         return meant(override, schema) or f"`{'python -m pipeline' + ' prepare' * (schema is not Config)} --help`"
-    return override.replace("==", "=") if "==" in override else "quotes around the whole of it"
-
-
-def meant(word: str, schema: type = Config) -> str | None:
-    """The `key=value` or `group=choice` that a word alone was probably meant to be; None where there is none.
-
-    >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
-    ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
-    """
-    groups, known = _groups(schema), list(keys(schema))
-    of_groups = {group: of for group, of in shipped.choices().items() if group in groups or schema is Config}
-    chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
-    usual = {group: choice for group, choice in shipped.defaults().items() if group in groups}
-    closest = near(word, [*usual, *groups, *known, *chosen]) or near_keys(word, known, 1)
-    if not closest:
-        return None
-    name = closest[0]
-    if name in usual or name in chosen:
-        return f"{name}={usual[name]}" if name in usual else f"{chosen[name]}={name}"
-    key = next(key for key in known if f"{key}.".startswith(f"{name}."))
-    _, kind, default, _ = find(key, schema)
-    value = (_usual(key, kind, default, "") or "null").partition(",")[0]
-    return f"{key}={'VALUE' if value in ('null', '[]') else value}"
-
-
-def keys(schema: object = Config, prefix: str = "") -> Iterator[str]:
-    """Every key of the schema, dotted."""
-    for name, kind in typing.get_type_hints(schema).items():
-        if dataclasses.is_dataclass(kind):
-            yield from keys(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:
-    """How far a key leads into the schema: the part of it that is there, its type and default, and the names after it.
-
-    >>> find("train.seed"), find("train.seed.x")
-    (('train.seed', <class 'int'>, 0, []), ('train.seed', <class 'int'>, 0, ['x']))
-    """
-    kind: object = schema
-    default: object = "???"
-    names = key.split(".")
-    for place, name in enumerate(names):
-        fields = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
-        if name not in fields:
-            return ".".join(names[:place]), kind, default, names[place:]
-        made = fields[name].default_factory
-        default = fields[name].default if made is dataclasses.MISSING else made()
-        kind = typing.get_type_hints(kind)[name]
-    return key, kind, default, []
+    whole = all(value.count(one) == value.count(other) for one, other in ("[]", "{}", "()"))
+    if not whole or (find(key, schema)[3] and "==" not in override):
+        return "quotes around the whole of it"
+    return repaired(key.strip(), value.strip("= "), schema)
 
 
 def in_words(kind: object) -> str:
@@ -316,15 +250,6 @@ def in_words(kind: object) -> str:
         list[int]: "a list of whole numbers", list[str]: "a list of names", list: "a list", dict: "keys with values",
     }  # fmt: skip
     return words.get(kind) or words.get(typing.get_origin(kind), "of another type")
-
-
-def typeable(default: object) -> str | None:
-    """A default as a person types it; None where there is none that helps."""
-    if isinstance(default, enum.Enum):
-        return str(default.name)
-    if default is None or isinstance(default, bool):
-        return "null" if default is None else str(default).lower()
-    return str(default) if isinstance(default, int | float | str | list) and default != "???" else None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

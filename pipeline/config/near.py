@@ -10,6 +10,85 @@ SWAPPED = 0.95
 # Shorter ones are in too many others.
 LEAST_LETTERS = 3
 
+# What other programs call a key, and what is typed here for it; "{}" is the value.
+ELSEWHERE = {
+    **dict.fromkeys(("lr", "initial_lr", "base_lr", "eta"), "train.learning_rate={}"),
+    **dict.fromkeys(("batch_size", "batch", "bs", "train_batch_size"), "train.global_batch={}"),
+    **dict.fromkeys(
+        ("per_device_batch_size", "per_device_train_batch_size", "per_gpu_batch_size", "per_replica_batch_size",
+         "local_batch_size", "micro_batch_size", "micro_batch"),
+        "train.replica_batch={}",
+    ),
+    **dict.fromkeys(("epoch", "num_epochs", "n_epochs", "max_epochs", "nb_epoch"), "train.epochs={}"),
+    **dict.fromkeys(("max_steps", "num_steps", "n_steps", "iterations", "iters", "train_steps"), "train.steps={}"),
+    **dict.fromkeys(("random_seed", "random_state", "manual_seed"), "train.seed={}"),
+    **dict.fromkeys(("gpu", "gpus", "num_gpus", "n_gpus", "ngpu", "gpus_per_node"), "hardware={}gpu"),
+    **dict.fromkeys(("cpus", "num_cpus"), "hardware={}cpu"),
+    **dict.fromkeys(("nodes", "nnodes", "num_nodes", "num_hosts", "num_machines"), "hardware.hosts={}"),
+    **dict.fromkeys(
+        ("nproc_per_node", "nproc", "np", "world_size", "num_processes", "n_workers", "replicas", "num_replicas",
+         "devices", "n_devices", "num_devices", "ntasks"),
+        "workers={}",
+    ),
+    **dict.fromkeys(("num_workers", "dataloader_num_workers"), "workers={} or data.parallel_reads={}"),
+    **dict.fromkeys(("dtype", "mixed_precision", "dtype_policy"), "train.precision={}"),
+    **dict.fromkeys(("fp16", "amp", "half"), "train.precision=mixed_float16"),
+    "bf16": "train.precision=mixed_bfloat16",
+    **dict.fromkeys(
+        ("output", "out", "out_dir", "output_path", "output_folder", "log_dir", "logdir", "save_dir", "results_dir"),
+        "output_dir={}",
+    ),
+    **dict.fromkeys(("data_dir", "data_path", "dataset_path", "train_dir", "train_data"), "data.path={}"),
+    **dict.fromkeys(("name", "run_name", "job_name", "project", "project_name", "experiment_name"),
+                    "tracking.experiment={}"),
+    **dict.fromkeys(("mlflow_uri", "tracking_uri", "mlflow_tracking_uri"), "tracking.uri={}"),
+    **dict.fromkeys(("master_port", "port"), "cluster.base_port={}"),
+    **dict.fromkeys(("master_addr", "bind_address"), "cluster.host={}"),
+    **dict.fromkeys(("resume_from", "resume_from_checkpoint", "restore", "load_from"), "resume={}"),
+    **dict.fromkeys(("save_every", "save_steps", "checkpoint_every"), "checkpoint.every_steps={}"),
+    **dict.fromkeys(("max_restarts", "restarts"), "launch.max_restarts={}"),
+    **dict.fromkeys(("dry_run", "dry", "dryrun"), "mode=plan"),
+    **dict.fromkeys(("n_repeats", "num_runs", "trials", "n_trials"), "sweep.repeats={}"),
+    **dict.fromkeys(("arch", "architecture", "net", "network"), "model={}"),
+    "early_stopping": "train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]",
+    "gradient_clipping": "train.optimizer={_target_: keras.optimizers.Adam, clipnorm: 1.0}",
+    **dict.fromkeys(
+        ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum", "gradient_accumulation"),
+        "train.optimizer={_target_: keras.optimizers.Adam, gradient_accumulation_steps: {}}",
+    ),
+    "weight_decay": "train.optimizer={_target_: keras.optimizers.AdamW, weight_decay: {}}",
+    "momentum": "train.optimizer={_target_: keras.optimizers.SGD, momentum: {}}",
+}  # fmt: skip
+# The same of values and choices.
+CALLED = {
+    **dict.fromkeys(("fp16", "float16", "half", "amp", "16", "16-mixed"), "mixed_float16"),
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-mixed"), "mixed_bfloat16"),
+    **dict.fromkeys(("fp32", "full", "32", "single"), "float32"),
+    **dict.fromkeys(("dry", "dry_run", "dryrun", "dry-run"), "plan"),
+    **dict.fromkeys(("ddp", "distributed", "multiworker", "multi_node", "allreduce"), "multi_worker"),
+    **dict.fromkeys(("dp", "data_parallel", "dataparallel"), "mirrored"),
+    **dict.fromkeys(("fsdp", "tensor_parallel", "pipeline_parallel", "deepspeed", "zero"), "model_parallel"),
+    **dict.fromkeys(("ps", "async"), "parameter_server"),
+    **dict.fromkeys(("k8s", "kubeflow"), "kubernetes"),
+    **dict.fromkeys(("ssh", "remote"), "hosts"),
+    **dict.fromkeys(("tf_config", "vertex", "sagemaker"), "env"),
+    **dict.fromkeys(("sbatch", "srun", "submitit"), "slurm"),
+    **dict.fromkeys(("mpirun", "openmpi"), "mpi"),
+    "horovod": "multi_worker strategy.collective=horovod",
+    "mlflow": "sqlite",
+    **dict.fromkeys(("off", "no", "disabled"), "none"),
+}
+
+
+def elsewhere(name: str, value: str) -> list[str]:
+    """Returns what is typed here for what other programs call `name`, with its value; nothing for a name that none has.
+
+    >>> elsewhere("lr", "0.1"), elsewhere("gpus", "4"), elsewhere("colour", "red")
+    (['train.learning_rate=0.1'], ['hardware=4gpu'], [])
+    """
+    form = ELSEWHERE.get(name.lower().replace("-", "_"))
+    return [] if form is None else form.replace("{}", value).split(" or ")
+
 
 def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     """The names nearest to a word, the nearest first: those that hold it or are in it, and those that are spelt alike.
@@ -20,6 +99,8 @@ def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     typed = word.lower()
     likeness = {name: _likeness(typed, name.lower()) for name in names}
     found = [name for name, alike in likeness.items() if alike >= ALIKE]
+    if CALLED.get(typed, "").partition(" ")[0] in likeness:
+        return [CALLED[typed]]
     return sorted(found, key=lambda name: -likeness[name])[:count]
 
 

@@ -1,17 +1,19 @@
 """Refuses what is wrong with what was typed, as Hydra parses it, before anything is composed of it."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
-from functools import cache
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config import shipped
 from pipeline.config.config import NAMED
 from pipeline.config.errors import ConfigError
-from pipeline.config.messages import HELP, explain, find, typeable, unknown_key
+from pipeline.config.instead import find, fitting, in_shell, is_list, misfit, typeable
+from pipeline.config.messages import HELP, explain, unknown_key
 
+# A number written with a comma in each thousand.
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 # What a sweep is as a whole.
 WHOLE = ("sweep", "output_dir", "mode", "hydra")
 
@@ -20,8 +22,13 @@ def check_not_swept(overrides: Sequence[Override]) -> None:
     """Refuses several values where one run was asked for."""
     for override in overrides:
         if override.is_sweep_override():
-            line = override.input_line
-            raise ConfigError(f"Expected one value, received {line}. Try -m {line} for a run with each.")
+            line, key = str(override.input_line), override.key_or_group
+            value = line.partition("=")[2]
+            one = f"{key}=[{value}]" if is_list(key) else f"{key}={value.replace(',', '')}"
+            instead = f"{in_shell(one)}, or " if is_list(key) or THOUSANDS.fullmatch(value) else ""
+            raise ConfigError(
+                f"Expected one value, received {line}. Try {instead}-m {in_shell(line)} for a run with each."
+            )
 
 
 def check_overrides(overrides: Sequence[Override], schema: type, is_group: Callable[[str], bool]) -> None:
@@ -43,22 +50,15 @@ def check_overrides(overrides: Sequence[Override], schema: type, is_group: Calla
                 raise ConfigError(_kept(key, kind, default))
         elif is_group(key) and not isinstance(value, dict):
             if not isinstance(value, str | list) and not override.is_sweep_override():
-                received = "null" if value is None else f"a value of type {type(value).__name__}"
-                raise ConfigError(f"Expected the name of a choice after a group, received {received}. {HELP}")
+                received = "null" if value is None else value
+                instead = f"Try {fitting(f'{key}={value}', schema)}." if key in shipped.choices() else HELP
+                raise ConfigError(f"Expected the name of a choice after a group, received {received}. {instead}")
         elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
-            raise ConfigError(unknown_key(key, schema, f"={str(override.input_line).partition('=')[2]}"))
-        elif not (rest or override.is_sweep_override() or "${" in str(override.input_line)):
-            try:
-                OmegaConf.update(_blank(schema), key, value, merge=True)
-            except OmegaConfBaseException as error:
-                raise ConfigError(explain(error, schema, [override])) from error
-
-
-@cache
-def _blank(schema: type) -> DictConfig:
-    """A config of a schema, which checks the types of what it is given."""
-    blank: DictConfig = OmegaConf.structured(schema)
-    return blank
+            raise ConfigError(unknown_key(key, schema, str(override.input_line).partition("=")[2]))
+        elif rest or override.is_sweep_override() or "${" in str(override.input_line):
+            continue
+        elif (error := misfit(key, value, schema)) is not None:
+            raise ConfigError(explain(error, schema, [override])) from error
 
 
 def _kept(key: str, kind: object, default: object) -> str:

@@ -366,11 +366,16 @@ def holds_password(uri: object) -> bool:
     return "@" in str(uri or "")
 
 
-def wrong_name(name: str) -> str | None:
-    """What is wrong with a sweep's name, which names its folder; None where nothing is."""
+def wrong_name(key: str, name: str) -> str | None:
+    """Returns what is wrong with a name by which a folder is called; None where nothing is.
+
+    >>> wrong_name("sweep.name", "a b/c").partition("Try ")[2]
+    'sweep.name=a_b_c.'
+    """
     if NAME.fullmatch(name):
         return None
+    near = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip("._-")[:99] or "mine"
     return (
-        f"Expected sweep.name to be a folder's name of letters, digits, '.', '_' and '-', received "
-        f"{name.strip() or 'nothing'}. Try sweep.name=mine."
+        f"Expected {key} to be a folder's name of letters, digits, '.', '_' and '-', received "
+        f"{name.strip() or 'nothing'}. Try {key}={near}."
     )

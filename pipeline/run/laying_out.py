@@ -132,9 +132,11 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
         targets.check(build, key, given, search, allowed)
     for index, callback in enumerate(config.train.callbacks):
         if not isinstance(callback, dict) or targets.KEY not in callback:
+            named = isinstance(callback, str) and all(part.isidentifier() for part in callback.split("."))
+            one = targets.written(str(callback) if named else "EarlyStopping", "keras.callbacks")
             raise PlanError(
                 f"Expected train.callbacks to be functions with their arguments, received {callback} at {index}. "
-                f"Try train.callbacks=[{{_target_: keras.callbacks.EarlyStopping, patience: 2}}]."
+                f"Try 'train.callbacks=[{one}]'."
             )
     for key in ("optimizer", "loss", "metrics", "callbacks"):
         targets.check(getattr(config.train, key), f"train.{key}", (), search, allowed)

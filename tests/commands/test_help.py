@@ -97,7 +97,7 @@ def test_a_page_that_is_not_there_gets_the_nearest_one(asked, topic, instead):
         (["workers=2", "foo"], "Try `python -m pipeline --help`."),
         (["workers=2", "mirrored"], "Try strategy=mirrored."),
         (["mirrored"], "Try python -m pipeline strategy=mirrored."),
-        (["train"], "Try python -m pipeline train.epochs=2."),
+        (["train"], "Try python -m pipeline."),
         (["stratgy"], "Try python -m pipeline strategy=mirrored."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from bad_input import untypeable
 from conftest import environment
 
 from pipeline.commands import verbs
@@ -49,10 +50,19 @@ def test_who_stops_reading_what_was_asked_for_hears_no_complaint(tmp_path, asks)
         ("reprot", "Try python -m pipeline report mine."),
         ("predcit", "Try python -m pipeline predict mine."),
         ("zzz", "Try `python -m pipeline --help`."),
+        ("list", "Try `python -m pipeline --help`."),
+        ("train", "Try python -m pipeline."),
+        ("resume", "Try python -m pipeline resume=mine."),
+        ("plan", "Try python -m pipeline mode=plan."),
+        ("model", "Try python -m pipeline model=cnn."),
+        ("strategy mirored workers=2", "Try python -m pipeline strategy=mirrored workers=2."),
+        ("workers = 2", "Try python -m pipeline workers=2."),
+        ("python -m pipeline train workers=2 --fast", "Try python -m pipeline workers=2."),
     ],
 )
-def test_a_word_that_is_no_verb_gets_the_nearest_one(asked, tmp_path, word, instead):
-    told = asked(word, "mine")
+def test_a_word_that_is_no_verb_gets_what_was_meant_ready_to_be_typed(asked, tmp_path, word, instead):
+    told = asked(*word.split(), "mine")
+    assert not untypeable(told.err)
     assert (told.code, told.out) == (2, "")
     assert told.err.startswith(f"pipeline: Expected a verb ({', '.join(verbs.VERBS)}) or ")
     assert told.err.strip().endswith(instead)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input import Case, cases, keys, of_key
+from bad_input import Case, cases, keys, of_key, untypeable
 from conftest import ROOT, sampled
 
 # In how many processes, each of which runs its cases one after the other.
@@ -47,6 +47,8 @@ def fault(ran: dict[str, Any]) -> str | None:
         return "not one message"
     if "received" not in err or not re.search(r"\b(Try|Run from) ", err):
         return "not what was received, or what to type instead"
+    if untypeable(err):
+        return f"{untypeable(err)} cannot be typed"
     return None
 
 

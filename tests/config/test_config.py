@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from bad_input import untypeable
 from conftest import OWN, QUICK, ROOT, Ran, finish, start
 
 from pipeline.config import config as configs
@@ -34,6 +35,7 @@ def refusal(ran: Ran) -> str:
     assert "Expected" in ran.err
     assert "received" in ran.err
     assert ran.out == ""
+    assert not untypeable(ran.err)
     assert not [*ran.folder.rglob("events.jsonl"), *ran.folder.rglob("plan.json"), *ran.folder.rglob("*.log")]
     assert not [*ran.folder.glob("outputs/runs/*")]
     assert ran.seconds < SECONDS
@@ -51,7 +53,7 @@ def refusal(ran: Ran) -> str:
         ),
         (["model=tiny"], "Expected model to be one of cnn, mlp, recommender, resnet20, transformer, received tiny."),
         ([CONF, "model=tinny"], "two_headed, received tinny. Try model=tiny."),
-        (["strategy=null"], "Expected the name of a choice after a group, received null."),
+        (["strategy=null"], "Expected the name of a choice after a group, received null. Try strategy=mirrored."),
         (["+strategy=mirrored"], "Expected one choice of strategy, received a second one with +strategy."),
         (["~strategy"], "Expected a choice of strategy that has a name, received none. Try strategy="),
         (["experiment=mine"], "Expected experiment to be one of batch, precision, scaling, strategies, received mine."),
@@ -60,7 +62,7 @@ def refusal(ran: Ran) -> str:
         (["workerz=2"], "received workerz. Try workers=2."),
         (["train.epoch=3"], "received train.epoch. Try train.epochs=3."),
         (["+train.epoch=3"], "received train.epoch. Try train.epochs=3."),
-        (["++hardware.gpus=3"], "Expected a key of hardware (name, hosts, devices_per_host"),
+        (["++hardware.gpus=3"], "received hardware.gpus. Try hardware=3gpu."),
         (["+lerning_rate=3"], "received lerning_rate. Try train.learning_rate=3."),
         (["~train"], "Expected train to keep its keys, received ~train. Try without it, or train.epochs=... for a key"),
         (["~launch"], "Expected launch to keep its keys, received ~launch."),
@@ -71,7 +73,10 @@ def refusal(ran: Ran) -> str:
         # Types.
         (["workers=two"], "Expected workers to be a whole number or null, received two."),
         (["train.seed=null"], "Expected train.seed to be a whole number, received null. Try train.seed=0."),
-        (["train.callbacks=EarlyStopping"], "Expected train.callbacks to be a list, received EarlyStopping."),
+        (
+            ["train.callbacks=EarlyStopping"],
+            "received EarlyStopping. Try 'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'.",
+        ),
         # Ranges and contradictions; every range is in test_plan.
         (["train.learning_rate=-1"], "above 0, received -1.0. Try train.learning_rate=0.001."),
         (["train.epochs=1", "train.steps=1"], "Expected train.epochs or train.steps, received both (1 and 1)."),
@@ -135,10 +140,44 @@ def refusal(ran: Ran) -> str:
         (["train"], "or key=value, received train. Try"),
         (["train.epochs==3"], "received train.epochs==3. Try train.epochs=3."),
         (["a=["], "Expected key=value or group=choice, received a=[. Try quotes around the whole of it."),
-        (["=3"], "Expected the name of a choice after a group, received a value of type int."),
+        (["=3"], "Expected the name of a choice after a group, received 3."),
         (["workers=1,2"], "Expected one value, received workers=1,2. Try -m workers=1,2 for a run with each."),
         (["workers=${nothing}"], "Expected workers to refer to a value that exists"),
-        (["--nonsense"], "received: unrecognized arguments: --nonsense. Try --hydra-help."),
+        (["--nonsense"], "received: unrecognized arguments: --nonsense. Try `python -m pipeline --help`."),
+        (["--workers", "2"], "Try workers=2."),
+        (["--batch-size=32"], "Try train.global_batch=32."),
+        (["--strategy", "mirored"], "Try strategy=mirrored."),
+        # What other programs call it.
+        (["lr=0.1"], "received lr. Try train.learning_rate=0.1."),
+        (["gpus=2"], "Try hardware=2gpu."),
+        (["fp16=true"], "Try train.precision=mixed_float16."),
+        (["precision=fp16"], "Try train.precision=mixed_float16."),
+        (["train.batch_size=64"], "Try train.global_batch=64."),
+        (["num_workers=4"], "Try workers=4 or data.parallel_reads=4."),
+        (["momentum=0.9"], "Try 'train.optimizer={_target_: keras.optimizers.SGD, momentum: 0.9}'."),
+        (["strategy=ddp"], "Try strategy=multi_worker."),
+        (["strategy=horovod"], "Try strategy=multi_worker strategy.collective=horovod."),
+        (["cluster=k8s"], "Try cluster=kubernetes."),
+        (["tracking=wandb"], "Try tracking=sqlite."),
+        (["hardware=3"], "Try hardware=3gpu."),
+        (["model=mine:build"], "Try model.build._target_=mine.build."),
+        (["data=./a.csv"], "Try data=csv data.path=./a.csv."),
+        (["train.epochs=1e2"], "Try train.epochs=100."),
+        (["train.steps=1,000"], "Try train.steps=1000, or -m train.steps=1,000 for a run with each."),
+        (["train.metrics=accuracy,auc"], "Try 'train.metrics=[accuracy,auc]', or -m train.metrics=accuracy,auc"),
+        (["train.callbacks=[EarlyStopping]"], "Try 'train.callbacks=[{_target_: keras.callbacks.EarlyStopping}]'."),
+        (["train.optimizer=Adam(0.1)"], "Try 'train.optimizer={_target_: keras.optimizers.Adam}'."),
+        (["data.input_shape=(28,28)"], "Try 'data.input_shape=[28,28]'."),
+        (["tracking.experiment=a;b"], "Try \"tracking.experiment='a;b'\"."),
+        (["-m", "sweep.name='a b/c'", "workers=1,2"], "received a b/c. Try sweep.name=a_b_c."),
+        (["strategy.name='a b/c'"], "received a b/c. Try strategy.name=a_b_c."),
+        # Sweeps of nothing.
+        (["-m", "train.seed=range(3,1)"], "received train.seed=range(3,1), which gives none. Try -m train.seed="),
+        (["-m", "train.seed=range(1,3,0)"], "received train.seed=range(1,3,0), which gives none."),
+        (["-m", "strategy=glob(xyz*)"], "value of strategy for a sweep, received strategy=glob(xyz*), which gives"),
+        (["-m", "strategy=mirrored,default", "workers=range(4,4)"], "received workers=range(4,4), which gives none."),
+        (["-m", "mode=plan", "data.path=shuffle()"], "received data.path=shuffle(), which gives none."),
+        (["-m", "train.seed=choice()"], "received train.seed=choice(). Try train.seed="),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--run", "-m"], "Expected one of --run, --multirun, --cfg, --info, --shell_completion, received several."),
         (["--experimental-rerun=config.pickle"], "Expected overrides, received a config in --experimental-rerun."),
@@ -294,10 +333,10 @@ def test_an_experiment_of_ones_own_sets_keys_and_choices_and_its_unknown_keys_ar
         (["~nothing"], "received ~nothing."),
         (["+train.seed=3"], "received +train.seed=3. Try train.seed=3."),
         (["model.build.widths=[3]"], "Expected an argument of pipeline.models.cnn "),
-        (["workers=range(1,3)"], "Try -m workers=range(1,3) for a run with each."),
+        (["workers=range(1,3)"], "Try -m 'workers=range(1,3)' for a run with each."),
         (["workers=${oc.env:NOTHING_THERE}"], "Environment variable 'NOTHING_THERE' not found"),
         (["workers=${nowhere:x}"], "Unsupported interpolation type nowhere"),
-        (["strategy=3"], "received a value of type int."),
+        (["strategy=3"], "received 3. Try strategy=mirrored."),
         (["hydra/launcher=joblib"], "spoil each other's timing, received joblib. Try without it."),
         (["cluster.options.a=1"], "there already, received cluster.options.a. Try +cluster.options.a=1."),
         (["train={seed: a}"], "Expected train.seed to be a whole number, received a. Try train.seed=0."),

@@ -220,6 +220,13 @@ def test_an_environment_that_makes_no_sense_is_refused_in_words(environ, words):
         tasks_of(environ)
 
 
+def test_an_evaluator_that_the_cluster_does_not_name_says_that_it_has_nothing_to_do(asked, tmp_path):
+    told = asked("cluster=env", **said({"worker": ["a:1", "b:2"]}, "evaluator"))
+    assert told.code == 0, told.err
+    assert told.out == "evaluator 0 has nothing to do: validation runs where training does.\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_plan_has_a_process_for_each_task_and_refuses_more():
     def machine(*tasks: str, hosts: int = 1, gpus: int = 0) -> Machine:
         return Machine("host", (0, 1, 2, 3), 16.0, "A processor", ("H100",) * gpus, hosts=hosts, tasks=tasks)

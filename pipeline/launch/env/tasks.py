@@ -23,14 +23,17 @@ ADDRESS = re.compile(r"(?:grpc://)?([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
 
 @dataclass(frozen=True)
 class Task:
-    """One of the processes that were started: its kind, its number among those of its kind, and HOST:PORT."""
+    """One of the processes that were started: its kind, its number among those of its kind, and HOST:PORT.
+
+    An evaluator that the cluster does not name has no address.
+    """
 
     kind: str
     index: int
     address: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.index} at {self.address}"
+        return f"{self.kind} {self.index}" + (f" at {self.address}" if self.address else "")
 
     @property
     def host(self) -> str:
@@ -125,8 +128,11 @@ def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]
             f"Expected {source} to name one chief or none, and a worker where there is none, received "
             f"{', '.join(map(str, found)) or 'no task'}. Try {example}."
         )
-    number = str(task.get("index", ""))
-    own = [one for one in found if one.kind == kind_of(str(task.get("type"))) and str(one.index) == number]
+    number, kind = str(task.get("index", "")), kind_of(str(task.get("type")))
+    own = [one for one in found if one.kind == kind and str(one.index) == number]
+    if not own and kind == EVALUATOR:
+        # Kubeflow leaves evaluators out of the cluster.
+        own = [Task(EVALUATOR, int(number) if number.isdecimal() else 0, "")]
     if not own:
         raise LaunchError(
             f"Expected the task of {source} to be one of {', '.join(map(str, found))}, received type "

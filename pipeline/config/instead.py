@@ -1,0 +1,238 @@
+"""Finds what a person may type in place of what is wrong: the key, choice or value that was probably meant.
+
+All that it offers can be typed as it stands.
+"""
+
+import dataclasses
+import enum
+import os
+import re
+import shlex
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config import shipped, targets
+from pipeline.config.near import elsewhere, near, near_keys
+from pipeline.config.schema import Config
+
+# Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
+LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
+# A whole number written as another, and the largest that is offered; words that may be the items of a list.
+ROUND, MOST = re.compile(r"\d+(\.0*)?([eE]\+?\d{1,2})?"), 1e9
+WORDS = re.compile(r"[\w.]+(,\s*[\w.]+)*")
+# Values of keys that are null by default, where the usual ones (2, 0.5) make no sense.
+EXAMPLES = {
+    "train.learning_rate": "0.001", "train.steps": "1000", "train.replica_batch": "64", "train.global_batch": "128",
+    "cluster.base_port": "23456", "hardware.memory_gib": "16", "hardware.link_gbps": "100",
+    "strategy.min_shard_bytes": "1000000", "data.num_classes": "10", "measure.steps": "20",
+    "checkpoint.every_steps": "500", "data.train_examples": "1000", "data.validation_examples": "1000",
+}  # fmt: skip
+# Where the functions are that a key takes.
+PACKAGES = {
+    "train.optimizer": "keras.optimizers", "train.loss": "keras.losses", "train.metrics": "keras.metrics",
+    "train.callbacks": "keras.callbacks",
+}  # fmt: skip
+# What reads files whose names end so.
+READERS = {
+    "csv": "csv", "tsv": "csv", "npz": "numpy", "npy": "numpy", "txt": "text", "tfrecord": "tfrecord",
+    "tfrecords": "tfrecord",
+}  # fmt: skip
+
+
+def meant(word: str, schema: type = Config) -> str | None:
+    """The `key=value` or `group=choice` that a word alone was probably meant to be; None where there is none.
+
+    >>> meant("workers"), meant("mirored"), meant("stratgy"), meant("train"), meant("resume_changs"), meant("foo")
+    ('workers=2', 'strategy=mirrored', 'strategy=mirrored', 'train.epochs=2', 'resume_changes=VALUE', None)
+    """
+    groups, known = groups_of(schema), list(keys(schema))
+    of_groups = {group: of for group, of in shipped.choices().items() if group in groups or schema is Config}
+    chosen = {choice: group for group, choices in of_groups.items() for choice in choices}
+    defaults = {group: choice for group, choice in shipped.defaults().items() if group in groups}
+    closest = near(word, [*defaults, *groups, *known, *chosen]) or near_keys(word, known, 1)
+    if not closest:
+        return None
+    name = closest[0]
+    if name in defaults or name in chosen:
+        return f"{name}={defaults[name]}" if name in defaults else f"{chosen[name]}={name}"
+    key = next(key for key in known if f"{key}.".startswith(f"{name}."))
+    value = (usual(key, schema) or ("null",))[0]
+    return f"{key}={'VALUE' if value in ('null', '[]') else value}"
+
+
+def meant_by_key(key: str, schema: type = Config, value: str | None = None) -> list[str]:
+    """Returns what a key that is none was probably meant to be, ready to be typed; without a value the keys alone.
+
+    >>> meant_by_key("lr", value="0.1"), meant_by_key("train.epoch", value="1e2"), meant_by_key("gpus", value="2")
+    (['train.learning_rate=0.1'], ['train.epochs=100'], ['hardware=2gpu'])
+    >>> meant_by_key("train.epoch"), meant_by_key("zzz")
+    (['train.epochs'], [])
+    """
+    there = [*keys(schema), *groups_of(schema)]
+    lines = [line for line in elsewhere(key.rpartition(".")[2], value or "") if line.partition("=")[0] in there]
+    lines = lines or [f"{known}={value}" for known in near_keys(key, there)]
+    return [line.partition("=")[0] for line in lines] if value is None else [fitting(line, schema) for line in lines]
+
+
+def chosen(group: str, choice: str, options: Sequence[str]) -> str:
+    """What was probably meant by a choice that is none: a function, the data at a path, or the nearest choice.
+
+    >>> chosen("model", "mine:build", ["cnn"]), chosen("data", "~/a.csv", ["csv"]), chosen("tracking", "wandb", ["x"])
+    ('model.build._target_=mine.build', "data=csv 'data.path=~/a.csv'", 'tracking=sqlite')
+    """
+    if group == "data" and ("/" in choice or "." in choice) and not choice.endswith(".py"):
+        reader = READERS.get(choice.rpartition(".")[2].lower(), "images")
+        if "/" in choice or reader != "images":
+            return f"data={reader} {in_shell(f'data.path={choice}')}"
+    if group in ("model", "data", "strategy"):
+        file, function = choice.removesuffix(".py").rpartition("/")[2].replace(":", "."), "my_function"
+        if choice.endswith(".py") and file.isidentifier():
+            return f"{group}.build._target_={file}.{function}"
+        if "." in file and all(part.isidentifier() for part in file.split(".")):
+            return f"{group}.build._target_={file}"
+    alone = [f"{choice}gpu"] if group == "hardware" and LAYOUT.match(f"{choice}gpu") else []
+    closest = alone or near(choice, options) or [shipped.defaults().get(group, options[0])]
+    return f"{group}={closest[0]}"
+
+
+def fitting(line: str, schema: type = Config) -> str:
+    """Returns `key=value` as it can be typed: with a value that the key takes, where it does not take this one.
+
+    >>> fitting("train.epochs=ten"), fitting("workers=1,2"), fitting("strategy=mirored"), fitting("resume=a b")
+    ('train.epochs=2', '-m workers=1,2', 'strategy=mirrored', "'resume=a b'")
+    """
+    key, _, value = line.partition("=")
+    if key in (choices := shipped.choices()):
+        known = LAYOUT.match(value) if key == "hardware" else value in choices[key]
+        return in_shell(line) if known else chosen(key, value, choices[key])
+    with suppress(HydraException):
+        override = OverridesParser.create().parse_override(line)
+        if override.is_sweep_override():
+            return f"-m {in_shell(line)}"
+        if misfit(key, override.value(), schema) is None:
+            return in_shell(line)
+    return in_shell(f"{key}={(usual(key, schema, value) or ('null',))[0]}")
+
+
+def repaired(key: str, value: str, schema: type = Config) -> str:
+    """Returns `key=value` for a value that Hydra's grammar does not take as it was typed, ready to be typed."""
+    value = os.path.expanduser(value)
+    called = re.fullmatch(r"\[?([\w.]+)\(.*\)\]?", value)
+    if called and key in PACKAGES:
+        written = targets.written(called[1], PACKAGES[key])
+        return in_shell(f"{key}=[{written}]" if is_list(key, schema) else f"{key}={written}")
+    inner = value.strip("()")
+    for line in (f"{key}={value}", f"{key}=[{inner}]" if is_list(key, schema) else f"{key}='{value}'"):
+        with suppress(HydraException):
+            override = OverridesParser.create().parse_override(line)
+            if key in groups_of(schema) or override.is_sweep_override():
+                return fitting(line, schema)
+            if misfit(key, override.value(), schema) is None:
+                return in_shell(line)
+    return in_shell(f"{key}={(usual(key, schema, value) or ('null',))[0]}")
+
+
+def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...]:
+    """What a person may type in place of `received`: the value it is near to, the default, or an example of one."""
+    _, kind, default, _ = find(key, schema)
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    names = [choice.name for option in options if _is_enum(option) for choice in option]  # type: ignore[attr-defined]
+    if closest := near(received, [*names, *(["true", "false"] if bool in options else [])]):
+        return (closest[0],)
+    if int in options and ROUND.fullmatch(received) and 0 < float(received) < MOST:
+        return (f"{float(received):.0f}",)
+    if is_list(key, schema) and WORDS.fullmatch(received):
+        one = targets.written(received, PACKAGES[key]) if key == "train.callbacks" else received
+        if misfit(key, OmegaConf.create(f"[{one}]"), schema) is None:
+            return (f"[{one}]",)
+    if names and default is None:
+        return names[0], "null"
+    if default is None and (int in options or float in options):
+        return EXAMPLES.get(key, "2" if int in options else "0.5"), "null"
+    usual = "{}" if typing.get_origin(kind) is dict else typeable(default)
+    return () if usual is None else (usual,)
+
+
+def in_shell(line: str) -> str:
+    """Returns a part of a command as it is typed in a shell, in quotes where it needs them.
+
+    >>> in_shell("workers=2"), in_shell("train.metrics=[accuracy]")
+    ('workers=2', "'train.metrics=[accuracy]'")
+    """
+    return f'"{line}"' if "'" in line and not {*line} & {*'"$`\\!'} else shlex.quote(line)
+
+
+def misfit(key: str, value: object, schema: type = Config) -> OmegaConfBaseException | None:
+    """What OmegaConf raises of a value that is not of the type of its key; None of one that is."""
+    try:
+        OmegaConf.update(_blank(schema), key, value, merge=True)
+    except OmegaConfBaseException as error:
+        return error
+    return None
+
+
+@cache
+def _blank(schema: type) -> DictConfig:
+    """A config of a schema, which checks the types of what it is given."""
+    blank: DictConfig = OmegaConf.structured(schema)
+    return blank
+
+
+def is_list(key: str, schema: type = Config) -> bool:
+    """True if a key holds a list."""
+    kind = find(key, schema)[1]
+    return any(typing.get_origin(one) is list for one in (kind, *typing.get_args(kind)))
+
+
+def _is_enum(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
+
+
+def keys(schema: object = Config, prefix: str = "") -> Iterator[str]:
+    """Every key of the schema, dotted."""
+    for name, kind in typing.get_type_hints(schema).items():
+        if dataclasses.is_dataclass(kind):
+            yield from keys(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def groups_of(schema: type = Config) -> list[str]:
+    """Returns the keys of a schema that hold keys."""
+    return [name for name, kind in typing.get_type_hints(schema).items() if dataclasses.is_dataclass(kind)]
+
+
+def find(key: str, schema: type = Config) -> tuple[str, object, object, list[str]]:
+    """How far a key leads into the schema: the part of it that is there, its type and default, and the names after it.
+
+    >>> find("train.seed"), find("train.seed.x")
+    (('train.seed', <class 'int'>, 0, []), ('train.seed', <class 'int'>, 0, ['x']))
+    """
+    kind: object = schema
+    default: object = "???"
+    names = key.split(".")
+    for place, name in enumerate(names):
+        fields = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+        if name not in fields:
+            return ".".join(names[:place]), kind, default, names[place:]
+        made = fields[name].default_factory
+        default = fields[name].default if made is dataclasses.MISSING else made()
+        kind = typing.get_type_hints(kind)[name]
+    return key, kind, default, []
+
+
+def typeable(default: object) -> str | None:
+    """A default as a person types it; None where there is none that helps."""
+    if isinstance(default, enum.Enum):
+        return str(default.name)
+    if default is None or isinstance(default, bool):
+        return "null" if default is None else str(default).lower()
+    return str(default) if isinstance(default, int | float | str | list) and default != "???" else None
