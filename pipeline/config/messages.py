@@ -112,7 +112,7 @@ def _misplaced(override: Override, schema: type) -> str:
     if schema is not Config:
         return unknown_key(bare, schema)  # a group of choices that it does without
     group, elsewhere, _ = bare.partition("@")
-    instead = f"{group}={_value_of(override)}" if elsewhere else f"+{line}"
+    instead = f"{group}={_value_of(override)}" if elsewhere else "without it" if key == "hydra" else f"+{line}"
     return f"Expected a choice that is there already, received {key or 'none'}. Try {instead}."
 
 
@@ -134,7 +134,7 @@ def _new_argument(error: OmegaConfBaseException, override: Override, schema: typ
         except targets.TargetError as refused:
             if key in str(refused):
                 return str(refused)
-    return f"Expected {_known(key, schema)} that is there already, received {key}. Try +{line}."
+    return f"Expected {_known(key, schema)} that is there already, received {key}. Try {in_shell(f'+{line}')}."
 
 
 def unknown_key(key: str, schema: type, value: str | None = None) -> str:

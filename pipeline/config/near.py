@@ -99,8 +99,9 @@ def near(word: str, names: Iterable[str], count: int = 1) -> list[str]:
     typed = word.lower()
     likeness = {name: _likeness(typed, name.lower()) for name in names}
     found = [name for name, alike in likeness.items() if alike >= ALIKE]
-    if CALLED.get(typed, "").partition(" ")[0] in likeness:
-        return [CALLED[typed]]
+    called = CALLED.get(typed)
+    if called is not None and called.partition(" ")[0] in likeness:
+        return [called]
     return sorted(found, key=lambda name: -likeness[name])[:count]
 
 

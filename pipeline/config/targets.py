@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.json import Json
-from pipeline.config.near import near
+from pipeline.config.near import elsewhere, near
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -175,7 +175,27 @@ def _check_one(
         methods = {method.name: method for method in found.body if isinstance(method, ast.FunctionDef)}
         makes = methods.get("__init__")
         if makes and "__new__" not in methods and not makes.decorator_list:
-            _check_arguments(makes.args, 1, node, key, given)
+            more = _of_every_optimizer(search) if real.startswith("keras.src.optimizers.") else ()
+            _check_arguments(makes.args, 1, node, key, given, more)
+
+
+def _of_every_optimizer(search: tuple[str, ...]) -> list[str]:
+    """Returns the arguments that Keras's optimizers pass on to their base, which refuses others; none if not found."""
+    path, rest = _module("keras.src.optimizers.base_optimizer.BaseOptimizer", search)
+    base = _definition(path, rest[0], "") if path is not None and len(rest) == 1 else None
+    methods = base.body if isinstance(base, ast.ClassDef) else []
+    made = [one.args for one in methods if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    return [argument.arg for arguments in made for argument in arguments.args[1:]]
+
+
+def _as_typed(key: str, target: str) -> str:
+    """Returns what names a function at a place of the config, as a person types it."""
+    if not key.startswith("train."):
+        return f"{key}.{KEY}={target}"
+    name, in_list, _ = key.partition("[")
+    if key.count(".") > 1:
+        return f"{written(target, '')} there"
+    return f"'{name}=[{written(target, '')}]'" if in_list else f"'{name}={written(target, '')}'"
 
 
 def _not_there(key: str, target: str, rest: list[str], module: str, names: object) -> str:
@@ -185,7 +205,7 @@ def _not_there(key: str, target: str, rest: list[str], module: str, names: objec
         missing = module or target.split(".")[0]
         return f"{what}: there is no module {missing!r}. Run from the folder that holds it, or install it."
     closest = near(rest[0], names)
-    instead = f" Try {key}.{KEY}={'.'.join([module, closest[0], *rest[1:]])}." if closest else ""
+    instead = f" Try {_as_typed(key, '.'.join([module, closest[0], *rest[1:]]))}." if closest else ""
     return f"{what}: no {rest[0]} in {module}.{instead}"
 
 
@@ -196,7 +216,7 @@ def _check_safe(node: Mapping[str, Json], key: str) -> str:
         received = "none" if target is None else repr(target)
         raise TargetError(
             f"Expected {key}._target_ to be like package.function, received {received}. "
-            f"Try {key}.{KEY}=my_package.my_function."
+            f"Try {_as_typed(key, 'my_package.my_function')}."
         )
     for name, safe in SAFE.items():
         if node.get(name, safe) is not safe:
@@ -230,19 +250,28 @@ def _is_dotted(name: str) -> bool:
 
 
 def _check_arguments(
-    signature: ast.arguments, bound: int, node: Mapping[str, Json], key: str, given: Sequence[str]
+    signature: ast.arguments,
+    bound: int,
+    node: Mapping[str, Json],
+    key: str,
+    given: Sequence[str],
+    more: Sequence[str] = (),
 ) -> None:
-    """Refuses what a function would not take; its first `bound` arguments are not for the caller to give."""
+    """Refuses what a function would not take; its first `bound` arguments are not for the caller to give.
+
+    Where `more` names what it takes beside its own, it takes no other, whatever its signature says.
+    """
     placed = [argument.arg for argument in (*signature.posonlyargs, *signature.args)]
-    names = [*placed[bound:], *(kwonlyarg.arg for kwonlyarg in signature.kwonlyargs)]
+    names = list(dict.fromkeys([*placed[bound:], *(kwonlyarg.arg for kwonlyarg in signature.kwonlyargs), *more]))
     required = placed[bound : len(placed) - len(signature.defaults)] + [
         kwonlyarg.arg
         for kwonlyarg, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True)
         if default is None
     ]
     for name in node:
-        if name != KEY and name not in names and signature.kwarg is None:
-            closest = near(name, names)
+        if name != KEY and name not in names and (more or signature.kwarg is None):
+            meant = [line.partition("=")[0].rpartition(".")[2] for line in elsewhere(name, "")]
+            closest = [one for one in meant if one in names] or near(name, names)
             raise TargetError(
                 f"Expected an argument of {node[KEY]} ({', '.join(names) or 'it takes none'}), received {key}.{name}."
                 + (f" Try {key}.{closest[0]}." if closest else "")

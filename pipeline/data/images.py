@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.data import folders, pictures
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
+from pipeline.data.needed import PICTURES, check_image
 from pipeline.data.split import split
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def images(
     have that of the first. `augment` varies those that train: see `pictures.augmenter`. Files are read when they are
     trained on. Raises `DataError`.
     """
-    pictures.check("images", channels, image_size)
+    check_image("images", channels, image_size)
     vary = pictures.augmenter(augment)
     root = Path(expect_path("images", path, "a folder of images by class", "FOLDER")).absolute()
     chosen = list(map(str, [classes] if isinstance(classes, str) else classes or ()))
@@ -63,9 +64,7 @@ def images(
     size = (image_size[0], image_size[1]) if image_size else _first_size(files, root)
     make = _maker(numbers, size, channels, resize=image_size is not None)
     empty = [name for name, number in numbers.items() if number not in labels]
-    flaws = tuple(
-        f"no images ({', '.join(pictures.SUFFIXES)}) of class {name} in {parts.train / name}" for name in empty
-    )
+    flaws = tuple(f"no images ({', '.join(PICTURES)}) of class {name} in {parts.train / name}" for name in empty)
     trained = make((files[train], labels[train]), vary, flaws)
     return dataclasses.replace(trained, notes=parts.notes), make(held_out, None, ())
 
@@ -119,12 +118,12 @@ def arranged(
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
             raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {_LAYOUT}")
-    parts = folders.parts(root, pictures.SUFFIXES, chosen)
+    parts = folders.parts(root, PICTURES, chosen)
     if validation_path is not None:
-        held_out = folders.innermost(Path(validation_path).absolute(), pictures.SUFFIXES)
+        held_out = folders.innermost(Path(validation_path).absolute(), PICTURES)
         parts = dataclasses.replace(parts, validation=held_out, notes=())
     folder = parts.train
-    names, notes = folders.class_folders(folder, pictures.SUFFIXES, chosen)
+    names, notes = folders.class_folders(folder, PICTURES, chosen)
     missing = sorted(set(chosen) - set(names))
     if missing:
         raise DataError(
@@ -142,9 +141,9 @@ def arranged(
 
 def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
     """The classes that a validation folder has; all of them must be of the training part."""
-    names, _ = folders.class_folders(folder, pictures.SUFFIXES)
+    names, _ = folders.class_folders(folder, PICTURES)
     others = [name for name in names if name not in classes]
-    unknown = [name for name in others if any(folders.files_below(folder / name, pictures.SUFFIXES))]
+    unknown = [name for name in others if any(folders.files_below(folder / name, PICTURES))]
     known = {name: classes[name] for name in names if name in classes}
     if (unknown and not chosen) or not known:
         offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if known else ""
@@ -160,13 +159,13 @@ def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
     found: list[str] = []
     labels: list[int] = []
     for name, number in classes.items():
-        files = [str(file) for file in folders.files_below(folder / name, pictures.SUFFIXES)]
+        files = [str(file) for file in folders.files_below(folder / name, PICTURES)]
         for file in files:
             _check_file(file)
         found += files
         labels += [number] * len(files)
     if not found:
-        raise DataError(f"Expected images ({', '.join(pictures.SUFFIXES)}) in {folder}, received none. {_LAYOUT}")
+        raise DataError(f"Expected images ({', '.join(PICTURES)}) in {folder}, received none. {_LAYOUT}")
     return np.array(found, dtype=np.str_), np.array(labels, dtype=np.int32)
 
 

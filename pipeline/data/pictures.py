@@ -6,10 +6,10 @@ What decodes and varies is TensorFlow's, for graphs that any process may run; wh
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.data.errors import DataError
+from pipeline.data.needed import augmentation
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -21,10 +21,6 @@ Size: TypeAlias = tuple[int, int]
 """Height and width in pixels."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
-CHANNELS = (1, 3)
-# What `augment=true` means, and the options that there are.
-USUAL = {"flip": True, "shift": 0.1, "brightness": 0.1, "contrast": 0.1}
 # How red, green and blue make grey (ITU-R BT.601); green has the rest.
 _RED, _BLUE = 0.299, 0.114
 # The last chunk of every PNG, and what ends the last image of a GIF and the file. Pillow does without.
@@ -89,7 +85,7 @@ def augmenter(options: Mapping[str, float] | bool | None) -> Vary | None:
     pipeline.data.errors.DataError: Expected data.build.augment to have flip, shift, brightness, contrast, received \
 zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'.
     """
-    chosen = _chosen(options)
+    chosen = augmentation(options)
     if not any(chosen.values()):
         return None
 
@@ -150,23 +146,6 @@ def fault(data: bytes, size: Size | None = None) -> str | None:
     return None
 
 
-def check(data: str, channels: int, image_size: Sequence[int] | None) -> None:
-    """Refuses a number of channels or a size that no image has, in words.
-
-    >>> check("images", channels=3, image_size=[32, 32])
-    """
-    if channels not in CHANNELS:
-        raise DataError(f"Expected channels of 1 or 3 for data={data}, received {channels}. Try data.build.channels=3.")
-    if image_size is None:
-        return
-    numbers = isinstance(image_size, Sequence) and all(type(size) is int and size > 0 for size in image_size)
-    if not numbers or len(image_size) != 2:
-        raise DataError(
-            f"Expected image_size to be a height and a width in pixels for data={data}, received {image_size}. "
-            f"Try 'data.build.image_size=[32,32]'."
-        )
-
-
 def _fault_of_bmp(data: bytes, mode: str, width: int, height: int) -> str | None:
     """Why TensorFlow does not read a BMP that Pillow reads, or takes its palette of colours for grey."""
     start, bits, packed = (int.from_bytes(data[place], "little") for place in (_BMP_START, _BMP_BITS, _BMP_PACKED))
@@ -181,26 +160,3 @@ def _height_width(image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     shape = tf.shape(image)
     return shape[0], shape[1]
-
-
-def _chosen(options: Mapping[str, float] | bool | None) -> dict[str, float]:
-    """The options of an augmentation, checked."""
-    if options is None or isinstance(options, bool):
-        return dict(USUAL) if options else {}
-    usual = "Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'."
-    if not isinstance(options, Mapping):
-        raise DataError(f"Expected data.build.augment to be true or keys with values, received {options}. {usual}")
-    unknown = [str(name) for name in options if name not in USUAL]
-    if unknown:
-        raise DataError(
-            f"Expected data.build.augment to have {', '.join(USUAL)}, received {', '.join(unknown)}. {usual}"
-        )
-    if not isinstance(options.get("flip", False), bool):
-        raise DataError(f"Expected data.build.augment.flip to be true or false, received {options['flip']}. {usual}")
-    for name, value in options.items():
-        if name != "flip" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
-            raise DataError(
-                f"Expected data.build.augment.{name} to be from 0 to below 1, received {value}. "
-                f"Try data.build.augment.{name}=0.1."
-            )
-    return dict(options)

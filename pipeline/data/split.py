@@ -27,12 +27,7 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
     >>> [len(part) for part in split(np.arange(100), validation_fraction=0.2, split_seed=0)]
     [80, 20]
     """
-    if not 0 < validation_fraction < 1 or split_seed < 0:
-        raise DataError(
-            "Expected a validation_fraction between 0 and 1 and a split_seed of at least 0, received "
-            f"{validation_fraction} and {split_seed}. "
-            "Try data.build.validation_fraction=0.2 data.build.split_seed=0."
-        )
+    check_split(validation_fraction, split_seed)
     rng = np.random.default_rng(split_seed)
     held = np.zeros(len(groups), dtype=bool)
     # Sorted once: a search through all rows for each of many groups would take minutes.
@@ -43,6 +38,17 @@ def split(groups: np.ndarray, validation_fraction: float, split_seed: int) -> tu
         # Each row is a group of its own: these are quantities.
         return split(np.zeros(len(groups)), validation_fraction, split_seed)
     return rng.permutation(np.flatnonzero(~held)), rng.permutation(np.flatnonzero(held))
+
+
+def check_split(validation_fraction: float, split_seed: int) -> None:
+    """Refuses a share that holds out none or all, and a seed below 0. Raises `DataError`."""
+    numbers = isinstance(validation_fraction, int | float) and isinstance(split_seed, int)
+    if not numbers or not 0 < validation_fraction < 1 or split_seed < 0:
+        raise DataError(
+            "Expected a validation_fraction between 0 and 1 and a split_seed of at least 0, received "
+            f"{validation_fraction} and {split_seed}. "
+            "Try data.build.validation_fraction=0.2 data.build.split_seed=0."
+        )
 
 
 def _held_count(members: int, fraction: float) -> int:

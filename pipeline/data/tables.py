@@ -16,6 +16,7 @@ from pipeline.data import dialect, folders, narrow
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
+from pipeline.data.needed import TABLES as SUFFIXES
 from pipeline.data.split import split
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[Any]
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet")
 # Whole numbers that would be more classes than this, and than there are rows, are none.
 _FEW_CLASSES = 1_000
 # In more rows than these, a column that has another text in each is none of classes.

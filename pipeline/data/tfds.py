@@ -12,6 +12,7 @@ from pipeline.data import pictures, records
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Broken, Examples, Segment
 from pipeline.data.keras_datasets import one_at_a_time
+from pipeline.data.needed import PREPARED, check_image
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 AUTO, VALIDATION = "auto", ("validation", "test")
 # What the library writes into the folder of a version that is whole.
-PREPARED = "features.json"
 
 
 def tfds(
@@ -47,7 +47,7 @@ def tfds(
     are x and y; None: those that the data set says. Images of several sizes are brought to `image_size`. Nothing is
     downloaded unless `download` says so. Raises `DataError`.
     """
-    pictures.check("tfds", 3, image_size)
+    check_image("tfds", 3, image_size)
     builder = _builder(name, path, data_dir, download)
     if builder.info.file_format.value != "tfrecord":
         raise DataError(

@@ -15,6 +15,7 @@ from pipeline.data import files, manifest, pictures, records
 from pipeline.data.errors import DataError, first_of
 from pipeline.data.examples import Broken, Examples, Leaf, Segment
 from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.data.needed import check_image
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -66,7 +67,7 @@ def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int]
     encoded = [feature for feature in made.features if feature.stored == "image"]
     if not encoded:
         return made
-    pictures.check("tfrecord", channels or 3, image_size)
+    check_image("tfrecord", channels or 3, image_size)
     shapes = {
         feature.name: (*(image_size or feature.shape[:2]), channels or feature.shape[2] or 3) for feature in encoded
     }

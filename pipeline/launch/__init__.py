@@ -5,6 +5,7 @@ job gives `Started` for each process, `Stopped` while the system says that one i
 `code` (negative: minus the signal).
 """
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -172,7 +173,7 @@ def _check_hosts(config: ClusterConfig) -> None:
     said = f"cluster.hosts=[{','.join(config.hosts)}]" if config.hosts else "cluster.copy=true"
     raise LaunchError(
         f"Expected {said.partition('=')[0]} under cluster=hosts alone, received {said} under cluster={config.name}. "
-        f"Try cluster=hosts {said}."
+        f"Try cluster=hosts {shlex.quote(said)}."
     )
 
 

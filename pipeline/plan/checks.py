@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
 from pipeline.config.json import Json
 from pipeline.config.near import near
@@ -17,6 +18,7 @@ from pipeline.config.schema import (
 )
 from pipeline.plan.collectives import check_collective
 from pipeline.plan.errors import PlanError
+from pipeline.plan.keras_names import LOSSES, METRICS, OPTIMIZERS
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -44,12 +46,6 @@ MOST, MOST_SECONDS, MOST_CLASSES = 10**15, 10**9, 10**6
 CHECKS = ("true", "strict", "off")
 
 
-OPTIMIZERS = (
-    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lamb", "lion", "muon", "nadam",
-    "rmsprop", "sgd",
-)  # fmt: skip
-
-
 def check_ranges(config: Config) -> None:
     """Refuses values that are out of range or contradict each other, whatever the hardware."""
     _check_counts(config)
@@ -69,6 +65,7 @@ def _check_counts(config: Config) -> None:
     at_least = {
         "workers": (config.workers, 1),
         "strategy.devices_per_process": (config.strategy.devices_per_process, 1),
+        "strategy.devices_per_replica": (config.strategy.devices_per_replica, 1),
         "strategy.parameter_servers": (config.strategy.parameter_servers, 1),
         "strategy.min_shard_bytes": (config.strategy.min_shard_bytes, 1),
         "hardware.hosts": (config.hardware.hosts, 1),
@@ -199,9 +196,9 @@ def _check_training(config: Config) -> None:
     class_weights(train.class_weight)
     check_of(train)
     _check_optimizer(train.optimizer)
-    _check_named("train.loss", train.loss, "sparse_categorical_crossentropy")
+    _check_named("train.loss", train.loss, LOSSES, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():
-        _check_named("train.metrics", metric, "[accuracy]")
+        _check_named("train.metrics", metric, METRICS, "accuracy")
 
 
 def class_weights(given: Json) -> dict[str, float] | None:
@@ -284,7 +281,7 @@ def _check_survival(config: Config) -> None:
     if config.resume_changes and config.resume in ("auto", "never"):
         raise PlanError(
             f"Expected resume_changes with the run that they are changes of, received resume={config.resume}. "
-            f"Try resume=RUN, its folder, name or id in MLflow, or resume_changes=[]."
+            f"Try resume=RUN, or resume_changes=[]."
         )
     if config.launch.elastic and not config.strategy.spans_processes:
         raise PlanError(
@@ -324,31 +321,40 @@ def _check_host(host: str) -> None:
 
 
 def _check_optimizer(optimizer: Json) -> None:
-    if optimizer is None or (isinstance(optimizer, dict) and "_target_" in optimizer):
-        return
-    if not isinstance(optimizer, str):
+    if isinstance(optimizer, list) or (isinstance(optimizer, dict) and "_target_" not in optimizer):
         raise PlanError(
             f"Expected train.optimizer to be a Keras optimizer's name or {{_target_: ...}}, received {optimizer!r}. "
             f"Try train.optimizer=adam."
         )
-    if optimizer.lower() not in OPTIMIZERS:
-        closest = near(optimizer, OPTIMIZERS) or ["adam"]
+    name = optimizer.lower() if isinstance(optimizer, str) else optimizer
+    _check_named("train.optimizer", name, OPTIMIZERS, "adam")
+
+
+def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None:
+    """Refuses what is neither a name of Keras's nor a function, nor a list of these or one for each output of a model.
+
+    A name with the package that registered it, package>name, is left to Keras.
+    """
+    if node is None or (isinstance(node, dict) and "_target_" in node):
+        return
+    form = "{}=[{}]" if key == "train.metrics" else "{}={}"
+    if isinstance(node, str) and node not in names and ">" not in node:
+        what, one = key.removeprefix("train.").replace("metrics", "metric"), (near(node, reversed(names)) or [usual])[0]
+        if "." in node:
+            one = f"{{_target_: {node}}}"
         raise PlanError(
-            f"Expected train.optimizer to be one of {', '.join(OPTIMIZERS)}, received {optimizer}. "
-            f"Try train.optimizer={closest[0]}."
+            f"Expected {key} to be Keras's name of {'an' if what == 'optimizer' else 'a'} {what}, or a function "
+            f"{{_target_: ...}}, received {node.strip() or 'nothing'}. Try {shlex.quote(form.format(key, one))}."
         )
-
-
-def _check_named(key: str, node: Json, usual: str) -> None:
-    """Refuses what is neither a Keras name nor a function, nor a list of these or one for each of a model's outputs."""
-    if node is None or (isinstance(node, dict) and "_target_" in node) or (isinstance(node, str) and node.strip()):
+    if isinstance(node, str):
         return
     if not isinstance(node, dict | list) or not node:
         raise PlanError(
-            f"Expected {key} to be Keras's names or functions {{_target_: ...}}, received {node!r}. Try {key}={usual}."
+            f"Expected {key} to be Keras's names or functions {{_target_: ...}}, received {node!r}. "
+            f"Try {shlex.quote(form.format(key, usual))}."
         )
     for item in node.values() if isinstance(node, dict) else node:
-        _check_named(key, item, usual)
+        _check_named(key, item, names, usual)
 
 
 def check_ports(base_port: int | None, processes: int) -> None:

@@ -10,6 +10,8 @@ from pipeline.config import shipped, targets
 from pipeline.config.composing import Composer
 from pipeline.config.errors import ConfigError
 from pipeline.config.schema import PrepareConfig
+from pipeline.data.errors import DataError
+from pipeline.data.needed import expect_data
 from pipeline.plan.checks import check_path
 
 NAME = "prepare"
@@ -71,6 +73,11 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
         )
     check_path(config.data)
     _check_targets(config, search)
+    if config.scheduler is None:
+        try:
+            expect_data(str(config.data.build[targets.KEY]), config.data.build)
+        except DataError as error:
+            raise ConfigError(str(error)) from error
 
 
 def help_text() -> str:

@@ -1,6 +1,8 @@
 """The plans of a point, with what a manifest says of its data, and addresses where what it needs answers."""
 
 import dataclasses
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,50 @@ def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
     check_installed(config.backend)
     check_collective(config.strategy.collective)
     views.offered(config.views)
+    if config.mode is Mode.run:
+        _expect_needed(config)
     cluster = session.cluster(config)
     planned = planned_on(config, cluster, config.mode is Mode.run, begin)
     wanted = planned.measurement.baseline != "none" and planned.measurement.steps != 0
     one = planning.baseline_of(planned, machine_of(config, cluster, begin)) if wanted else None
     return LaidOut(planned, one, cluster)
+
+
+def _expect_needed(config: Config) -> None:
+    """Refuses a run without its data, or without a place for what it writes, where this machine is one that trains.
+
+    What other machines have is found out there. Raises `PlanError`.
+    """
+    if config.cluster.name != "local" and (config.cluster.name != "env" or config.strategy.asynchronous):
+        return
+    if "path" in config.data.build:
+        # Only for such data: it brings along NumPy, which a plan of others does without.
+        from pipeline.data.errors import DataError
+        from pipeline.data.needed import expect_data
+
+        try:
+            expect_data(str(config.data.build[targets.KEY]), config.data.build)
+        except DataError as error:
+            raise PlanError(str(error)) from error
+    if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
+        _expect_folder("checkpoint.folder", config.checkpoint.folder)
+
+
+def _expect_folder(key: str, path: str) -> None:
+    """Refuses a folder that cannot be written, and leaves none behind. Raises `PlanError`."""
+    made = [folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if not folder.exists()]
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise PlanError(
+            f"Expected to be able to write {key}={path}, received: {error.strerror or error}. Try {key}=..."
+        ) from error
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def planned_on(config: Config, cluster: Cluster, present: bool = True, begin: bool = True) -> Plan:

@@ -95,7 +95,7 @@ def find(
             _expect_at_rest(only)
             return _same(planned, [only], say)
         return _same(planned, sorted({*_indexed(planned, output), *also}, key=_planned), say)
-    folder = _only_named(config.resume, output)
+    folder = only_named(config.resume, output)
     values = log.read_whole(folder / "plan.json")
     wanted = json.loads(plan.as_long_as(planned, values).to_json())
     changed = [key for key in plan.changed(values, wanted) if not _is_in(key, config.resume_changes)]
@@ -282,7 +282,8 @@ def named(name: str, output: Path) -> list[Path]:
     return [folder for folder in there if folder.name == name or (run_id_of(folder) or "").startswith(name)]
 
 
-def _only_named(name: str, output: Path) -> Path:
+def only_named(name: str, output: Path) -> Path:
+    """Returns the folder of the one run that is called so. Raises `ResumeError`."""
     found = named(name, output)
     if len(found) == 1:
         return found[0]

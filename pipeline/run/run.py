@@ -47,6 +47,10 @@ def look_over(request: PointRequest, session: Session) -> PointRequest | PointRe
     config = request.config
     try:
         made = lay_out(config, session, begin=False)
+        if config.mode is Mode.run and config.resume not in ("auto", "never"):
+            from pipeline.run import resume
+
+            resume.only_named(config.resume, Path(config.output_dir))
         there = config.mode is not Mode.run or made.cluster.arrived()
         if there and not _may_be_held(config):
             reachable(made.plan, made.cluster, config, session)

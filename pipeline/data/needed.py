@@ -1,0 +1,160 @@
+"""Refuses arguments of what reads data of one's own with which it would find none, before any are read.
+
+It asks the file system and looks at arguments alone, so that it takes a moment whatever there is of data, and needs no
+TensorFlow.
+"""
+
+import difflib
+import glob
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.data import manifest
+from pipeline.data.errors import DataError, expect_path
+from pipeline.data.split import check_split
+
+# How the names of files end that are pictures, or tables; the file of a version that TensorFlow Datasets prepared.
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
+TABLES = (".csv", ".csv.gz", ".parquet")
+PREPARED = "features.json"
+CHANNELS = (1, 3)
+# What `augment=true` means, and the options that there are.
+USUAL = {"flip": True, "shift": 0.1, "brightness": 0.1, "contrast": 0.1}
+# What each reader finds data in, and what to type as data.path.
+WHAT = {
+    "images": ("a folder of images by class", "FOLDER"),
+    "csv": ("a CSV or Parquet file, a folder or a pattern", "FILE.csv"),
+    "numpy": ("an .npz file, or a folder of .npy files,", "FILE.npz"),
+    "text": ("a file of text, a folder or a pattern", "FILE.txt"),
+    "tfrecord": ("a folder that `python -m pipeline prepare` filled", "FOLDER"),
+    "tfds": ("the folder of a version that TensorFlow Datasets prepared", "FOLDER/mnist/3.0.1"),
+}
+# Those that find data without a path, and those that take a pattern for one.
+WITHOUT, PATTERNS = ("text", "tfds"), ("csv", "text")
+# The files that a reader takes in a folder, where it does not take all.
+ENDINGS = {"images": PICTURES, "csv": TABLES, "numpy": (".npy",)}
+# Files of a folder that are looked at before it is left to its reader.
+MOST = 10_000
+
+
+def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments with which a reader of ours would find no data; any other function is passed over.
+
+    Raises `DataError`.
+    """
+    package, _, reader = target.rpartition(".")
+    if package != "pipeline.data" or reader not in WHAT:
+        return
+    if "augment" in arguments:
+        augmentation(arguments["augment"])
+    if "channels" in arguments and (arguments["channels"] is not None or reader == "images"):
+        check_image(reader, arguments["channels"], arguments.get("image_size"))
+    if reader != "text" and "validation_fraction" in arguments:
+        check_split(arguments["validation_fraction"], arguments.get("split_seed", 0))
+    path = arguments.get("path")
+    if path is None and reader in WITHOUT:
+        return
+    what, example = WHAT[reader]
+    given = expect_path(reader, path, what, example)
+    if "://" in given:
+        return
+    if reader == "tfrecord":
+        manifest.load(given, lambda file: Path(file).read_text())
+    else:
+        _expect_files(reader, given)
+
+
+def _expect_files(reader: str, path: str) -> None:
+    """Refuses a path at which there is nothing that a reader takes, or nothing that may be read."""
+    what, example = WHAT[reader]
+    where = Path(path)
+    if not where.exists():
+        if not (reader in PATTERNS and glob.has_magic(path) and glob.glob(path)):
+            raise DataError(f"Expected data.path to be {what}, received {path}, {_absent(where, reader, example)}")
+        return
+    if not os.access(where, os.R_OK | (os.X_OK if where.is_dir() else 0)):
+        raise DataError(
+            f"Expected to be able to read {path}, received no permission. "
+            f"Try giving yourself permission, or another data.path."
+        )
+    if where.is_file() and reader in ("images", "tfds"):
+        raise DataError(f"Expected data.path to be {what}, received {path}, a file. Try data.path={where.parent}.")
+    if reader == "tfds":
+        if not (where / PREPARED).is_file():
+            raise DataError(
+                f"Expected data.path to be {what}, received {path} without {PREPARED}. Try data.path={example}."
+            )
+        return
+    endings = ENDINGS.get(reader, "") if where.is_dir() or reader == "csv" else ""
+    names = [where.name] if where.is_file() else [*itertools.islice(_files(where), MOST)]
+    if len(names) == MOST or any(name.lower().endswith(endings) for name in names):
+        return
+    received = f"{len(names):,} other{'s' * (len(names) > 1)}" if names else "none"
+    files = f"files ({', '.join(endings)})" if endings else "files"
+    raise DataError(f"Expected {files} in data.path={path}, received {received}. Try data.path={example}.")
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """The names of the files in a folder and below it, hidden ones left out."""
+    for _, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (name for name in names if not name.startswith("."))
+
+
+def _absent(where: Path, reader: str, example: str) -> str:
+    """What is not there of a path, and what to type instead: a path as a shell would write it, or the nearest name."""
+    home = where.expanduser()
+    if str(where).startswith("~") and home.exists():
+        return f"which only a shell takes for a folder of yours. Try data.path={home}."
+    if glob.has_magic(str(where)) and (found := sorted(glob.glob(str(where)))):
+        return f"a pattern, which data={reader} does not take. Try data.path={found[0]}."
+    there = next(parent for parent in where.absolute().parents if parent.exists())
+    missing = where.absolute().relative_to(there).parts
+    names = os.listdir(there) if there.is_dir() and os.access(there, os.R_OK) else []
+    closest = [*difflib.get_close_matches(missing[0], names, 1), *missing[1:]]
+    instead = Path(*where.parts[: -len(missing)], *closest)
+    near = instead if closest and instead.exists() else example
+    return f"where there is no {missing[0]} in {there}. Try data.path={near}."
+
+
+def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> None:
+    """Refuses a number of channels or a size that no image has, in words.
+
+    >>> check_image("images", channels=3, image_size=[32, 32])
+    """
+    if channels not in CHANNELS:
+        raise DataError(f"Expected channels of 1 or 3 for data={data}, received {channels}. Try data.build.channels=3.")
+    if image_size is None:
+        return
+    numbers = isinstance(image_size, Sequence) and all(type(size) is int and size > 0 for size in image_size)
+    if not numbers or len(image_size) != 2:
+        raise DataError(
+            f"Expected image_size to be a height and a width in pixels for data={data}, received {image_size}. "
+            f"Try 'data.build.image_size=[32,32]'."
+        )
+
+
+def augmentation(options: Mapping[str, float] | bool | None) -> dict[str, float]:
+    """Returns the options of an augmentation. Raises `DataError` for what is none."""
+    if options is None or isinstance(options, bool):
+        return dict(USUAL) if options else {}
+    usual = "Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast: 0.1}'."
+    if not isinstance(options, Mapping):
+        raise DataError(f"Expected data.build.augment to be true or keys with values, received {options}. {usual}")
+    unknown = [str(name) for name in options if name not in USUAL]
+    if unknown:
+        raise DataError(
+            f"Expected data.build.augment to have {', '.join(USUAL)}, received {', '.join(unknown)}. {usual}"
+        )
+    if not isinstance(options.get("flip", False), bool):
+        raise DataError(f"Expected data.build.augment.flip to be true or false, received {options['flip']}. {usual}")
+    for name, value in options.items():
+        if name != "flip" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
+            raise DataError(
+                f"Expected data.build.augment.{name} to be from 0 to below 1, received {value}. "
+                f"Try data.build.augment.{name}=0.1."
+            )
+    return dict(options)
