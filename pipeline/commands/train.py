@@ -12,7 +12,6 @@ import shutil
 import signal
 import statistics
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal.words import enumerated
+from pipeline.worker.model_error import is_own
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,14 +44,11 @@ if TYPE_CHECKING:
 
 # Lines shown of a failed process's log.
 LOG_LINES = 8
+# Where an error says it came up, and so many letters of its reason as are looked for in a log.
+PLACE, START = re.compile(r" \([^()]+:\d+\)"), 60
 # A frame of a traceback, and what Python writes between two that belong together.
 FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .+\n(?:    .+\n)*', re.M)
 CHAINED = ("direct cause of the following exception:", "another exception occurred:")
-# Where functions are that are not a person's own.
-NOT_ONES_OWN = (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-)
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 # Of a run whose job was cancelled: 128 and the number of SIGTERM, with which that begins.
 KILLED = 143
@@ -327,14 +324,16 @@ def own_frames(log: str, error: str) -> list[str] | None:
     ['File "/home/me/mine.py", line 3, in model', '  raise ValueError("no")']
     """
     _, *tracebacks = re.split(r"^Traceback \(most recent call last\):\n", log, flags=re.M)
-    if not tracebacks or (error.partition(": ")[2] or error) not in tracebacks[-1]:
+    # In one line, without what Keras and TensorFlow write around it, and with the place behind.
+    start = " ".join(PLACE.split(error.partition(": ")[2] or error)[0].split())[:START]
+    if not tracebacks or start not in " ".join(tracebacks[-1].split()):
         return None
     chain = [tracebacks.pop()]
     while tracebacks and tracebacks[-1].rstrip().endswith(CHAINED):
         chain.insert(0, tracebacks.pop())
     found: list[str] = []
     for frame in FRAME.finditer("".join(chain)):
-        if not frame["file"].startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in frame["file"]:
+        if is_own(frame["file"]):
             found += [line[2:] for line in frame[0].splitlines() if line.strip(" ^~")]
     return found
 

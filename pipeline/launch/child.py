@@ -54,7 +54,9 @@ def main(
         # Before the engine was there, which tells of all that comes later.
         traceback.print_exc()
         sys.stderr.flush()
-        line.tell(Failed(f"{type(error).__name__}: {error}"))
+        from pipeline.worker.model_error import told
+
+        line.tell(Failed(told(error)))
         _leave(1)
 
 

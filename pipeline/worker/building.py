@@ -1,7 +1,6 @@
 """Says in words why a model, or its losses and metrics, take no batch of the data, when they are built for one."""
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 
 import keras
@@ -11,7 +10,7 @@ import pipeline.models  # noqa: F401
 from pipeline.data.errors import DataError
 from pipeline.worker import labels
 from pipeline.worker.labels import Batch
-from pipeline.worker.model_error import ModelError
+from pipeline.worker.model_error import ModelError, reason
 
 # What Keras, and layers, losses and metrics of a person's own, raise on shapes and types. TensorFlow's errors of what
 # is computed, as of a peer that is lost, are others.
@@ -29,20 +28,10 @@ def in_words(model: keras.Model, batch: Batch) -> Iterator[None]:
     except RAISED as error:
         # Keras puts words of its own above what a model raises, which say to build it by hand.
         raised = error.__context__ or error if isinstance(error, RuntimeError) else error
-        text = said(raised)
-        stop = "" if text.endswith(".") else "."
         raise ModelError(
-            f"Expected a model, losses and metrics that take a batch of the data, received {type(raised).__name__} "
-            f"from those of {type(model).__name__}: {text}{stop} "
-            f"Try {_advice(raised, model, batch)}."
+            f"{reason(raised).rstrip('.')}. Expected a model, losses and metrics that take a batch of the data, "
+            f"received this from those of {type(model).__name__}. Try {_advice(raised, model, batch)}."
         ) from error
-
-
-def said(error: BaseException) -> str:
-    """The line of an error that says what went wrong, below Keras's that says where."""
-    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line and not line.startswith("Exception encountered")]
-    return found[0] if found else type(error).__name__
 
 
 def _advice(error: BaseException, model: keras.Model, batch: Batch) -> str:

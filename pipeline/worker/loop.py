@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from pipeline.worker.engine import Tell
+from pipeline.worker.model_error import TrainingError as TrainingError
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -26,10 +27,6 @@ class Counts(TypedDict, total=False):
     stale_sum: float
     stale_most: int
     updates: int
-
-
-class TrainingError(RuntimeError):
-    """Training that cannot go on: the message says why and what to try."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,148 @@
-"""What is raised of a model, whichever file finds it out."""
+"""What is raised of a model, whichever file finds it out, and what an error of a person's own code says in one line."""
+
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Iterator
+
+from pipeline.config.targets import TargetError
+
+# Where functions are that are not a person's own.
+NOT_ONES_OWN = (
+    *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
+# The longest reason that is told; a longer one is in the log.
+MOST_LETTERS = 400
+STYLES = re.compile(r"\x1b\[\d*m")
+# What Keras writes above a reason that it passes on.
+ABOVE = re.compile(
+    r"Exception encountered when calling [^\n]*\n+|"
+    r"(?s:.)*?Error encountered:\s*|(?s:.)*?Exception encountered:\s*(?P<quotes>'*)"
+)
+# What Keras and TensorFlow write below it: arguments, the traceback of a Python function, nodes, and further errors.
+BELOW = re.compile(
+    r"(?:^|\n+)\s*(?:(?:Call a|A)rguments received by |Traceback \(most recent|Stack trace for op|\[\[|\(1\) [A-Z_]+:)"
+)
+# What TensorFlow writes of a function that it traces above what that raised, and above the reason of a graph's error.
+TRACED = re.compile(
+    r"(?s:.*?\n|)in user code:\n\n(?P<frames>(?:    .*\n|\n)+?)    (?P<kind>[\w.]+): (?P<reason>(?s:.*))"
+)
+IN_GRAPH = re.compile(r"Graph execution error|Detected at node|<stack traces|\s*File |\d+ root error|\s*\[\[")
+# What it writes around a reason: a number and kind of error, functions, operations and nodes.
+AROUND = re.compile(r"^\(\d+\) [A-Z_]+: *|\{\{function_node [^}]*\}\} *|\s*\[Op:\w+\].*$| for '\{\{node [^']*'")
+KIND = re.compile(r"([A-Za-z_]+(?:Error|Exception)): (.*)", re.S)
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# What JAX chains to an error, which tells of JAX alone.
+OF_JAX = ("JaxStackTraceBeforeTransformation", "UnfilteredStackTrace", "SimplifiedTraceback")
 
 
 class ModelError(ValueError):
     """A model that cannot be trained here: the message says what was expected and received."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on: the message says why and what to try."""
+
+
+def told(error: BaseException) -> str:
+    """Returns an error in one line for a person: our own messages as they stand, others as their reason."""
+    error = _raised(error)
+    first = next((line.strip() for line in _text(error).splitlines() if line.strip()), "")
+    own = isinstance(error, ModelError | TrainingError | TargetError) or first.startswith("Expected ")
+    return first if own else reason(error)
+
+
+def reason(error: BaseException) -> str:
+    """Returns what an error says in one line, the reason first, then where in a person's own files it came up.
+
+    >>> said = "Exception encountered when calling Reshape.call().\\n\\n\\x1b[1mThe size must stay.\\x1b[0m\\n\\n"
+    >>> reason(ValueError(f"{said}Arguments received by Reshape.call():\\n  • inputs=..."))
+    'ValueError: The size must stay.'
+    """
+    error = _raised(error)
+    kind, text, place = type(error).__name__, _text(error), _place(error)
+    while found := TRACED.match(text) or ABOVE.match(text):
+        if found.re is TRACED:
+            kind, text = found["kind"].rpartition(".")[2], found["reason"]
+            place = _own(FRAME.findall(found["frames"])) or place
+        else:
+            quotes = len(found["quotes"] or "")
+            text = text[found.end() :].strip()
+            text = text[:-quotes] if quotes else text
+    lines = [line for line in BELOW.split(_above_graph(text), maxsplit=1)[0].splitlines() if line.strip()]
+    said = " ".join(AROUND.sub("", line.strip()) for line in lines)
+    if found := KIND.fullmatch(said):
+        # What a function of Python raised within a graph.
+        kind, said = found.groups()
+    if not said and place is not None:
+        said = linecache.getline(*place).strip()
+    cause = error.__cause__
+    if cause is not None and type(cause).__name__ not in OF_JAX and _text(cause) and _text(cause) not in str(error):
+        return f"{kind}: {_shortened(said)}{_where(place)}, from {reason(cause)}"
+    return (f"{kind}: {_shortened(said)}" if said else kind) + _where(place)
+
+
+def _above_graph(text: str) -> str:
+    """A text without the lines that say where in a graph an error came up."""
+    lines = text.splitlines()
+    while lines and (IN_GRAPH.match(lines[0]) or not lines[0].strip()):
+        lines.pop(0)
+    return "\n".join(lines)
+
+
+def _shortened(said: str) -> str:
+    return said if len(said) <= MOST_LETTERS else f"{said[:MOST_LETTERS].rpartition(' ')[0]} ..."
+
+
+def _where(place: tuple[str, int] | None) -> str:
+    if place is None:
+        return ""
+    here = place[0].startswith(os.getcwd() + os.sep)
+    return f" ({os.path.relpath(place[0]) if here else place[0]}:{place[1]})"
+
+
+def _raised(error: BaseException) -> BaseException:
+    """The error that another one stands for: TensorFlow wraps that of a step that a coordinator handed out."""
+    return getattr(error, "original_exception", error)
+
+
+def _text(error: BaseException) -> str:
+    """The text of an error, without styles; a missing key as Python writes it."""
+    return STYLES.sub("", str(getattr(error, "message", None) or error)).strip()
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The file and line of a person's own code that an error came through last, or those that it came of."""
+    for one in _chain(error):
+        frames = list[tuple[str, str]]()
+        trace = one.__traceback__
+        while trace is not None:
+            frames.append((trace.tb_frame.f_code.co_filename, str(trace.tb_lineno)))
+            trace = trace.tb_next
+        # The text of a graph's error knows where the operation was made, the traceback where the graph was run.
+        if found := _own(FRAME.findall(str(one))) or _own(frames):
+            return found
+    return None
+
+
+def _own(frames: list[tuple[str, str]]) -> tuple[str, int] | None:
+    """The last of frames that is in a file of a person's own."""
+    # XLA leaves out the first slash.
+    absolute = [(file if file.startswith(("/", "<")) else f"/{file}", int(line)) for file, line in frames]
+    own = [(file, line) for file, line in absolute if is_own(file) and os.path.exists(file)]
+    return own[-1] if own else None
+
+
+def is_own(file: str) -> bool:
+    """True for a file that is neither Python's, nor an installed package's, nor this program's."""
+    return not file.startswith(("<", *NOT_ONES_OWN)) and "__autograph_generated" not in file
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was raised of."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__

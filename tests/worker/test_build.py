@@ -118,14 +118,14 @@ NUMBERS = np.zeros((16, 3), "float32")
 MISTAKES = {
     "an output without labels": (
         with_an_output_more, {"kept": np.zeros((16, 2), "float32")},
-        "received KeyError from those of Functional: 'more'\\. Try labels for the output more too, or a model",
+        "KeyError: 'more'.* from those of Functional\\. Try labels for the output more too, or a model",
     ),
     "a metric in half": (
         lambda: in_half(keras.metrics.SparseTopKCategoricalAccuracy(2)), np.zeros(16, "int32"),
-        'received TypeError from those of Sequential: .* Try dtype="float32" in the layers that make outputs',
+        'TypeError: .* from those of Sequential. Try dtype="float32" in the layers that make outputs',
     ),
-    "a call": (mistaken, NUMBERS, "received AttributeError from those of Mistaken: .*nowhere.* Try it on one batch"),
-    "a metric": (wrong_metric, NUMBERS, "received ValueError from those of Functional: .* Try it on one batch with"),
+    "a call": (mistaken, NUMBERS, "AttributeError: .*nowhere.* from those of Mistaken. Try it on one batch"),
+    "a metric": (wrong_metric, NUMBERS, "ValueError: .* from those of Functional. Try it on one batch with"),
 }  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_what_takes_no_batch_of_the_data_is_said_in_one_sentence(mistake):
     make, y, words = MISTAKES[mistake]
     x = np.zeros((16, 4), "float32")
     batch = keras.tree.map_structure(lambda array: tf.constant(array[:2]), (x, y))
-    expected = f"Expected a model, losses and metrics that take a batch of the data, {words}"
+    expected = f"^{words}"
     with pytest.raises(ModelError, match=expected):
         build.model(make, tf.distribute.get_strategy(), batch)
     with pytest.raises(ModelError, match=expected):

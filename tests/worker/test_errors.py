@@ -1,8 +1,13 @@
 """What TensorFlow raises, told to a person and to the conductor."""
 
+import inspect
+from collections.abc import Callable
+
+import mistaken
 import pytest
 import tensorflow as tf
 
+from pipeline.worker.model_error import reason
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
 
 OF_HOROVOD = (
@@ -28,3 +33,64 @@ def test_who_has_lost_a_peer_is_told_from_who_has_failed(error, lost):
 def test_the_reason_is_told_and_not_where_in_the_graph_it_came_up():
     said = explain(tf.errors.UnknownError(None, None, OF_HOROVOD))
     assert said == "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks."
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str, str]] = {
+    "a layer of Keras": (
+        mistaken.wrong_reshape, "ValueError: The total size of the tensor must be unchanged", "layers.Reshape((10, 10))"
+    ),
+    "a cause": (mistaken.raised_from, "ValueError: no width was given (", "raise ValueError"),
+    "shapes in call": (
+        lambda: mistaken.with_layer(mistaken.Product), "ValueError: Dimensions must be equal, but are 4 and 3",
+        "tf.matmul(x, tf.ones((3, 3)))",
+    ),
+    "an attribute": (
+        lambda: mistaken.with_layer(mistaken.Missing), "AttributeError: 'Missing' object has no attribute 'nowhere' (",
+        "return x + self.nowhere",
+    ),
+    "an assertion": (
+        lambda: mistaken.with_layer(mistaken.Checks), "AssertionError: assert x.shape[-1] == 3 (", "x.shape[-1] == 3"
+    ),
+    "several lines": (
+        lambda: mistaken.with_layer(mistaken.Branches), "ValueError: the width must be odd the width was 4 (",
+        'raise ValueError("the width must be odd',
+    ),
+    "a model of one's own": (
+        lambda: mistaken.trained(mistaken.Unfinished()),
+        "AttributeError: 'Unfinished' object has no attribute 'head' (", "return self.head(x)",
+    ),
+    "a loss": (
+        lambda: mistaken.trained(mistaken.linear(10), mistaken.loss_of_sevens),
+        "InvalidArgumentError: Input to reshape is a tensor with 40 values, but the requested shape requires",
+        "tf.reshape(predicted, (7, -1))",
+    ),
+    "a metric": (
+        lambda: mistaken.trained(mistaken.linear(), metrics=[mistaken.Counts()]),
+        "AttributeError: 'Counts' object has no attribute 'total' (", "self.total.assign_add(1)",
+    ),
+    "a callback": (
+        lambda: mistaken.trained(mistaken.linear(), callbacks=[mistaken.Looks()]), "KeyError: 'val_auc' (",
+        'logs["val_auc"]',
+    ),
+    "data": (
+        lambda: mistaken.trained(mistaken.linear(), data=mistaken.from_shelf()),
+        "OSError: no shelf 7 in the archive (", "raise OSError",
+    ),
+    "numbers without a row": (
+        lambda: mistaken.trained(mistaken.linear(rows=1)), "InvalidArgumentError: indices[0,0] = 1 is not in [0, 1) (",
+        "model.fit(",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_reason_comes_first_and_then_the_line_of_a_person_s_own_file(mistake):
+    make, words, line = MISTAKES[mistake]
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever it is
+        make()
+    said = reason(raised.value)
+    assert said.startswith(words)
+    assert "\n" not in said
+    source = inspect.getsource(mistaken).splitlines()
+    numbers = [number for number, text in enumerate(source, 1) if line in text]
+    assert any(f"mistaken.py:{number})" in said for number in numbers)

@@ -24,9 +24,10 @@ from pipeline.worker.input.broken import expect_batch
 from pipeline.worker.jax import build, layouts, remat, size
 from pipeline.worker.jax.data import Data, OwnData
 from pipeline.worker.jax.devices import MODEL, mesh_of, prepare_devices, seed_all, versions
-from pipeline.worker.jax.errors import explain, lost_a_peer
+from pipeline.worker.jax.errors import lost_a_peer
 from pipeline.worker.jax.loop import JaxLoop, told_by_first, whole
 from pipeline.worker.loop import TrainingError
+from pipeline.worker.model_error import told
 from pipeline.worker.notes import Notes
 from pipeline.worker.pace import Pace
 from pipeline.worker.sampling import Writing, writing_of
@@ -65,7 +66,7 @@ class JaxEngine:
 
     def failure(self, error: BaseException) -> Failed:
         """What an error is told as."""
-        return Failed(explain(error), lost_a_peer(error), isinstance(error, Diverged))
+        return Failed(told(error), lost_a_peer(error), isinstance(error, Diverged))
 
 
 class Work:
@@ -172,7 +173,7 @@ class Work:
         except Exception as error:
             # An estimate is no reason to end a training.
             traceback.print_exc()
-            self._tell(events.Sized(error=explain(error)))
+            self._tell(events.Sized(error=told(error)))
         else:
             self._tell(events.Sized(sized))
 

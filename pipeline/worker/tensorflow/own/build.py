@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from pipeline.data.nested import Nested
 from pipeline.private_keras import compute_output_spec
-from pipeline.worker.building import said
 from pipeline.worker.input.part import Batch
-from pipeline.worker.model_error import ModelError
+from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
@@ -55,7 +54,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     except ModelError as error:
         if separable.is_own(model, "test_step"):
             raise
-        untested = str(error) if error.__cause__ is None else said(error.__cause__)
+        untested = str(error) if error.__cause__ is None else reason(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
     vars(model)[KEPT_AS] = OwnSteps(tuple(look.applied), arrays, train, test, untested)
 
@@ -98,8 +97,8 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
             compute_output_spec(lambda batch: look.at(step, batch), symbols)
     except Exception as error:  # whatever a person's code raises
         raise ModelError(
-            f"Expected a {name} that takes a batch of the data, received {type(error).__name__} from that of "
-            f"{type(model).__name__}: {said(error)} Try it on one batch with Keras alone."
+            f"{reason(error).rstrip('.')}. Expected a {name} that takes a batch of the data, received this from "
+            f"that of {type(model).__name__}. Try it on one batch with Keras alone."
         ) from error
     logs = look.logs
     if not isinstance(logs, Mapping) or not logs:
