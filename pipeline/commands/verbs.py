@@ -122,7 +122,8 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
     (['workers=2'], ['--help'])
     """
     # Only where something is wrong: what knows Hydra's errors takes a moment to import.
-    from pipeline.config.instead import find, fitting, groups_of, meant
+    from pipeline.config.instead import find, fitting, groups_of, meant, meant_by_key
+    from pipeline.config.near import elsewhere
     from pipeline.config.shipped import choices
 
     if arguments and (word.startswith("python") or word in ("pipeline", "-m")):
@@ -137,10 +138,14 @@ def _instead(word: str, arguments: list[str]) -> list[str]:
     settable = key in choices() or (key not in groups_of() and not find(key)[3])
     if settable and (values or key == "resume"):
         return [fitting(f"{key}={(values or ['auto'])[0].strip('=')}"), *settings]
+    if lines := elsewhere(key, (values or [""])[0].strip("=")):
+        return [*map(fitting, lines[:1]), *settings]
     if word in ELSEWHERE:
         closest = ELSEWHERE[word]
     elif verb := difflib.get_close_matches(word, VERBS, 1):
         return [verb[0], *map(shlex.quote, arguments)]
+    elif values and (lines := meant_by_key(key, value=values[0].strip("="))):
+        return [lines[0], *settings]
     else:
         closest = meant(word) or "--help"
     return [closest] if closest == "--help" else [*filter(None, [closest]), *settings]

@@ -8,6 +8,7 @@ import enum
 import os
 import re
 import shlex
+import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -149,8 +150,8 @@ def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...
         return (closest[0],)
     if int in options and ROUND.fullmatch(received) and 0 < float(received) < MOST:
         return (f"{float(received):.0f}",)
-    if is_list(key, schema) and WORDS.fullmatch(received):
-        one = targets.written(received, PACKAGES[key]) if key == "train.callbacks" else received
+    if is_list(key, schema) and (WORDS.fullmatch(received) or received.startswith("{_target_: ")):
+        one = callback(received) if key == "train.callbacks" and received[0] != "{" else received
         if misfit(key, OmegaConf.create(f"[{one}]"), schema) is None:
             return (f"[{one}]",)
     if names and default is None:
@@ -159,6 +160,22 @@ def usual(key: str, schema: type = Config, received: str = "") -> tuple[str, ...
         return EXAMPLES.get(key, "2" if int in options else "0.5"), "null"
     usual = "{}" if typing.get_origin(kind) is dict else typeable(default)
     return () if usual is None else (usual,)
+
+
+def callback(name: str = "") -> str:
+    """Returns a callback's form in a config: the one that is named, or one that Keras has.
+
+    >>> callback("keras.callbacks.TensorBoard"), callback("no_such_callback")
+    ('{_target_: keras.callbacks.TensorBoard}', '{_target_: keras.callbacks.EarlyStopping}')
+    """
+    usual = targets.written("EarlyStopping", "keras.callbacks")
+    if "." in name:
+        return targets.written(name, "")
+    try:
+        targets.check({targets.KEY: f"keras.callbacks.{name}"}, "train.callbacks", search=sys.path)
+    except targets.TargetError:
+        return usual
+    return targets.written(name, "keras.callbacks")
 
 
 def in_shell(line: str) -> str:

@@ -76,6 +76,12 @@ CALLED = {
     **dict.fromkeys(("mpirun", "openmpi"), "mpi"),
     "horovod": "multi_worker strategy.collective=horovod",
     "mlflow": "sqlite",
+    "multiworkermirroredstrategy": "multi_worker",
+    **dict.fromkeys(("crossentropy", "cross_entropy", "nll"), "sparse_categorical_crossentropy"),
+    **dict.fromkeys(("bcewithlogits", "bce_with_logits"), "binary_crossentropy"),
+    **dict.fromkeys(("l1", "l1_loss"), "mean_absolute_error"),
+    **dict.fromkeys(("l2", "l2_loss"), "mean_squared_error"),
+    "f1": "f1_score",
     **dict.fromkeys(("off", "no", "disabled"), "none"),
 }
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import targets
+from pipeline.config import instead, targets
 from pipeline.config.schema import Config, Mode
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
@@ -174,7 +174,7 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
     for index, callback in enumerate(config.train.callbacks):
         if not isinstance(callback, dict) or targets.KEY not in callback:
             named = isinstance(callback, str) and all(part.isidentifier() for part in callback.split("."))
-            one = targets.written(str(callback) if named else "EarlyStopping", "keras.callbacks")
+            one = instead.callback(str(callback) if named else "")
             raise PlanError(
                 f"Expected train.callbacks to be functions with their arguments, received {callback} at {index}. "
                 f"Try 'train.callbacks=[{one}]'."
