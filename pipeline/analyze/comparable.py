@@ -18,13 +18,15 @@ from pipeline.config.parts import Part, fields_of
 from pipeline.plan.backends import TENSORFLOW
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.plan.size import of_shape
-from pipeline.record.results import Layout, Result
+from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Layout, Result
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import Run
 
 # A note of a run that waits for its input begins so; under a table of many, a mark says it.
 WAITED = "Input-bound:"
+# So does that of one that other programs disturbed.
+TOOK = "Other programs took"
 # What makes a speed less than it seems, and why.
 DOUBTS = {
     "rehearsal": "logical devices stand for others, so the speed is not theirs.",
@@ -34,6 +36,17 @@ DOUBTS = {
 }
 # Which of these keep it from being compared.
 REFUSED = frozenset({"rehearsal", "oversubscribed", "fewer workers"})
+# What shows that a machine was not quiet, and what is said of it.
+DISTURBED = {
+    "busy": "other programs used the cores while it was timed.",
+    "unsteady": "its repeats lie far apart.",
+    "disturbed baseline": "the speedup is more than there are devices, so something has slowed the baseline.",
+}
+# The share of the cores' time that other programs take from which a run is busy, and how many times the upper end of an
+# interval is the lower one from which it is unsteady.
+BUSY, UNSTEADY = 0.1, 1.25
+# Two runs are as fast where their ratio lies within this.
+MARGIN = 0.05
 NAMES = {"kind": "device kind", "service": "data service"}
 # Whose versions all engines share; the others that a run tells are its engine's own, of which another has none.
 SHARED = frozenset({"python", "keras", "numpy"})
@@ -85,6 +98,48 @@ def doubts(layout: Layout) -> list[str]:
 def sound(run: Run) -> bool:
     """Is a run's speed that of its hardware?"""
     return REFUSED.isdisjoint(doubts(run.result.layout))
+
+
+def devices_of(result: Result) -> int:
+    """On how many devices a run was timed.
+
+    >>> devices_of(Result(layout=Layout(workers=2))), devices_of(Result(layout=Layout(workers=2, devices=4)))
+    (2, 4)
+    """
+    layout = result.layout
+    each = (layout.devices or layout.workers or 1) // (layout.workers or 1)
+    return (layout.timed_workers or layout.workers or 1) * each
+
+
+def disturbed_baseline(result: Result) -> bool:
+    """Is the speedup more than there are devices, so that something has slowed its baseline?
+
+    >>> from pipeline.record.results import Speed
+    >>> disturbed_baseline(Result(layout=Layout(workers=1), speed=Speed(speedup=1.3)))
+    True
+    """
+    speed = result.speed
+    share = speed.efficiency if speed.efficiency is not None else (speed.speedup or 0.0) / devices_of(result)
+    return share > MOST_EFFICIENCY
+
+
+def efficiency_of(result: Result) -> float | None:
+    """The speedup over the number of devices; None where it is not known, or more than can be."""
+    return None if disturbed_baseline(result) else result.speed.efficiency
+
+
+def disturbed(result: Result) -> list[str]:
+    """What shows that a run was not timed on a quiet machine, by the names in `DISTURBED`."""
+    speed = result.speed
+    ends = (speed.speedup_low, speed.speedup_high)
+    if speed.baseline_source != IN_THIS_RUN or None in ends:
+        ends = (speed.examples_per_second_low, speed.examples_per_second_high)
+    found = {
+        "busy": (speed.other_work or 0.0) >= BUSY,
+        "unsteady": bool(ends[0] and ends[1] and ends[1] > UNSTEADY * ends[0]),
+        "disturbed baseline": disturbed_baseline(result),
+    }
+    return [name for name, shown in found.items() if shown]
 
 
 def engine_of(result: Result) -> str | None:
@@ -175,7 +230,11 @@ def marks(runs: Sequence[Run]) -> list[Marks]:
     first, _ = _groups(runs)[0]
     engine = {place: name for name, places in engines(runs).items() for place in places}
     return [
-        Marks(tuple(doubts(run.result.layout)), tuple(_differing([first, facts(run)])), engine.get(place, ""))
+        Marks(
+            (*doubts(run.result.layout), *disturbed(run.result)),
+            tuple(_differing([first, facts(run)])),
+            engine.get(place, ""),
+        )
         for place, run in enumerate(runs)
     ]
 

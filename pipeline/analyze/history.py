@@ -5,13 +5,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pipeline.analyze import comparable
 from pipeline.analyze.errors import HistoryError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results, sweeps
 from pipeline.record.events import Built, Event, Measured, Restarted, Resumed
 from pipeline.record.results import Result
+
+if TYPE_CHECKING:
+    from pipeline.analyze import measure
 
 # Of a run's id, at the end of its name in MLflow.
 ID_LETTERS = 5
@@ -41,22 +46,33 @@ class Run:
         # It needs NumPy, which whoever only shows results can do without.
         from pipeline.analyze import measure
 
-        attempt, told = 0, dict[int, tuple[int, dict[int, Measured]]]()
-        for event in self._timing:
-            if not isinstance(event, Measured):
-                attempt += 1
-            else:
-                # What was timed once more, perhaps by others, takes the place of what was cut short.
-                last, ranks = told.get(event.repeat, (attempt, {}))
-                told[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
+        point, speed = self._timed("point"), self.result.speed
+        baseline = self._timed("baseline") if speed.baseline_source == results.IN_THIS_RUN else []
         # The result counts those that were whole, and that hold for its plan.
-        whole = sorted(told)[: self.result.speed.repeats]
-        return [measure.slowest(told[repeat][1]).examples_per_second for repeat in whole]
+        repeats = len(point) if speed.repeats is None else speed.repeats
+        places = measure.counted(point, baseline, repeats, comparable.devices_of(self.result))
+        return [point[place].examples_per_second for place in places]
 
     @cached_property
     def measured_at(self) -> float | None:
         """When its first repeat was timed, in seconds since 1970; None where none was."""
         return next((event.time for event in self._timing if isinstance(event, Measured)), None)
+
+    def _timed(self, group: str) -> "list[measure.Repeat]":
+        """The repeats of its point or its baseline, in order."""
+        from pipeline.analyze import measure
+
+        attempt, told = 0, dict[int, tuple[int, dict[int, Measured]]]()
+        for event in self._timing:
+            if not isinstance(event, Measured):
+                attempt += 1
+            elif event.group == group:
+                # What was timed once more, perhaps by others, takes the place of what was cut short.
+                last, ranks = told.get(event.repeat, (attempt, {}))
+                told[event.repeat] = attempt, {**(ranks if last == attempt else {}), event.rank: event}
+        there = [ranks for _, (_, ranks) in sorted(told.items())]
+        everyone = 1 if group == "baseline" else len(self.plan.processes) if self.plan else 0
+        return [measure.slowest(ranks, others=len(ranks) == everyone) for ranks in there]
 
     @cached_property
     def _timing(self) -> list[Event]:
@@ -64,7 +80,7 @@ class Run:
         return [
             event
             for event, _ in log.read(self.folder / "events.jsonl")
-            if isinstance(event, Resumed | Restarted) or (isinstance(event, Measured) and event.group == "point")
+            if isinstance(event, Resumed | Restarted | Measured)
         ]
 
     @cached_property

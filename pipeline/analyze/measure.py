@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.analyze.comparable import BUSY, UNSTEADY
 from pipeline.plan.plan import REPEAT_SECONDS
 from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, Steps
 from pipeline.record.profile import Profile
+from pipeline.record.results import MOST_EFFICIENCY
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
 CALL_SECONDS = 0.25
@@ -17,10 +19,10 @@ MOST_STEPS_PER_CALL = 200
 INPUT_BOUND = 0.1
 # The input and the model are timed alone in pieces of about this length, of not more steps.
 PIECE_SECONDS, MOST_STEPS_OF_PIECE = 0.5, 20_000
-# The share of the cores' time that other programs take from which a throughput is said to be that of a busy machine.
-BUSY = 0.1
 # Within this of each other, neither of the two is called the slower one.
 NEAR = 0.05
+# Fewer repeats do not tell whether anything has disturbed them.
+FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -184,19 +186,58 @@ def confidence(repeats: int) -> float:
     return float(1 - 0.5 ** (repeats - 1))
 
 
-def speedup(point: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
-    """(speedup, low, high): the ratio of the medians, and the range of the ratios of repeats taken in turn.
+def speedup(point: Sequence[float], baseline: Sequence[float], in_turn: bool = True) -> tuple[float, float, float]:
+    """(speedup, low, high): the median and the range of the ratios of repeats taken in turn.
 
-    Where the baseline comes from another run its repeats pair with nothing, and the range is the widest possible.
+    Where the baseline comes from another run its repeats pair with nothing: it is the ratio of the medians, and the
+    range is the widest possible.
 
-    >>> speedup([190.0, 200.0, 180.0], [100.0, 100.0, 100.0])
-    (1.9, 1.8, 2.0)
+    >>> speedup([190.0, 200.0, 90.0], [100.0, 100.0, 50.0]), speedup([190.0], [100.0, 80.0, 95.0], in_turn=False)
+    ((1.9, 1.8, 2.0), (2.0, 1.9, 2.375))
     """
-    ratio = float(np.median(point) / np.median(baseline))
-    if len(point) == len(baseline):
-        pairs = [ours / one for ours, one in zip(point, baseline, strict=True)]
-        return ratio, min(*pairs, ratio), max(*pairs, ratio)
-    return ratio, min(point) / max(baseline), max(point) / min(baseline)
+    if in_turn and len(point) == len(baseline):
+        return interval([ours / one for ours, one in zip(point, baseline, strict=True)])
+    return float(np.median(point) / np.median(baseline)), min(point) / max(baseline), max(point) / min(baseline)
+
+
+def counted(point: Sequence[Repeat], baseline: Sequence[Repeat], repeats: int, devices: int) -> list[int]:
+    """Places of the repeats, and of those of the baseline taken in turn, that a run's figures are of.
+
+    As many as were asked for: the last of the quiet ones, once these are not disturbed; where that never came about,
+    those that other work disturbed least.
+
+    >>> shares = (0.4, 0.0, 0.3, 0.02, 0.05, 0.01)
+    >>> timed = [Repeat(64, 1.0, (1.0,), other_work=share) for share in shares]
+    >>> counted(timed, [], 3, 1), counted(timed[:4], [], 3, 1), counted(timed[:4], [], 4, 1)
+    ([1, 3, 4], [1, 2, 3], [0, 1, 2, 3])
+    """
+    turns = [point] if not baseline else [point, baseline]
+    shares = [max(repeat.other_work or 0.0 for repeat in turn) for turn in zip(*turns, strict=False)]
+    places: list[int] = []
+    for end in range(min(repeats, len(shares)), len(shares) + 1):
+        places = [place for place in range(end) if shares[place] < BUSY][-repeats:]
+        if len(places) < min(repeats, end):
+            places = sorted(sorted(range(end), key=shares.__getitem__)[:repeats])
+        one = [baseline[place] for place in places] if baseline else []
+        if not is_disturbed([point[place] for place in places], one, devices):
+            break
+    return places
+
+
+def is_disturbed(point: Sequence[Repeat], baseline: Sequence[Repeat], devices: int) -> bool:
+    """True if repeats, in turn with the baseline's, show other work, much spread, or a baseline that was slowed.
+
+    Fewer than three do not tell.
+    """
+    if len(point) < FEWEST:
+        return False
+    if any((repeat.other_work or 0.0) >= BUSY for repeat in (*point, *baseline)):
+        return True
+    rates = [repeat.examples_per_second for repeat in point]
+    if baseline:
+        rates = [rate / one.examples_per_second for rate, one in zip(rates, baseline, strict=True)]
+    middle, low, high = interval(rates)
+    return high > UNSTEADY * low or bool(baseline and middle > MOST_EFFICIENCY * devices)
 
 
 def steps_per_call(step_seconds: float, concurrent_steps: int = 1) -> int:

@@ -247,6 +247,7 @@ class MeasureConfig:
     repeats: int = 5
     scaling: Scaling | None = None
     baseline: Baseline | None = None
+    patience: float = part_of(default=30.0)
     explain: bool = False
 
 

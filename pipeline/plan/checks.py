@@ -89,6 +89,7 @@ def _check_counts(config: Config) -> None:
         "measure.warmup_steps": (measure.warmup_steps, 0),
         "measure.steps": (measure.steps, 0),
         "measure.repeats": (measure.repeats, 1),
+        "measure.patience": (measure.patience, 0),
         "sweep.repeats": (config.sweep.repeats, 1),
         "sweep.parallel": (config.sweep.parallel, 1),
         "tracking.system_metrics_seconds": (config.tracking.system_metrics_seconds, 0),

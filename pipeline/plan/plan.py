@@ -193,6 +193,8 @@ class MeasurementPart:
     repeats: int = part_of(IDENTITY, PARAMETER)
     baseline: str = part_of(IDENTITY, PARAMETER)
     system_metrics_seconds: float = part_of(IDENTITY)
+    # Seconds for which repeats that are disturbed are timed again.
+    patience: float = part_of(default=0.0)
     # Are the input and the model timed alone before training?
     profile: bool = part_of(default=False)
     # Is the lost efficiency taken apart after training?

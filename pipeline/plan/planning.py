@@ -166,6 +166,7 @@ def _measurement(config: Config, kind: str) -> MeasurementPart:
         repeats=config.measure.repeats,
         baseline=baseline_source(config, kind),
         system_metrics_seconds=config.tracking.system_metrics_seconds,
+        patience=config.measure.patience,
         profile=config.data.profile,
         explain=is_explained(config, kind),
     )
@@ -237,7 +238,7 @@ def on_one_worker(config: Config, plan: Plan) -> Config:
         train=replace(
             config.train, replica_batch=plan.training.replica_batch, global_batch=None, callbacks=[], save=False
         ),
-        measure=replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, explain=False),
+        measure=replace(config.measure, scaling=None, steps=None, baseline=Baseline.none, patience=0.0, explain=False),
         checkpoint=CheckpointConfig(),
     )
 

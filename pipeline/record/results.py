@@ -25,7 +25,8 @@ VERSION = 2
 
 # What only the result of a training has that a callback ended early, or whose weights one has put back.
 ENDED_EARLY = ("stopped_by", "stopped_at", "planned_epochs", "restored_epoch")
-
+# From here on an efficiency is none: something has slowed the baseline.
+MOST_EFFICIENCY = 1.1
 # The source of a baseline that was timed in turn with its run.
 IN_THIS_RUN = "measured in this run"
 

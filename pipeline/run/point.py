@@ -303,12 +303,12 @@ class Point:
     def _result(self, status: str, error: str | None) -> Result:
         planned, measured = self._plan, self._measured
         if measured.baseline:
-            self._baseline_repeats = [repeat.examples_per_second for repeat in measured.baseline]
+            self._baseline_repeats = [repeat.examples_per_second for repeat in measured.counted(planned)[1]]
         # What other commands can do without.
         with suppress(OSError):
             if measured.size:
                 model_size.keep(measured.size, self._size_file)
-            if measured.baseline:
+            if measured.baseline and not measured.is_disturbed(planned):
                 self._keep_baseline()
         speed = speed_of(planned, measured, self._baseline_repeats, self._baseline_source)
         middle, finished, waited = speed.examples_per_second, measured.finished, input_of(planned, measured)
@@ -337,7 +337,7 @@ class Point:
                 *(measured.built.notes or ()),
                 *ended_early(training),
                 *check_notes(measured.check, planned.workers),
-                *timed_with(planned, measured),
+                *timed_with(planned, measured, speed),
                 *bound_by_input(waited),
                 *explained_otherwise(measured.explained, speed, timed_workers),
                 *skipped_notes(measured),

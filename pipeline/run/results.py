@@ -9,7 +9,7 @@ from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record.check import Check
 from pipeline.record.profile import Explanation
-from pipeline.record.results import Input, Result, Speed, Staleness, Training
+from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Input, Result, Speed, Staleness, Training
 from pipeline.record.training import MODEL, SAMPLE, WEIGHTS, Finished
 from pipeline.run.preemption import Preemption
 from pipeline.run.timing import Measured
@@ -23,40 +23,45 @@ def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], sourc
 
     `baseline` has examples per second of one device, which come from `source`.
     """
-    points = [repeat.examples_per_second for repeat in measured.point]
+    point, _ = measured.counted(planned)
+    points = [repeat.examples_per_second for repeat in point]
     middle, low, high = measure.interval(points) if points else (None, None, None)
     faster: tuple[float | None, ...] = (None, None, None)
     if points and baseline:
-        faster = measure.speedup(points, baseline)
+        faster = measure.speedup(points, baseline, in_turn=source == IN_THIS_RUN)
     one = measure.interval(baseline)[0] if baseline else None
     devices = (measured.timed_workers or planned.workers) * planned.strategy.devices_per_replica
+    efficiency = None if faster[0] is None else faster[0] / devices
     return Speed(
         examples_per_second=middle,
         examples_per_second_low=low,
         examples_per_second_high=high,
-        **(measure.step_ms(measured.point) if measured.point else {}),
+        **(measure.step_ms(point) if point else {}),
         baseline_examples_per_second=one,
         baseline_source=source if one is not None else None,
         speedup=faster[0],
         speedup_low=faster[1],
         speedup_high=faster[2],
-        efficiency=None if faster[0] is None else faster[0] / devices,
+        # More than there is to be had is the baseline's, which something has slowed.
+        efficiency=None if efficiency is None or efficiency > MOST_EFFICIENCY else efficiency,
         interval_confidence=measure.confidence(len(points)) if points else None,
         repeats=len(points),
         steps_per_call=measured.steps_per_call,
-        other_work=measure.others_of(measured.point),
+        other_work=measure.others_of(point),
     )
 
 
-def timed_with(planned: Plan, measured: Measured) -> list[str]:
+def timed_with(planned: Plan, measured: Measured, speed: Speed) -> list[str]:
     """What is to be said of a throughput that is not that of all workers, or of a machine that does other work."""
-    timed, others = measured.timed_workers, measure.others_of(measured.point)
+    timed, others = measured.timed_workers, speed.other_work
     notes = [] if timed in (None, planned.workers) else [f"The throughput is that of {timed} workers."]
-    if others is not None and others >= measure.BUSY:
+    if others is not None and others >= comparable.BUSY:
         notes.append(
-            f"Other programs took {others:.0%} of the time of the cores while steps were timed: the throughput is that "
+            f"{comparable.TOOK} {others:.0%} of the time of the cores while steps were timed: the throughput is that "
             f"of a busy machine. Try again when it is quiet."
         )
+    if speed.speedup is not None and speed.efficiency is None:
+        notes.append("The baseline was disturbed: the speedup over it is more than there are devices. Try again.")
     return notes
 
 

@@ -24,6 +24,8 @@ from pipeline.run.watch import Failure
 
 # A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.
 LIVES, LIVES_SECONDS = 3, 20.0
+# Repeats that are disturbed are timed again so many times at most.
+MOST_AGAIN = 3
 
 
 @dataclass
@@ -59,6 +61,16 @@ class Measured:
     check: Check | None = None
     # What the lost efficiency is made of, where that was asked for.
     explained: Explanation | None = None
+
+    def counted(self, plan: Plan) -> tuple[list[measure.Repeat], list[measure.Repeat]]:
+        """The repeats that the run's figures are of, and those of the baseline that were taken in turn with them."""
+        devices = (self.timed_workers or plan.workers) * plan.strategy.devices_per_replica
+        places = measure.counted(self.point, self.baseline, plan.measurement.repeats, devices)
+        return [self.point[place] for place in places], [self.baseline[place] for place in places if self.baseline]
+
+    def is_disturbed(self, plan: Plan) -> bool:
+        """True if other work has disturbed these."""
+        return measure.is_disturbed(*self.counted(plan), plan.workers * plan.strategy.devices_per_replica)
 
     def note(self, event: Event) -> None:
         """Takes in what the processes of the point tell."""
@@ -179,7 +191,7 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
     per_call = measured.steps_per_call = plan.training.steps_per_call or measure.steps_per_call(
         pace["point"], plan.concurrent_steps
     )
-    for repeat in range(plan.measurement.repeats - missing, plan.measurement.repeats):
+    for repeat in to_time(plan, missing, measured):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
             timed_before = measured.point if group is point else measured.baseline
@@ -200,3 +212,17 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
             timed_before.append(timed)
             measured.timed_workers = plan.workers
     return per_call
+
+
+def to_time(plan: Plan, missing: int, measured: Measured) -> Iterator[int]:
+    """The numbers of the repeats to be timed: those that are missing, and more while other work disturbs them.
+
+    Now the processes are there, and the next run's would have to be started.
+    """
+    repeats = plan.measurement.repeats
+    yield from range(repeats - missing, repeats)
+    until = time.monotonic() + plan.measurement.patience
+    for repeat in range(repeats, repeats * (1 + MOST_AGAIN)):
+        if not measured.is_disturbed(plan) or time.monotonic() >= until:
+            return
+        yield repeat

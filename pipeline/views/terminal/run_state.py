@@ -231,7 +231,9 @@ class RunState:
                 f"{'baseline ' * (name == 'baseline')}{rate(told[place])} examples/s" for name, told in rates.items()
             ]
             number_of = sorted(group.rate_of)[place] + 1
-            lines.append(Line(f"repeat {number_of} of {self._plan.measurement.repeats}: {listed(*speeds)}"))
+            repeats = self._plan.measurement.repeats
+            of = f"of {repeats}" if number_of <= repeats else "timed too, since other work disturbed some"
+            lines.append(Line(f"repeat {number_of} {of}: {listed(*speeds)}"))
         self._repeats_told = max(self._repeats_told, complete)
         return lines
 
