@@ -14,6 +14,7 @@ from pathlib import Path
 
 import record
 
+from pipeline.analyze.compare import Answer
 from pipeline.views import report
 
 # What a pair has in common where nothing else is said: its speed, and as little as possible beside it.
@@ -34,7 +35,7 @@ def main() -> int:
         for number in range(arguments.pairs):
             written = _pair(Path(folder), f"outputs{number}", overrides)
             one, two = (point.result.speed.examples_per_second for point in written.sweep.measured)
-            tie = written.verdict.confidence == "tie"
+            tie = all(each.answer != Answer.FASTER for each in written.verdict.against)
             ties, apart = ties + tie, [*apart, abs(math.log(one / two))]
             said = "a tie" if tie else "told apart"
             print(f"pair {number + 1}: {one:,.0f} and {two:,.0f} examples/s, {said}", flush=True)

@@ -27,6 +27,19 @@ class Outlook:
     after: float | None
 
 
+@dataclass(frozen=True)
+class Knee:
+    """Where another worker under a strategy brings less than `share` of what one of the first does.
+
+    From `few` to `many` workers each `brought` so much; None where each does up to the `most` that were measured.
+    """
+
+    strategy: str | None
+    share: float
+    most: int
+    found: tuple[int, int, float] | None
+
+
 def seconds_to_finish(planned: Plan, examples_per_second: float, train_examples: int | None) -> float | None:
     """Seconds of a training's steps alone: not of its start, validation and checkpoints.
 
@@ -78,6 +91,15 @@ def knee(speeds: Mapping[int, float], share: float) -> tuple[int, int, float] | 
         if brought < share:
             return few, many, brought
     return None
+
+
+def knee_under(strategy: str | None, speeds: Sequence[tuple[int, float]], share: float) -> Knee | None:
+    """The same of (workers, speed) of runs under a strategy; None where all have as many workers."""
+    counts = {workers for workers, _ in speeds}
+    if len(counts) < 2:
+        return None
+    middle = {count: statistics.median(speed for workers, speed in speeds if workers == count) for count in counts}
+    return Knee(strategy, share, max(counts), knee(middle, share))
 
 
 def watts_of_worker(results: Sequence[Result]) -> float | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from pipeline.analyze import comparable, verdict
+from pipeline.analyze import comparable
+from pipeline.analyze.compare import Judge
 from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import Run, find, load
 from pipeline.commands.asked import AskedError, Verb, asks_for_help
@@ -77,7 +78,7 @@ def compared(runs: Sequence[Run]) -> Compared:
     settings = [(key, tuple(asked.get(key) for asked in flat)) for key in keys]
     outcomes = [dict(comparable.flat(_came_to(run.result))) for run in runs]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome))
-    seen, engines = verdict.spread(runs), {place: mark.engine for place, mark in enumerate(comparable.marks(runs))}
+    judge, engines = Judge(runs), {place: mark.engine for place, mark in enumerate(comparable.marks(runs))}
     unlike = tuple(
         dict.fromkeys(
             f"{f'{one} and {other}: ' * (len(runs) > 2)}{unlike_text(why)}"
@@ -93,7 +94,7 @@ def compared(runs: Sequence[Run]) -> Compared:
             if any(outcome.get(name) is not None for outcome in outcomes)
         ),
         tuple(
-            pair_text(one, other, verdict.between(one, other, runs[one], runs[other], seen), engines)
+            pair_text(one, other, judge.between(runs[one], runs[other]), engines)
             for one, other in combinations(range(len(runs)), 2)
         ),
         unlike,

@@ -1,15 +1,21 @@
 """What a run is called in MLflow, where it is tracked, and with which parameters and tags."""
 
 import getpass
+import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
 from pipeline.analyze import comparable
-from pipeline.config import parts, targets
+from pipeline.config import parts, shipped, targets
 from pipeline.config.parts import Part
 from pipeline.config.schema import Config
 from pipeline.config.schema import Store as Kind
@@ -20,6 +26,10 @@ from pipeline.record.tracking import Store
 from pipeline.run.session import PointRequest
 
 PROGRAM = ("python", "-m", "pipeline")
+# The group of ready sweeps, and what makes one run of one.
+EXPERIMENT, AS_ONE_RUN = "experiment", ("hydra.mode=RUN", "sweep.name=null")
+# A value in JSON that is typed as it stands.
+PLAIN = re.compile(r'"?[\w./-]+"?')
 # As MLflow calls them.
 USER, SOURCE, SOURCE_KIND, COMMIT = (
     "mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit",
@@ -60,10 +70,41 @@ def store_of(config: Config) -> Store | None:
     )
 
 
-def command_of(request: PointRequest, options: Sequence[str]) -> str:
-    """What to type to run one point again, be it of a sweep."""
-    asked = [override for override in request.overrides if not override.lstrip("+~").startswith("sweep.")]
-    return shlex.join([*PROGRAM, *options, *asked])
+def command_of(overrides: Sequence[str], options: Sequence[str] = ()) -> str:
+    """What to type to run one point again, be it of a sweep.
+
+    A ready sweep stays one whatever else is typed, so what its file says of a run is typed in its place.
+
+    >>> command_of(["experiment=strategies", "strategy=mirrored", "sweep.name=mine"])
+    'python -m pipeline strategy=mirrored measure.baseline=fresh'
+    """
+    asked = {_key(override): override for override in overrides if not _key(override).startswith("sweep.")}
+    ready = asked.pop(EXPERIMENT, None)
+    if ready is not None:
+        said = _said_of_runs(ready.partition("=")[2], options)
+        asked = ({_key(override): override for override in said} | asked) if said is not None else asked
+        return shlex.join([*PROGRAM, *options, *asked.values(), *([ready, *AS_ONE_RUN] if said is None else [])])
+    return shlex.join([*PROGRAM, *options, *asked.values()])
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _said_of_runs(name: str, options: Sequence[str]) -> list[str] | None:
+    """What the file of a ready sweep says beside the sweep; None where that cannot be typed."""
+    own = [option.partition("=")[2] for option in options if option.startswith(("--config-dir=", "--config-path="))]
+    places = [*map(Path, own), shipped.folder()]
+    files = [place / EXPERIMENT / f"{name}.yaml" for place in places]
+    said: object = None
+    with suppress(OSError, YAMLError, OmegaConfBaseException, StopIteration):
+        said = OmegaConf.to_container(OmegaConf.load(next(file for file in files if file.is_file())), resolve=False)
+    if not isinstance(said, dict) or "defaults" in said:
+        return None
+    of_runs = {key: value for key, value in said.items() if key not in ("sweep", "hydra")}
+    values = {key: json.dumps(value) for key, value in comparable.flat(of_runs)}
+    plain = all(map(PLAIN.fullmatch, values.values()))
+    return [f"{key}={value.strip(chr(34))}" for key, value in values.items()] if plain else None
 
 
 def origin() -> dict[str, str]:
@@ -83,7 +124,7 @@ def tags_of(planned: Plan, request: PointRequest, options: Sequence[str] = ()) -
     known = origin()
     tags = known | {
         "git_commit": known.get(COMMIT),
-        "command": command_of(request, options),
+        "command": command_of(request.overrides, options),
         "host": os.uname().nodename,
         "device_kind": planned.hardware.kind,
         "machine": planned.hardware.machine,

@@ -8,15 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from test_compare import wrote
 
-from pipeline.analyze import comparable, verdict
-from pipeline.analyze.history import Run, load
+from pipeline.analyze import comparable
+from pipeline.analyze.history import load
 from pipeline.commands import compare
 from pipeline.commands.report import main
-from pipeline.record.results import Result
 from pipeline.views import report
 
 MLP = {"_target_": "pipeline.models.mlp"}
@@ -95,15 +93,16 @@ def test_what_cannot_be_compared_is_refused_or_marked_wherever_it_shows(all_kind
 
 
 def test_the_points_that_compare_win_a_sweep_of_all_kinds(all_kinds):
-    tied = "mirrored on 2 workers (point 0) and mirrored on 2 workers (point 1)"
-    assert f"A tie: {tied} cannot be told apart, at 150 and 150 examples/s" in all_kinds[1]
+    assert re.search(
+        r"Use mirrored on 2 workers \(point [01]\): .*\n.*cannot be told from .*\(point [01],", all_kinds[1]
+    )
 
 
 def test_asynchronous_steps_are_marked_and_still_compared(tmp_path, capsys):
     folder = a_sweep(tmp_path / "sweeps" / "kinds", ({}, {"strategy": "parameter_server", "asynchronous": True}))
     assert main(["sweep=kinds", f"output_dir={tmp_path}"]) == 0
     out = capsys.readouterr().out
-    assert "parameter_server on 2 workers (point 2) is the fastest" in out
+    assert "Use parameter_server on 2 workers (point 2)" in out
     assert "(asynchronous)" in out
     assert 'class="mark">asynchronous<' in (folder / "report.html").read_text()
 
@@ -137,94 +136,3 @@ def test_a_sweep_of_rehearsals_has_no_verdict(tmp_path):
     written = report.write(folder)
     assert written.lines[0] == "No verdict: no measured point has the speed of its hardware."
     assert written.verdict.best is None
-
-
-def runs(tmp_path: Path, *speeds: float, **result: Any) -> list[verdict.Contestant]:
-    """A contestant for each speed, whose repeats lie 1% around it."""
-    start = len(list(tmp_path.iterdir()))
-    folders = [
-        wrote(tmp_path / f"{start + place}", [speed * (1 + off / 100) for off in (-1, 0, 1, -0.5, 0.5)], **result)
-        for place, speed in enumerate(speeds)
-    ]
-    return [verdict.Contestant((place,), (load(Path(each)),)) for place, each in enumerate(folders)]
-
-
-@pytest.mark.parametrize(("faster", "tie"), [(1.005, True), (1.06, True), (1.3, False)])
-def test_ranges_that_fall_apart_by_less_than_equal_runs_do_are_a_tie(tmp_path, faster, tie):
-    one, two = runs(tmp_path, 100.0, 100.0 * faster)
-    assert (verdict.told_apart(one, two, verdict.spread([*one.runs, *two.runs][:1])) is None) is tie
-
-
-@pytest.mark.parametrize(
-    ("apart", "within", "least", "most"),
-    [(0.01, 0.01, 0.0, 0.05), (0.04, 0.01, 0.0, 0.08), (0.15, 0.15, 0.0, 0.1)],
-    ids=["quiet", "as usual", "busy"],
-)
-@pytest.mark.parametrize("turns", ["one run", "three runs"])
-def test_nine_in_ten_pairs_of_equal_points_tie_however_busy_the_machine(apart, within, least, most, turns):
-    told = _told_apart(apart, within, faster=1.0, runs=1 if turns == "one run" else 3)
-    assert least <= told <= most
-
-
-def test_what_is_a_third_faster_is_told_apart_on_a_usual_machine():
-    assert _told_apart(0.04, 0.01, faster=1.33, runs=1) > 0.9
-    assert _told_apart(0.02, 0.01, faster=1.08, runs=5) > 0.9
-
-
-def _told_apart(apart: float, within: float, faster: float, runs: int, pairs: int = 400) -> float:
-    """Of simulated pairs the share that is told apart: runs lie `apart`, and the repeats of each lie `within`."""
-    rng = np.random.default_rng(0)
-
-    def side(speed: float) -> verdict.Contestant:
-        made = [Run(Path(), Result()) for _ in range(runs)]
-        for run in made:
-            run.__dict__["repeats"] = list(speed * np.exp(apart * rng.normal() + within * rng.normal(size=5)))
-        return verdict.Contestant(tuple(range(runs)), tuple(made))
-
-    told = 0
-    for _ in range(pairs):
-        one, two = side(100.0), side(100.0 * faster)
-        squares = sum(float(np.var(np.log(each.speeds))) * runs for each in (one, two))
-        degrees = 2 * (runs - 1)
-        seen = verdict.Spread((squares / degrees) ** 0.5 if degrees else 0.0, degrees)
-        told += verdict.told_apart(one, two, seen) is not None
-    return told / pairs
-
-
-def test_runs_that_are_repeated_and_agree_make_a_smaller_difference_visible(tmp_path):
-    ours = runs(tmp_path, 100.0, 100.5, 99.5, 100.2, strategy="mirrored")
-    theirs = runs(tmp_path, 106.0, 106.5, 105.5, 106.2, strategy="multi_worker")
-    every = [each.runs[0] for each in (*ours, *theirs)]
-    seen = verdict.spread(every)
-    assert seen.degrees == 6
-    assert seen.deviation < 0.01
-    one, two = (verdict.Contestant(tuple(range(4)), tuple(each.runs[0] for each in side)) for side in (ours, theirs))
-    assert verdict.told_apart(one, two, seen) is not None
-    # One run of each says less.
-    assert verdict.told_apart(ours[0], theirs[0], verdict.Spread(0.0, 0)) is None
-
-
-def test_runs_that_are_repeated_and_disagree_make_a_larger_difference_a_tie(tmp_path):
-    ours = runs(tmp_path, 80.0, 100.0, 130.0, strategy="mirrored")
-    theirs = runs(tmp_path, 150.0, 140.0, strategy="multi_worker")
-    seen = verdict.spread([each.runs[0] for each in (*ours, *theirs)])
-    assert verdict.told_apart(ours[1], theirs[1], verdict.Spread(0.0, 0)) is not None
-    assert verdict.told_apart(ours[1], theirs[1], seen) is None
-
-
-def test_speedups_over_baselines_in_turn_that_overlap_are_a_tie(tmp_path):
-    in_turn = {"baseline_source": "measured in this run", "speedup": 1.5, "baseline_examples_per_second": 100.0}
-    (one,) = runs(tmp_path, 100.0, **in_turn, speedup_low=1.4, speedup_high=1.6)
-    (two,) = runs(tmp_path, 150.0, **in_turn, speedup_low=1.5, speedup_high=1.7)
-    (three,) = runs(tmp_path, 150.0, **in_turn, speedup_low=2.5, speedup_high=2.7)
-    assert verdict.told_apart(one, two, verdict.Spread(0.0, 0)) is None
-    assert verdict.told_apart(one, three, verdict.Spread(0.0, 0)) is not None
-
-
-def test_baselines_that_were_measured_again_tell_how_far_equal_runs_lie_apart(tmp_path):
-    in_turn = {"baseline_source": "measured in this run"}
-    wrote(tmp_path / "one", [1.0], **in_turn, baseline_examples_per_second=100.0)
-    wrote(tmp_path / "two", [5.0], **in_turn, baseline_examples_per_second=110.0, strategy="multi_worker")
-    seen = verdict.spread([load(tmp_path / "one"), load(tmp_path / "two")])
-    assert seen.degrees == 1
-    assert seen.deviation == pytest.approx(0.0953 / 2**0.5, rel=1e-3)

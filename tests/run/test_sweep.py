@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 from conftest import QUICK, Ran, finish, left_behind, start
 
+from pipeline.config import config as configs
+from pipeline.config.composing import Composed, Composer, options
 from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
 from pipeline.run import resume, sweep
 from pipeline.run.errors import ResumeError
 from pipeline.run.lock import Lock
+from pipeline.run.tags import command_of
 from pipeline.run.views import PointResult
 
 SMALL = ("data=digits", "model=mlp", "train.steps=4", "resume=auto", "train.check=off")
@@ -217,3 +221,39 @@ def test_every_ready_sweep_can_be_planned(started, experiment, points):
     ran: Ran = started(f"experiment={experiment}", "mode=plan", "model=mlp", "data=digits")
     assert ran.code == 0, ran.err
     assert ran.out.count(" -- point ") == points
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["-m", "experiment=strategies"],
+        ["-m", "experiment=scaling", "measure.scaling=strong", "sweep.name=mine"],
+        ["-m", "strategy=mirrored,multi_worker", "workers=1,2", "sweep.name=mine", "sweep.repeats=3"],
+        ["-m", "train.learning_rate=0.1,0.2", "model.build.hidden=[8, 16]", "model=mlp"],
+        ["--config-dir=own", "experiment=own", "train.epochs=1"],
+    ],
+    ids=lambda typed: typed[1],
+)
+def test_the_command_of_a_point_is_accepted_as_it_stands_and_is_one_run_of_the_same_config(
+    tmp_path, monkeypatch, typed
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    (tmp_path / "own" / "experiment" / "own.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: mlp\nsweep: {name: own}\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {workers: '1,2'}}}\n"
+    )
+    configs.register(lambda: 2)
+
+    def points(words: list[str]) -> list[tuple[Composed, Config]]:
+        given = options(words)
+        found = Composer("config", Config, given.config_dir).points(given.overrides, given.multirun)
+        return [(point, configs.typed(point.config, point.overrides)) for point in found]
+
+    asked = points(typed)
+    assert len(asked) > 1
+    for point, config in asked:
+        command = command_of(point.overrides, [word for word in typed if word.startswith("--")])
+        ((again, same),) = points(shlex.split(command)[3:])
+        assert again.sweep is None
+        assert sweep.fingerprint(same) == sweep.fingerprint(config), command

@@ -1,6 +1,7 @@
 """Runs compared by what they wrote: who is faster, who ties, and what cannot be compared."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,15 @@ def test_a_faster_run_is_named_with_how_much_and_how_sure(tmp_path, capsys):
     two = wrote(tmp_path / "two", [150.0, 149.0, 151.0, 150.0, 160.0], elsewhere, **other)
     out = said(capsys, one, two)
     assert "checkpoint.folder" not in out
-    assert "1 is 1.50 times as fast as 0, fairly sure. One run of each can tell no more: if equal runs " in out
+    assert "1 is 1.50 times as fast as 0, almost certainly" in out
     assert "strategy   mirrored  multi_worker" in out
     assert "model_build" not in out
     assert "val_metrics.accuracy" in out
 
 
-def test_runs_whose_repeats_overlap_tie(tmp_path, capsys):
-    out = said(capsys, wrote(tmp_path / "one", [100.0, 120.0]), wrote(tmp_path / "two", [119.0, 150.0]))
-    assert "0 and 1: a tie, since the ranges of their repeats overlap" in out
+def test_of_runs_whose_repeats_overlap_it_is_not_known_which_is_faster(tmp_path, capsys):
+    out = said(capsys, wrote(tmp_path / "one", [100.0, 120.0]), wrote(tmp_path / "two", [105.0, 130.0]))
+    assert "0 and 1: not known which is faster" in out
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_speeds_that_say_nothing_of_each_other_are_not_compared(tmp_path, capsys
 
 def test_a_run_that_was_not_measured_is_compared_in_all_else(tmp_path, capsys):
     out = said(capsys, wrote(tmp_path / "one", [1.0]), wrote(tmp_path / "two", [], {"workers": 4}))
-    assert "0 and 1: not compared, since 1 was not measured" in out
+    assert "0 and 1: not compared, since one was not measured" in out
     assert "workers" in out
 
 
@@ -91,8 +92,8 @@ def test_three_runs_are_compared_pair_by_pair(tmp_path, capsys):
         for name, speed in (("a", 1.0), ("b", 10.0), ("c", 10.5))
     ]
     made = compared([load(Path(each)) for each in runs])
-    assert [each.partition(",")[0] for each in made.verdicts] == [
-        "1 is 7.00 times as fast as 0", "2 is 7.33 times as fast as 0", "1 and 2: a tie",
+    assert [each.partition(",")[0].partition(".7")[0] for each in made.verdicts] == [
+        "1 is 7.00 times as fast as 0", "2 is 7.33 times as fast as 0", "1 and 2: not known which is faster; 1 is 0",
     ]  # fmt: skip
 
 
@@ -160,4 +161,4 @@ def test_runs_as_they_are_written_are_compared(pipeline, capsys):
     out = said(capsys, *(str(folder) for folder in ran.run_folders))
     assert "one_device" in out
     assert "strategy_build._target_" in out
-    assert "0 and 1: a tie" in out or "times as fast" in out
+    assert re.search("0 and 1: (not known|as fast)|times as fast", out)

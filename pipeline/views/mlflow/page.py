@@ -39,7 +39,7 @@ ID` says whether two compare, and how sure their difference is. Alike are runs o
 scaling, batch that is held fixed, machine and versions.
 - `speedup` is throughput (`examples_per_second`) over that of the same model on one device without a strategy; \
 `efficiency` is speedup over the number of devices. The range beside it is that of the repeats: **where two ranges \
-overlap, the runs tie.**
+overlap, it is not known which is faster.**
 - A name that ends in (rehearsal) or (oversubscribed) marks a speed that is none of real devices.
 - The other metrics are in groups. `train/` and `val/`: curves over optimizer steps, and what was asked for in \
 numbers. `train/examples_per_second` is no measurement, since training also stops to tell and to validate. \

@@ -26,7 +26,8 @@ from pipeline.views.report.canvas import Drawn, LeftOut
 from pipeline.views.report.figures import draw
 from pipeline.views.report.gather import Point, Sweep, gather
 from pipeline.views.terminal import report_lines
-from pipeline.views.terminal.verdict import contestant_name, mark_texts, verdict_lines
+from pipeline.views.terminal.verdict import confidence, contestant_name, mark_texts, verdict_lines
+from pipeline.views.terminal.words import clean
 
 # The folder beside the points, and what it is called as a run of MLflow.
 FOLDER = "report"
@@ -44,6 +45,7 @@ class Written:
     csv: Path
     figures: tuple[Path, ...]
     left_out: tuple[LeftOut, ...]
+    command: str
 
     @property
     def lines(self) -> list[str]:
@@ -57,10 +59,9 @@ class Written:
         return [_became(point) for point in self.sweep.points]
 
     def shown(self) -> list[str]:
-        """The same for a terminal, with where the report is and which figures it lacks."""
-        return report_lines(
-            self.lines, str(from_here(self.html)), [(figure.title, figure.why) for figure in self.left_out]
-        )
+        """The same for a terminal, with where the report is, which figures it lacks, and last what to type next."""
+        left_out = [(figure.title, figure.why) for figure in self.left_out]
+        return report_lines(self.lines, str(from_here(self.html)), self.command, left_out)
 
 
 def write(folder: Path) -> Written:
@@ -84,7 +85,7 @@ def write(folder: Path) -> Written:
     write_whole(html, page.page(sweep, decided, drawn))
     write_whole(table, points_csv(sweep))
     left_out = tuple(figure for figure in drawn if isinstance(figure, LeftOut))
-    return Written(sweep, decided, html, table, tuple(figures), left_out)
+    return Written(sweep, decided, html, table, tuple(figures), left_out, facts.next_command(sweep, decided))
 
 
 def track(folder: Path, written: Written, tracker: Tracking, store: Store) -> None:
@@ -193,12 +194,13 @@ def _told(written: Written, now: float) -> Report:
         },
         tags={
             "best": contestant_name(best) if best else None,
-            "confidence": written.verdict.confidence,
+            "confidence": confidence(written.verdict) or None,
             "verdict": " ".join(verdict_lines(written.verdict)),
         },
         text="\n\n".join(
             [
                 *written.lines,
+                *[f"`{clean(written.command)}`"] * bool(written.command),
                 *(f"`{command.replace('`', '?')}`" for command in typed),
                 "The report is report.html under Artifacts. Its points:",
                 "\n".join(listed),

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import prod
 
 from pipeline.analyze import comparable
+from pipeline.analyze.verdict import Use, Verdict
 from pipeline.record.events import Run
 from pipeline.record.results import IN_THIS_RUN
-from pipeline.run.tags import PROGRAM
+from pipeline.run.tags import PROGRAM, command_of
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.sweep import OWN_BASELINE, engines_text
 from pipeline.views.terminal.words import clean, listed, percent, plural, points_text, rate, span
@@ -59,6 +60,41 @@ def commands(points: Sequence[Sequence[str]], options: Sequence[str] = ()) -> li
     if all(set(row) == set(keys) for row in rows) and prod(map(len, values.values())) == len(rows):
         distinct = [tuple(f"{key}={','.join(of)}" if any(of) else key for key, of in values.items())] if rows else []
     return [shlex.join([*PROGRAM, "-m", *options, *overrides]) for overrides in distinct]
+
+
+def next_command(sweep: Sweep, decided: Verdict) -> str:
+    """What to type next: what trains as the verdict says to, or where it cannot say, what measures more.
+
+    "" where that takes several commands.
+    """
+    if decided.best is None:
+        return ""
+    options = _options(map(_began, sweep.points))
+    if decided.use is Use.NOT_KNOWN:
+        often = f"sweep.repeats={max(3, len(decided.best.runs) + 2)}"
+        asked = [[*_but(point.overrides, "sweep.repeats"), often] for point in sweep.points if point.overrides]
+        found = commands(asked, options)
+        return found[0] if len(found) == 1 else ""
+    best, (place, *_) = decided.best, decided.best.places
+    typed = next((point.overrides for point in sweep.points if point.place == place), ())
+    choices = best.result.choices
+    typed = typed or tuple(
+        f"{key}={value}"
+        for key, value in (
+            ("backend", choices.backend), ("strategy", choices.strategy), ("workers", best.result.layout.workers),
+            ("model", choices.model), ("data", choices.data),
+        )
+        if value is not None
+    )  # fmt: skip
+    if decided.use is Use.ONE_DEVICE and best.devices > 1:
+        typed = (*_but(typed, "strategy", "workers"), "strategy=one_device", "workers=1")
+    return command_of(typed, options)
+
+
+def _but(overrides: Iterable[str], *keys: str) -> list[str]:
+    """The overrides of all but these keys, and of what is in them."""
+    asked = [(override.lstrip("+~").partition("=")[0], override) for override in overrides]
+    return [override for key, override in asked if key.partition(".")[0] not in keys and key not in keys]
 
 
 def _told(sweep: Sweep, of: Callable[[Point], str | None]) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, scoring
-from pipeline.analyze.verdict import SIGNIFICANCE_LEVEL, Verdict
+from pipeline.analyze.verdict import Verdict
 from pipeline.views.report.canvas import DARK, LIGHT, Drawn, LeftOut
-from pipeline.views.report.facts import facts
+from pipeline.views.report.facts import facts, next_command
 from pipeline.views.report.figures import interval_name
 from pipeline.views.report.gather import Point, Sweep
 from pipeline.views.terminal.predict import score_text
@@ -43,23 +43,23 @@ NUMBER, LONG = "number", "long"
 TERMS = {
     "examples/s": "Training examples per second over all workers, in steady state: the median of the repeats; under it "
     "its interval, the lowest and the highest of them.",
-    "speedup": "Throughput over that of one device without a strategy; under it its interval: the range over repeats "
-    "taken in turn, or the widest possible range where the baseline was measured in another run.",
+    "speedup": "Throughput over that of one device without a strategy: the median and the range over repeats taken in "
+    "turn, or the widest possible range where the baseline was measured in another run.",
     "efficiency": "Speedup over the number of devices.",
     "input wait": "Share of the step time that was spent waiting for batches.",
-    "tie": "Two points tie where their intervals overlap, or where equal runs lie as far apart with a probability of "
-    f"{SIGNIFICANCE_LEVEL:.0%} or more: repeats of one run share its luck, so the spread between runs decides. "
-    "sweep.repeats=3 measures that spread and makes smaller differences visible.",
+    "faster, as fast, not known": "Points are judged by their speedups where each measured its baseline in turn, else "
+    f"by throughput. As fast is shown: the ratio lies within {comparable.MARGIN:.0%}. What is too noisy to say is not "
+    "known. Probably, very likely and almost certainly are odds of 80%, 95% and 99%.",
     "group": "Points whose speeds may be compared: same model, data, batch rule, scaling, precision, machine, versions "
     "and settings. A mark beside a point says in what it differs from group A.",
     "engine": "What trains: TensorFlow, JAX, or a package's own. Throughput compares across engines; a speedup is over "
     "one device under the same engine.",
-    **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in comparable.DOUBTS.items()},
+    **{doubt: f"{why[0].upper()}{why[1:]}" for doubt, why in (comparable.DOUBTS | comparable.DISTURBED).items()},
     "time to accuracy": "Seconds of training until the best validation that every point reached. The fastest need "
     "not be the first there: a larger global batch takes fewer steps of an epoch.",
 }
 # Terms that are explained where they occur.
-WHERE_USED = ("group", "engine", *comparable.DOUBTS)
+WHERE_USED = ("group", "engine", *comparable.DOUBTS, *comparable.DISTURBED)
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def page(sweep: Sweep, decided: Verdict, figures: Sequence[Drawn | LeftOut]) -> 
         dark=DARK,
         intervals=interval_name(sweep),
         verdict=verdict_lines(decided),
+        command=next_command(sweep, decided),
         advice=advice(sweep, decided),
         figures=[
             Shown(drawn, *(base64.b64encode(svg).decode() for svg in (drawn.svg, drawn.dark)))
@@ -213,7 +214,7 @@ def _cells(point: Point, sweep: Sweep, columns: Sequence[Column]) -> list[Cell]:
             mark,
         ),
         "speedup": _figure(speed.speedup, times, span(speed.speedup_low, speed.speedup_high, bare_times, " to "), mark),
-        "efficiency": _figure(speed.efficiency, percent, mark=mark),
+        "efficiency": _figure(comparable.efficiency_of(point.result), percent, mark=mark),
         "step ms": _figure(speed.step_ms_p50, rate),
         "input wait": _figure(point.result.input.wait, percent),
         "status": Cell(point.status),

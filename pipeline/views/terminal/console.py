@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NO_WIDTH = 10_000
 # What a line is about, before what it says, as `plan       cnn on mnist5k`.
 LABEL = re.compile(r"\w[\w ]{0,9}?\s{2,}(?=\S)")
+# How a line begins that is to be typed.
+COMMAND = "python -m pipeline "
 
 
 def console_on(stream: TextIO) -> Console:
@@ -40,12 +42,16 @@ def console_on(stream: TextIO) -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Prints a line; on a narrow terminal in several, broken between words and indented under what its label says."""
+    """Prints a line; on a narrow terminal in several, broken between words and indented under what its label says.
+
+    A command is left whole, to be copied.
+    """
     from rich.text import Text
 
     label = LABEL.match(text)
     indent = len(label[0]) if label else len(text) - len(text.lstrip()) + 4 * (len(text) > console.width)
-    console.print(Text("\n".join(fitted(text, console.width, indent))), soft_wrap=True)
+    lines = [text] if text.startswith(COMMAND) else fitted(text, console.width, indent)
+    console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def say_error(message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.analyze import comparable
 from pipeline.record.results import Result
 from pipeline.run.views import Ahead, PointResult
 from pipeline.views.terminal.words import brackets, clean, duration, figure, listed, marks, percent, rate, span, times
@@ -60,12 +61,12 @@ def ended_line(point: PointResult, seconds: float | None = None) -> str:
     """
     result, speed = point.result, point.result.speed
     within = brackets(span(speed.examples_per_second_low, speed.examples_per_second_high, rate, " to "))
-    marked = marks(result.layout)
+    marked, share = marks(result.layout), comparable.efficiency_of(result)
     values = listed(
         clean(result.ending.status) or "UNKNOWN",
         "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{within}{marked}",
         "" if speed.speedup is None else times(speed.speedup),
-        "" if speed.efficiency is None else f"efficiency {percent(speed.efficiency)}",
+        "" if share is None else f"efficiency {percent(share)}",
         *(f"val_{clean(name)} {figure(value)}" for name, value in [*result.training.val_metrics.items()][:1]),
         "" if seconds is None else duration(seconds),
     )

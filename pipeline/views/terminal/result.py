@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeline.analyze import comparable
 from pipeline.config import shipped
 from pipeline.record.results import Result, Speed, Training
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
+from pipeline.views.terminal.verdict import single_line
 from pipeline.views.terminal.words import (
     clean,
     duration,
@@ -65,6 +67,7 @@ def result_rows(point: PointResult) -> list[tuple[str, str]]:
     rows = [
         ("error", "" if finished else "\n".join(lines_of(result.ending.error)) or "no reason was given"),
         ("look at", "" if finished else clean(result.ending.log) or _logs_in(folder)),
+        ("verdict", single_line(result)),
         ("throughput", _throughput(result) or "not measured" * finished),
         ("speedup", _speedup(result) or "- (no baseline to compare with)" * finished),
         ("efficiency", _efficiency(result)),
@@ -159,6 +162,8 @@ def resumed_line(folder: str, status: str, step: int, saved: int | None) -> str:
 def _efficiency(result: Result) -> str:
     """The speedup over the number of devices, and so its interval."""
     value, speed = result.speed.efficiency, result.speed
+    if comparable.disturbed_baseline(result):
+        return "not known: the baseline was disturbed, since the speedup is more than there are devices"
     if value is None:
         return ""
     ends = (speed.speedup_low, speed.speedup_high)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable, history
-from pipeline.analyze.comparable import WAITED
+from pipeline.analyze.comparable import TOOK, WAITED
 from pipeline.record.results import Result
 from pipeline.run.views import PointResult
 from pipeline.views.terminal.estimate import planned_rows
@@ -157,7 +157,7 @@ def _figures(result: Result, metric: str) -> list[str]:
     return [
         "" if speed.examples_per_second is None else f"{rate(speed.examples_per_second)} examples/s{throughput}",
         "" if speed.speedup is None else f"{times(speed.speedup)}{speedup}",
-        "" if speed.efficiency is None else f"efficiency {percent(speed.efficiency)}",
+        "" if (share := comparable.efficiency_of(result)) is None else f"efficiency {percent(share)}",
         "" if value is None else f"{metric} {figure(value)}",
         "" if waits is None else f"{percent(waits)} of the step time waiting for input",
     ]
@@ -171,7 +171,7 @@ def sweep_notes(points: Sequence[PointResult], stacked: bool = False) -> list[st
         *([f"All with {' '.join(shared)}."] if shared else []),
         *_legend(results, stacked),
         *_reasons(points),
-        *noted(zip(numbers, runs, strict=True), (WAITED,)),
+        *noted(zip(numbers, runs, strict=True), (WAITED, TOOK)),
         *_of_engines(runs, numbers),
         *_differences(runs, numbers),
     ]
@@ -193,7 +193,7 @@ def _numbers(place: int, result: Result, metric: str, width: int) -> tuple[str, 
         MISSING if workers is None else f"{workers:,}",
         MISSING if speed.examples_per_second is None else rate(speed.examples_per_second),
         MISSING if speed.speedup is None else times(speed.speedup),
-        MISSING if speed.efficiency is None else percent(speed.efficiency),
+        MISSING if (share := comparable.efficiency_of(result)) is None else percent(share),
         MISSING if value is None else figure(value),
         clean(result.ending.status) or MISSING,
     )
@@ -228,8 +228,9 @@ def _legend(results: Sequence[Result], stacked: bool) -> list[str]:
         )
     if metric and not stacked:
         lines.append(f"val: {metric} on the validation data.")
-    doubts = {doubt for result in measured for doubt in comparable.doubts(result.layout)}
-    return [*lines, *(f"{doubt}: {why}" for doubt, why in comparable.DOUBTS.items() if doubt in doubts)]
+    found = [(*comparable.doubts(result.layout), *comparable.disturbed(result)) for result in measured]
+    doubts, explained = {doubt for of_one in found for doubt in of_one}, comparable.DOUBTS | comparable.DISTURBED
+    return [*lines, *(f"{doubt}: {why}" for doubt, why in explained.items() if doubt in doubts)]
 
 
 def _reasons(points: Sequence[PointResult]) -> list[str]:

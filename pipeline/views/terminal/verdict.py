@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
-from pipeline.analyze.comparable import Marks, Unlike
-from pipeline.views.terminal.words import bare_times, brackets, clean, enumerated, listed, percent, plural, rate
+from pipeline.analyze.comparable import MARGIN, Marks, Unlike
+from pipeline.record.results import Result
+from pipeline.views.terminal.words import (
+    bare_times,
+    brackets,
+    clean,
+    enumerated,
+    listed,
+    percent,
+    plural,
+    rate,
+    span,
+    times,
+)
 
 if TYPE_CHECKING:
-    from pipeline.analyze.verdict import Contestant, Difference, Knee, LeftOut, Overlap, Pair, Tied, Verdict
+    from pipeline.analyze.compare import Comparison, Contestant
+    from pipeline.analyze.outlook import Knee
+    from pipeline.analyze.verdict import LeftOut, Verdict
 
 # Why a doubt about one of two speeds keeps them from being compared.
 REFUSED = {
@@ -19,20 +33,15 @@ REFUSED = {
     "oversubscribed": "one of them is oversubscribed",
     "fewer workers": "one of them was timed with fewer workers than it was to have",
 }
-# Why two runs tie, by what `analyze.verdict.Overlap` says of them.
-TIES = {
-    "repeats": "the ranges of their repeats overlap",
-    "speedups": "their speedups over baselines measured in turn overlap",
-    "equal runs": "equal runs may well lie as far apart",
-    "unsteady": "repeats within a run vary too much",
-}
 # What gives a sweep a verdict whose only speeds have one doubt.
 INSTEAD = {
     "rehearsal": "Where that hardware is, the same without hardware.rehearse=true has one.",
     "oversubscribed": "Try workers=... with no more than there are cores.",
 }
-# Probabilities below this one are all called so.
-ONE_IN_A_MILLION = 1e-6
+# How sure an answer is, by its odds; with less there is none.
+SURE = ((0.99, "almost certainly"), (0.95, "very likely"), (0.0, "probably"))
+# What a sentence names; the table has the rest.
+MOST_NAMED = 5
 
 
 def mark_texts(marks: Marks) -> list[str]:
@@ -54,46 +63,34 @@ def unlike_text(unlike: Unlike) -> str:
     return REFUSED[unlike.name] if unlike.values is None else f"{unlike.name} differs ({', '.join(unlike.values)})"
 
 
-def how_often(p_value: float) -> str:
-    """How often chance alone does something, as a person says it.
+def sure(odds: float) -> str:
+    """How sure an answer is, in words.
 
-    >>> how_often(0.043), how_often(6.9e-05), how_often(2e-9)
-    ('about once in 23 times', 'about once in 14,000 times', 'less than once in a million times')
+    >>> sure(0.999), sure(0.96), sure(0.85)
+    ('almost certainly', 'very likely', 'probably')
     """
-    if p_value < ONE_IN_A_MILLION:
-        return "less than once in a million times"
-    times = 1 / p_value
-    return f"about once in {round(times, 1 - math.floor(math.log10(times))):,.0f} times"
+    return next(words for least, words in SURE if odds >= least)
 
 
-def pair_text(number: int, other: int, pair: Pair, engines: Mapping[int, str]) -> str:
-    """Which of two runs is faster, by how much, and how sure that is; with their `engines`, by number, where they have
-    different ones.
-    """
-    from pipeline.analyze.verdict import Faster, NotAlike, NotMeasured, Tie
-
+def pair_text(number: int, other: int, pair: Comparison | Unlike | None, engines: Mapping[int, str]) -> str:
+    """Which of two runs is faster, by how much, and how surely; with their `engines`, by number, where they differ."""
     differ = engines.get(number) != engines.get(other)
-    named = {at: f"{at}{brackets(clean(engines.get(at, '')) * differ)}" for at in (number, other)}
-    both = " and ".join(named.values())
-    match pair:
-        case NotMeasured(place):
-            return f"{both}: not compared, since {place} was not measured"
-        case NotAlike(unlike):
-            return f"{both}: not compared, since {unlike_text(unlike)}"
-        case Tie(why):
-            return f"{both}: a tie, since {TIES[why]}"
-        case Faster(fast, slow, difference):
-            limit = "" if difference.repeated else f" One run of each can tell no more: {_by_chance(difference)}."
-            ratio = f"{bare_times(difference.ratio)} times as fast as {named[slow]}"
-            return f"{named[fast]} is {ratio}, {_sure(difference)}.{limit}"
+    one, two = (f"{at}{brackets(clean(engines.get(at, '')) * differ)}" for at in (number, other))
+    if pair is None:
+        return f"{one} and {two}: not compared, since one was not measured"
+    if isinstance(pair, Unlike):
+        return f"{one} and {two}: not compared, since {unlike_text(pair)}"
+    if pair.answer == "not known":
+        within = f"{bare_times(pair.low)} to {bare_times(pair.high)}"
+        return f"{one} and {two}: not known which is faster; {one} is {within} times as fast"
+    if pair.answer == "as fast":
+        return f"{one} and {two}: as fast, {sure(pair.odds)}, within {percent(MARGIN)}"
+    fast, slow, ratio = (one, two, pair.ratio) if pair.ratio > 1 else (two, one, 1 / pair.ratio)
+    return f"{fast} is {bare_times(ratio)} times as fast as {slow}, {sure(pair.odds)}"
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """What a sweep decides.
-
-    First one sentence: which is the fastest, by how much, how sure that is and what makes it surer; or what ties, and
-    why. Then what limits it, which of several engines pays, how many workers do, and which points have no part in it.
-    """
+    """What a sweep decides: first which to use, and by how much it is faster than one device; last what has no part."""
     outside = [*_unjudged(verdict), *_left_out(verdict.left_out), *_without(verdict)]
     if verdict.best is None:
         if not verdict.measured:
@@ -101,103 +98,113 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         doubts = {doubt for left in verdict.left_out for doubt in left.why.doubts}
         instead = [INSTEAD[doubt] for doubt in doubts if len(doubts) == 1 and doubt in INSTEAD]
         return ["No verdict: no measured point has the speed of its hardware.", *instead, *outside]
-    first = _tie(verdict.best, verdict) if verdict.ties else [_fastest(verdict.best, verdict)]
-    return [*first, *_limit(verdict), *_engines(verdict), *_workers(verdict.best, verdict), *outside]
+    return [
+        _answer(verdict.best, verdict),
+        *_others(verdict),
+        *_disturbed(verdict),
+        *_engines(verdict),
+        *_workers(verdict.best, verdict),
+        *_more(verdict.best, verdict),
+        *outside,
+    ]
 
 
 def contestant_name(contestant: Contestant) -> str:
     """What a sentence calls it."""
-    result = contestant.runs[0].result
+    result = contestant.result
     failed = "failed after it was timed" * any(run.result.ending.status == "FAILED" for run in contestant.runs)
     where = listed(_points(contestant.places), failed)
     return f"{result.choices.called} on {plural(result.layout.workers, 'worker')} ({where})"
 
 
-def _fastest(best: Contestant, verdict: Verdict) -> str:
+def confidence(verdict: Verdict) -> str:
+    """How sure it is what to use, in words; "" where nothing was compared."""
+    odds = [each.odds for each in (verdict.over_one, *verdict.against) if each and each.answer != "not known"]
+    if verdict.best is not None and verdict.use == "not known":
+        return "not known"
+    return sure(min(odds)) if odds else ""
+
+
+def single_line(result: Result) -> str:
+    """That a run on several devices did not pay, or that this is not known, and what to try; "" where it did."""
+    if result.speed.speedup is None or comparable.devices_of(result) == 1 or comparable.disturbed_baseline(result):
+        return ""
+    from pipeline.analyze import verdict
+    from pipeline.analyze.history import Run
+
+    decided = verdict.decide([Run(Path(), result)], [0], 0.0)
+    over_one = decided.over_one
+    if over_one is None or decided.use == "best":
+        return ""
+    if decided.use == "not known":
+        return "not known whether it pays: the repeats are too noisy to say. Try measure.repeats=15 on a quiet machine."
+    layout = result.layout
+    held, batch = ("global", layout.global_batch) if layout.scaling == "strong" else ("replica", layout.replica_batch)
+    larger = f", or train.{held}_batch={4 * batch}" if batch else ""
+    how = "as fast as one device" if over_one.answer == "as fast" else "slower than one device"
+    return f"it did not pay: {sure(over_one.odds)} {how}. Try strategy=one_device workers=1{larger}."
+
+
+def _answer(best: Contestant, verdict: Verdict) -> str:
+    """Which to use, and by how much it is faster than one device."""
+    marked = brackets(", ".join(comparable.doubts(best.result.layout)))
+    busy = f"{marked}{'; the machine was busy meanwhile' * bool(verdict.disturbed)}"
+    name, over_one = contestant_name(best), verdict.over_one
+    ratio, low, high = best.speedup or ((over_one.ratio, over_one.low, over_one.high) if over_one else best.interval)
+    times_one = f"{bare_times(ratio)} times{brackets(span(low, high, bare_times, ' to '))}"
+    if verdict.use == "not known" and best.devices > 1:
+        return f"Not known whether {name} is faster than one device: {times_one} is too noisy to say{busy}."
+    if verdict.use == "not known":
+        return f"Not known whether more than one device pays: nothing is known to beat {name}{busy}."
+    if verdict.use == "one device" and best.devices > 1 and over_one is not None:
+        no_faster = f"is {bare_times(over_one.ratio)} times as fast, {sure(over_one.odds)}"
+        return f"Use one device: {name}, the fastest on several, {no_faster}{busy}."
+    if verdict.use == "one device":
+        return f"Use {name}: nothing on more devices is faster, {confidence(verdict)}{busy}."
+    if over_one is not None and best.devices > 1:
+        return f"Use {name}: it is {sure(over_one.odds)} faster than one device, {times_one}{busy}."
     speed, low, high = best.interval
-    marked = brackets(", ".join(comparable.doubts(best.runs[0].result.layout)))
-    figures = listed(
-        f"{rate(speed)} examples/s ({rate(low)} to {rate(high)}){marked}", _over_one_device([best], verdict)
-    )
-    name, difference = contestant_name(best), verdict.difference
-    if difference is None:
-        return f"{name} is the only point to judge: {figures}; type more values, such as workers=1,2, to compare it."
-    next_one = f"{bare_times(difference.ratio)} times as fast as {contestant_name(verdict.slower[0])}, the next"
-    return f"{name} is the fastest: {figures}, and {next_one}; {_sure(difference)}{_surer(verdict)}."
+    return f"Use {name}: {rate(speed)} examples/s{brackets(span(low, high, rate, ' to '))}{busy}."
 
 
-def _tie(best: Contestant, verdict: Verdict) -> list[str]:
-    """What ties at the top and why, and what is behind."""
-    tied = [best, *(tie.contestant for tie in verdict.ties)]
-    speeds = f"{enumerated([rate(contestant.interval[0]) for contestant in tied])} examples/s"
-    figures = listed(speeds, _over_one_device(tied, verdict))
-    names = enumerated([contestant_name(contestant) for contestant in tied])
-    lines = [f"A tie: {names} cannot be told apart, at {figures}, since {_why(verdict.ties)}{_surer(verdict)}."]
-    difference = verdict.difference
-    if difference is not None:
-        behind, ratio = verdict.slower[0], bare_times(difference.ratio)
-        # What varies much may tie, and be slower than what does not.
-        which = ", the next" * all(behind.interval[0] < contestant.interval[0] for contestant in tied)
-        lines.append(
-            f"The first of these is {ratio} times as fast as {contestant_name(behind)}{which}, {_sure(difference)}."
-        )
+def _others(verdict: Verdict) -> list[str]:
+    """What the best is faster than, as fast as, and cannot be told from."""
+    lines, against = [], verdict.against
+    if slower := [each for each in against if each.is_faster]:
+        first, odds = slower[0], min(each.odds for each in slower)
+        more = f", the next, and faster than {len(slower) - 1} more" * (len(slower) > 1)
+        lines.append(f"It is {bare_times(first.ratio)} times as fast as {_named([first])}{more}, {sure(odds)}.")
+    if as_fast := [each for each in against if each.answer == "as fast"]:
+        how = f"within {percent(MARGIN)}, {sure(min(each.odds for each in as_fast))}"
+        lines.append(f"It is as fast as {_named(as_fast)}, {how}.")
+    if others := [each for each in against if each not in [*slower, *as_fast]]:
+        lines.append(f"It cannot be told from {_named(others)}.")
     return lines
 
 
-def _why(ties: Sequence[Tied]) -> str:
-    """Why each of them ties, those with the same reason together."""
-    places: dict[Overlap, list[int]] = {}
-    for tie in ties:
-        places.setdefault(tie.why, []).extend(tie.contestant.places)
-    if len(places) == 1:
-        return TIES[ties[0].why]
-    return enumerated([f"{TIES[why]} (with {_points(of)})" for why, of in places.items()])
+def _named(compared: Sequence[Comparison]) -> str:
+    """What contestants are compared with, and its figures."""
+    names = []
+    for other in (each.other for each in compared[:MOST_NAMED] if each.other):
+        figure = times(other.speedup[0]) if other.speedup else f"{rate(other.interval[0])} examples/s"
+        names.append(f"{contestant_name(other)[:-1]}, {figure})")
+    return enumerated([*names, *[f"{len(compared) - MOST_NAMED} more"] * (len(compared) > MOST_NAMED)])
 
 
-def _over_one_device(contestants: Sequence[Contestant], verdict: Verdict) -> str:
-    """How many times as fast as one device they are, where all are known and any of them is another thing.
-
-    Of several engines, as one device under the same.
-    """
-    known = [contestant.speedup for contestant in contestants]
-    speedups = [speedup for speedup in known if speedup is not None]
-    if all(map(_on_one_device, contestants)) or len(speedups) < len(known):
-        return ""
-    ends = dict.fromkeys(map(bare_times, (min(speedups), max(speedups))))
-    only = "only " * (max(speedups) < 1)
-    of_engine = "" if verdict.engines is None else f" under {_engine(contestants[0])}"
-    if len(set(map(_engine, contestants))) > 1:
-        of_engine = " under the same engine"
-    return f"{only}{' to '.join(ends)} times one device{of_engine}"
+def _disturbed(verdict: Verdict) -> list[str]:
+    places = {why: [place for place, of in verdict.disturbed if of == why] for why in comparable.DISTURBED}
+    told = [f"{_points(of)} ({why})" for why, of in places.items() if of]
+    return [f"Disturbed: {'; '.join(told)}."] if told else []
 
 
-def _sure(difference: Difference) -> str:
-    # Where nothing was run again, that is what keeps it from being surer, and not how seldom chance would do it.
-    why = f", since chance alone would make such a difference {how_often(difference.p_value)}"
-    return f"{difference.confidence}{why * difference.repeated}"
-
-
-def _by_chance(difference: Difference) -> str:
-    often = how_often(difference.p_value)
-    return f"if equal runs lie as far apart as elsewhere, chance alone would make such a difference {often}"
-
-
-def _surer(verdict: Verdict) -> str:
-    """What to type to be surer, where more can be had."""
-    from pipeline.analyze.verdict import Confidence
-
-    if verdict.best is None or verdict.confidence is Confidence.VERY_SURE:
-        return ""
-    runs = max(len(contestant.runs) for contestant in (verdict.best, *(tie.contestant for tie in verdict.ties)))
-    what = "to tell them apart" if verdict.ties else "to be surer"
-    return f"; type sweep.repeats={max(3, runs + 2)} {what}"
-
-
-def _limit(verdict: Verdict) -> list[str]:
-    """What one run of each point cannot tell."""
-    if verdict.difference is None or verdict.difference.repeated:
+def _more(best: Contestant, verdict: Verdict) -> list[str]:
+    """What to type to know more, where that can be had."""
+    if not verdict.against:
+        return ["To compare it, type more values, such as workers=1,2."]
+    if confidence(verdict) == SURE[0][1] and all(each.answer != "not known" for each in verdict.against):
         return []
-    return [f"Each point was run once, so nothing here is surer: {_by_chance(verdict.difference)}."]
+    quiet = ", when the machine is quiet" * bool(verdict.disturbed)
+    return [f"To know more, type it again with sweep.repeats={max(3, len(best.runs) + 2)}{quiet}."]
 
 
 def _engines(verdict: Verdict) -> list[str]:
@@ -205,47 +212,21 @@ def _engines(verdict: Verdict) -> list[str]:
     engines = verdict.engines
     if engines is None:
         return []
-    if len(engines.first) > 1:
-        return [f"Which engine pays cannot be told: {enumerated(list(map(clean, engines.first)))} tie."]
-    if engines.rival is None or engines.difference is None:
+    if engines.first[1:]:
+        return [f"Which engine pays is not known: {enumerated(list(map(clean, engines.first)))} cannot be told apart."]
+    if engines.rival is None or engines.rival.other is None:
         return []
-    ratio, rival = f"{bare_times(engines.difference.ratio)} times as fast as", engines.rival
-    if rival is verdict.slower[0]:
-        # How sure that is was just said.
-        of_its_own = f"at its best it is {ratio} {_engine(rival)} at its best"
-        return [f"So of the engines {clean(engines.first[0])} pays: {of_its_own}."]
-    fastest = f"{ratio} {contestant_name(rival)}, the fastest under {_engine(rival)}, {_sure(engines.difference)}"
-    return [f"Of the engines {clean(engines.first[0])} pays: its fastest point is {fastest}."]
-
-
-def _engine(contestant: Contestant) -> str:
-    return clean(comparable.engine_of(contestant.runs[0].result))
+    first, rival = clean(engines.first[0]), clean(comparable.engine_of(engines.rival.other.result))
+    ratio = f"{bare_times(engines.rival.ratio)} times as fast as {rival}"
+    return [f"Of the engines {first} pays: {ratio}, each at its best, {sure(engines.odds)}."]
 
 
 def _workers(best: Contestant, verdict: Verdict) -> list[str]:
     """How many workers pay, as far as that can be told from what was measured."""
-    first, strategy = [best, *(tie.contestant for tie in verdict.ties)], best.runs[0].result.choices.called
-    counts = {_count(contestant) for contestant in first if contestant.runs[0].result.choices.called == strategy}
-    if len({_on_one_device(contestant) for contestant in first}) > 1:
-        names = enumerated([contestant_name(contestant) for contestant in first if _on_one_device(contestant)])
-        # "One device" would be said of the slower ones, and of each engine's, too.
-        which = names if verdict.engines or any(map(_on_one_device, verdict.slower)) else "one device"
-        return [f"So {which} does as well, as far as this tells."]
-    if len(counts) > 1:
-        texts = enumerated([f"{workers}" for workers in sorted(counts)])
-        return [f"How many workers pay under {strategy} cannot be told: {texts} tie."]
-    if verdict.knee is not None:
-        return [_knee(verdict.knee, _count(best))]
-    alone = _on_one_device(best) and not any(map(_on_one_device, verdict.slower))
-    return ["No point with more workers was as fast as one device."] if alone and verdict.slower else []
-
-
-def _on_one_device(contestant: Contestant) -> bool:
-    return _count(contestant) == 1
-
-
-def _count(contestant: Contestant) -> int:
-    return contestant.runs[0].result.layout.workers or 1
+    unknown = [each.other.result for each in verdict.against if each.other and each.answer == "not known"]
+    called, workers = best.result.choices.called, best.result.layout.workers or 1
+    alike = any(other.choices.called == called and other.layout.workers != workers for other in unknown)
+    return [] if verdict.knee is None or alike or verdict.use != "best" else [_knee(verdict.knee, workers)]
 
 
 def _knee(knee: Knee, count: int) -> str:
@@ -253,13 +234,8 @@ def _knee(knee: Knee, count: int) -> str:
     if knee.found is None:
         return f"Up to {knee.most} workers, the most measured, each brought {percent(knee.share)} of one alone or more."
     few, many, brought = knee.found
-    asked = f"and predict.knee_share asks for {percent(knee.share)}"
-    if brought < 0:
-        of_them = f"from {few} to {plural(many, 'worker')} it got slower"
-    elif many == few + 1:
-        of_them = f"worker {many} brought {percent(brought)} of what one of the first did, {asked}"
-    else:
-        of_them = f"from {few} to {many} workers each brought {percent(brought)} of what one of the first did, {asked}"
+    each = f"each brought {percent(brought)} of what one of the first did; predict.knee_share is {percent(knee.share)}"
+    of_them = f"from {few} to {plural(many, 'worker')} {'it got slower' if brought < 0 else each}"
     if count > few:
         return f"{plural(count, 'worker')} are the fastest under {knee.strategy}, and not efficient: {of_them}."
     return f"More than {plural(few, 'worker')} did not pay under {knee.strategy}: {of_them}."

@@ -1,0 +1,273 @@
+"""Compares runs: one is faster, or they are as fast, or it is not known, with the odds of that.
+
+What runs of different minutes have in common is the ratio of each to one device, timed in turn with it. They are judged
+by that, and by throughput only where there is none.
+"""
+
+import json
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from pipeline.analyze import comparable, measure
+from pipeline.analyze.comparable import BUSY, MARGIN, Unlike
+from pipeline.analyze.history import Run
+from pipeline.record.results import IN_THIS_RUN, Result
+
+# How far equal runs on a quiet machine lie apart, as a standard deviation of the logarithm: by throughput, by speedup
+# measured in turn; and how many degrees of freedom that is worth.
+PRIOR_SPREAD, PRIOR_SPREAD_IN_TURN, PRIOR_DEGREES = 0.05, 0.03, 8
+# The distance from the median to an end of the repeats' range, in standard errors of the median. That of five normal
+# repeats is 2.2; repeats that are disturbed for longer than one of them say less.
+ERRORS_TO_END = 1.5
+# What repeats may not have shown, as a standard error for one of them; it falls with their number squared.
+UNSEEN = 0.2
+# Odds from which there is an answer.
+PROBABLE = 0.8
+
+
+class Answer(StrEnum):
+    """What is known of a pair."""
+
+    FASTER = "faster"
+    AS_FAST = "as fast"
+    NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A configuration and the runs that measured it, by their places in what is compared."""
+
+    places: tuple[int, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def result(self) -> Result:
+        """What became of its first run."""
+        return self.runs[0].result
+
+    @property
+    def devices(self) -> int:
+        """On how many devices it runs."""
+        return comparable.devices_of(self.result)
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """(examples per second, lowest, highest): of the repeats of its one run, or of its runs."""
+        return _over([_figures(run)[:3] for run in self.runs])
+
+    @property
+    def speedup(self) -> tuple[float, float, float] | None:
+        """The same of the speedup over one device; None where a run has none, or one that cannot be."""
+        speeds = [run.result.speed for run in self.runs if not comparable.disturbed_baseline(run.result)]
+        known = [(one, of.speedup_low or one, of.speedup_high or one) for of in speeds if (one := of.speedup)]
+        return _over(known) if len(known) == len(self.runs) else None
+
+
+def _over(known: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    return known[0] if len(known) == 1 else measure.interval([middle for middle, _, _ in known])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is known of a contestant beside the `other`, or beside one device, and the odds of that answer.
+
+    It is `ratio` times as fast, at odds of 95% from `low` to `high` times.
+    """
+
+    answer: Answer
+    ratio: float
+    low: float
+    high: float
+    odds: float
+    other: Contestant | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Is it known to be the faster one?"""
+        return self.answer is Answer.FASTER and self.ratio > 1
+
+    @property
+    def is_slower(self) -> bool:
+        """Is it known to be the slower one?"""
+        return self.answer is Answer.FASTER and self.ratio < 1
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A logarithm of a speed, how far below and above the truth may lie, as standard errors, and the `most` it was."""
+
+    middle: float
+    below: float
+    above: float
+    most: float
+
+
+ONE_DEVICE = _Estimate(0.0, 0.0, 0.0, 0.0)
+
+
+class Judge:
+    """Compares runs by what all of them say of how far equal ones lie apart, and of what one device does.
+
+    Runs with equal names, `same`, repeat each other; without, those that were asked for equally.
+    """
+
+    def __init__(self, runs: Sequence[Run], same: Sequence[Hashable] | None = None) -> None:
+        self.in_turn = not comparable.engines(runs)
+        one = [one for run in runs if (one := _one_device(run)) > 0 and not comparable.disturbed_baseline(run.result)]
+        # What brings a throughput to the scale of speedups: of several engines each has a device of its own.
+        self._one = float(np.median(one)) if one and self.in_turn else None
+        self._spreads = {in_turn: _spread(runs, same, in_turn) for in_turn in (False, True)}
+        self._degrees = {in_turn: PRIOR_DEGREES + degrees for in_turn, (_, degrees) in self._spreads.items()}
+
+    def score(self, contestant: Contestant) -> float:
+        """What contestants are ranked by: how many times as fast as one device, or examples per second."""
+        return math.exp(self._estimate(contestant).middle)
+
+    def over_one(self, contestant: Contestant, alone: Contestant | None, comparisons: int = 1) -> Comparison | None:
+        """What is known of it beside one device: the baselines, or `alone`; None where there are neither."""
+        if self._one is None and alone in (None, contestant):
+            return None
+        return self.compare(contestant, alone if self._one is None else None, comparisons)
+
+    def is_no_faster(self, contestant: Contestant, alone: Contestant | None, comparisons: int) -> bool:
+        """True if it is known to be as fast as one device at most, and was no faster in any repeat.
+
+        What disturbs a run makes it slower.
+        """
+        compared = self.over_one(contestant, alone, comparisons)
+        one = ONE_DEVICE if self._one is not None or alone is None else self._estimate(alone)
+        if compared is None or self._estimate(contestant).most > one.middle + math.log1p(MARGIN):
+            return False
+        return compared.answer is Answer.AS_FAST or compared.is_slower
+
+    def between(self, one: Run, other: Run) -> Comparison | Unlike | None:
+        """The same of two runs; why their speeds say nothing of each other; None where one has no speed."""
+        if not (_is_measured(one) and _is_measured(other)):
+            return None
+        if unlike := comparable.unlike(one, other):
+            return unlike[0]
+        return self.compare(Contestant((0,), (one,)), Contestant((1,), (other,)))
+
+    def compare(self, one: Contestant, other: Contestant | None, comparisons: int = 1) -> Comparison:
+        """What is known of one beside the other, or beside the baselines, of several `comparisons` (Bonferroni).
+
+        Faster where an interval of these odds does not hold 1; as fast where it lies in the margin (TOST).
+        The difference of two estimates is as unsure as the sides of both that face each other (MOVER; Zou and Donner,
+        2008). What equal runs of this sweep differ by and what is to be expected are drawn together, each by its
+        degrees of freedom (the moderated t of Smyth, 2004).
+        """
+        from scipy.special import stdtr, stdtrit
+
+        ours, in_turn = self._estimate(one), all(map(self._is_in_turn, (one, other or one)))
+        # Baselines that were not timed in turn lie apart, too.
+        theirs = ONE_DEVICE if other is None else self._estimate(other)
+        if other is None and not in_turn:
+            theirs = _Estimate(0.0, self._spreads[False][0], self._spreads[False][0], 0.0)
+        degrees = min(self._degrees[True], self._degrees[in_turn])
+        apart = ours.middle - theirs.middle
+        less, more = math.hypot(ours.below, theirs.above), math.hypot(ours.above, theirs.below)
+        margin, quantile = math.log1p(MARGIN), float(stdtrit(degrees, 0.975))
+        faster = 1 - 2 * comparisons * stdtr(degrees, -abs(apart) / (less if apart > 0 else more))
+        as_fast = 1 - 2 * max(stdtr(degrees, (apart - margin) / more), stdtr(degrees, (-apart - margin) / less))
+        answer = Answer.NOT_KNOWN
+        if max(faster, as_fast) >= PROBABLE:
+            answer = Answer.AS_FAST if as_fast > faster else Answer.FASTER
+        return Comparison(
+            answer,
+            math.exp(apart),
+            math.exp(apart - quantile * less),
+            math.exp(apart + quantile * more),
+            float(as_fast if answer is Answer.AS_FAST else max(0.0, faster)),
+            other,
+        )
+
+    def _is_in_turn(self, contestant: Contestant) -> bool:
+        return self.in_turn and all(map(_in_turn, contestant.runs))
+
+    def _estimate(self, contestant: Contestant) -> _Estimate:
+        """The median of its runs, as sure as their repeats, their number, and other work on the machine let it be."""
+        in_turn = self._is_in_turn(contestant)
+        deviation, _ = self._spreads[in_turn]
+        scale = 1.0 if in_turn or self._one is None else self._one
+        found = []
+        for run in contestant.runs:
+            middle, low, high, repeats = _figures(run, in_turn)
+            shared = deviation**2 + (UNSEEN / repeats**2) ** 2
+            others = min(0.9, run.result.speed.other_work or 0.0)
+            # One worker and its baseline are kept from the same core; several need what others took.
+            busy = others >= BUSY and (contestant.devices > 1 or not in_turn)
+            faster = -math.log(1 - others) if busy else 0.0
+            found.append((
+                math.log(middle / scale),
+                shared + (math.log(middle / low) / ERRORS_TO_END) ** 2,
+                shared + (math.log(high / middle) / ERRORS_TO_END) ** 2 + faster**2,
+                math.log(high / scale) + faster,
+            ))  # fmt: skip
+        middles, below, above, most = zip(*found, strict=True)
+        lower, upper = (math.sqrt(np.mean(of) / len(found)) for of in (below, above))
+        return _Estimate(float(np.median(middles)), lower, upper, max(most))
+
+
+def _figures(run: Run, in_turn: bool = False) -> tuple[float, float, float, int]:
+    """(examples per second, lowest, highest, repeats) as its result has it, or else its log; or of its speedup."""
+    speed = run.result.speed
+    ends = speed.examples_per_second, speed.examples_per_second_low, speed.examples_per_second_high
+    middle, low, high = (speed.speedup, speed.speedup_low, speed.speedup_high) if in_turn else ends
+    # An interval's probability tells of how many repeats it is, too.
+    told = speed.interval_confidence or 0.0
+    repeats = speed.repeats or len(run.repeats) or (round(1 - math.log2(1 - told)) if 0 <= told < 1 else 1)
+    if middle and low and high and 0 < low <= middle <= high:
+        return middle, low, high, repeats
+    return *measure.interval(run.repeats or [middle or math.nan]), max(1, len(run.repeats))
+
+
+def _is_measured(run: Run) -> bool:
+    return (run.result.speed.examples_per_second or 0.0) > 0 or bool(run.repeats)
+
+
+def _in_turn(run: Run) -> bool:
+    """Was its baseline timed in turn with it, with a speedup that can be?"""
+    speed = run.result.speed
+    known = 0 < (speed.speedup_low or 0.0) <= (speed.speedup or 0.0) <= (speed.speedup_high or 0.0)
+    return known and speed.baseline_source == IN_THIS_RUN and not comparable.disturbed_baseline(run.result)
+
+
+def _one_device(run: Run) -> float:
+    """Examples per second of its baseline; 0 where that is not known."""
+    speed = run.result.speed
+    return speed.baseline_examples_per_second or (speed.examples_per_second or 0.0) / (speed.speedup or math.inf)
+
+
+def _spread(runs: Sequence[Run], same: Sequence[Hashable] | None, in_turn: bool) -> tuple[float, int]:
+    """How far equal ones among `runs` lie apart, a standard deviation of the logarithm, and its degrees of freedom.
+
+    It is pooled over all that are equal, baselines among them, and drawn together with what is to be expected.
+    """
+    alike: dict[Hashable, list[float]] = {}
+    names = [_asked(run, "point") for run in runs] if same is None else same
+    for run, name in zip(runs, names, strict=True):
+        if _in_turn(run) if in_turn else _is_measured(run):
+            alike.setdefault(name, []).append(math.log(_figures(run, in_turn)[0]))
+        if not in_turn:
+            one = run.result.speed.baseline_examples_per_second
+            if one and run.result.speed.baseline_source == IN_THIS_RUN:
+                alike.setdefault(_asked(run, "baseline"), []).append(math.log(one))
+    squares = sum(float(np.var(logarithms)) * len(logarithms) for logarithms in alike.values())
+    degrees = sum(len(logarithms) - 1 for logarithms in alike.values())
+    prior = PRIOR_SPREAD_IN_TURN if in_turn else PRIOR_SPREAD
+    return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees)), degrees
+
+
+def _asked(run: Run, group: str) -> Hashable:
+    """What makes two runs the same, but for chance; for baselines, what they depend on."""
+    engine = comparable.engine_of(run.result)
+    asked: dict[str, object] = {"facts": comparable.facts(run), "engine": engine, "group": group}
+    if group == "point":
+        choices, layout = run.result.choices, run.result.layout
+        asked["layout"] = [choices.called, layout.workers, layout.processes, choices.hardware]
+        asked["build"] = run.settings.get("strategy_build")
+    return json.dumps(asked, sort_keys=True, default=str)

@@ -1,0 +1,214 @@
+"""The verdict on made-up sweeps whose truth is known, and what it says of single pairs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_show import a_plan
+
+from pipeline.analyze import comparable, verdict
+from pipeline.analyze.compare import Answer, Contestant, Judge
+from pipeline.analyze.history import Run
+from pipeline.analyze.measure import Repeat
+from pipeline.analyze.verdict import Use, Verdict
+from pipeline.record.results import IN_THIS_RUN, Choices, Ending, Layout, Result, from_values
+from pipeline.run.results import speed_of
+from pipeline.run.timing import Measured, to_time
+from pipeline.views.terminal.verdict import single_line, verdict_lines
+
+ONE = 1_000.0
+KINDS = ("quiet", "noisy runs", "noisy baselines", "drift", "outliers", "a part slower", "busy", "few repeats", "again")
+
+
+def a_run(workers: int, point: list[Repeat], baseline: list[Repeat], in_turn: bool = True) -> Run:
+    """A run of these repeats, as it is written down; without `in_turn` its baseline is of another run."""
+    plan = a_plan(devices=workers, workers=workers, devices_per_replica=1, repeats=len(point))
+    if in_turn:
+        speed = speed_of(plan, Measured(point, baseline), [each.examples_per_second for each in baseline], IN_THIS_RUN)
+    else:
+        speed = speed_of(plan, Measured(point), [each.examples_per_second for each in baseline], "reused from there")
+    layout = Layout(workers=workers, replicas=workers, scaling="weak", replica_batch=64)
+    return Run(Path(), Result(Ending("FINISHED"), Choices("mirrored", model="mlp", data="digits"), layout, speed))
+
+
+def repeats(rates: np.ndarray, others: np.ndarray | None = None) -> list[Repeat]:
+    shares = [None] * len(rates) if others is None else list(others)
+    return [Repeat(float(rate), 1.0, (0.01,), other_work=share) for rate, share in zip(rates, shares, strict=True)]
+
+
+def made_up(rng: np.random.Generator, kind: str) -> tuple[np.ndarray, list[Run], list[int]]:
+    """(true speedups, runs, which run repeats which), of a sweep of one run on one device and some on two."""
+    count, timed = int(rng.integers(3, 7)), int(rng.integers(1, 4)) if kind == "few repeats" else 5
+    true = np.exp(rng.uniform(np.log(0.5), np.log(1.95), count))
+    true[0] = 1.0
+    if rng.random() < 0.5:
+        # Two that are near each other.
+        true[2] = true[1] * np.exp(-rng.uniform(0.0, 0.15))
+    machine, runs, same = ONE, list[Run](), list[int]()
+    for _ in range(3 if kind == "again" else 1):
+        for place, speedup in enumerate(true):
+            steady = rng.uniform(0.005, 0.03)
+            luck = rng.normal(0.0, rng.uniform(0.01, 0.03))
+            point, one = np.log(speedup) + luck + rng.normal(0.0, steady, timed), rng.normal(0.0, steady, timed)
+            others = None
+            if kind == "noisy runs":
+                point += rng.normal(0.0, rng.uniform(0.05, 0.3), timed)
+            elif kind == "noisy baselines":
+                one += rng.normal(0.0, rng.uniform(0.05, 0.3), timed)
+            elif kind == "outliers":
+                point -= np.log(rng.uniform(1.2, 3.0, timed)) * (rng.random(timed) < 0.2)
+                one -= np.log(rng.uniform(1.2, 3.0, timed)) * (rng.random(timed) < 0.1)
+            elif kind == "a part slower" and rng.random() < 0.4:
+                first = int(rng.integers(0, timed))
+                last = int(rng.integers(first, timed)) + (first > 0)
+                point[first:last] -= np.log(rng.uniform(1.2, 3.0))
+            elif kind == "busy" and rng.random() < 0.5:
+                # Another program has one of the two cores, for all of the run: one device goes on alone on the other.
+                others = np.full(timed, rng.uniform(0.15, 0.45))
+                point += 0.0 if place == 0 else np.log(1 - others)
+            slower = machine if kind == "drift" else ONE
+            drift = slower * np.exp(np.linspace(0.0, -0.1 * (kind == "drift"), timed))
+            machine *= rng.uniform(0.75, 1.05)
+            workers = 1 if place == 0 else 2
+            runs.append(a_run(workers, repeats(drift * np.exp(point), others), repeats(drift * np.exp(one))))
+            same.append(place)
+    return true, runs, same
+
+
+def places_of(decided: Verdict, *answers: Answer) -> list[int]:
+    assert decided.best is not None
+    beside = [each for each in decided.against if each.answer in answers]
+    return [decided.best.places[0], *(each.other.places[0] for each in beside if each.other)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verdicts_of_made_up_sweeps_keep_the_best_in_the_best_group_and_contradict_no_table(kind):
+    rng, sweeps = np.random.default_rng(KINDS.index(kind)), 60
+    missed = one_device = 0
+    for _ in range(sweeps):
+        true, runs, same = made_up(rng, kind)
+        decided = verdict.decide(runs, same, 0.5)
+        assert decided.best is not None
+        missed += int(true.argmax()) not in places_of(decided, Answer.AS_FAST, Answer.NOT_KNOWN)
+        best = true[same[decided.best.places[0]]]
+        for each in decided.against:
+            assert each.other is not None
+            if each.answer is not Answer.AS_FAST:
+                continue
+            assert 1 / 1.1 < true[same[each.other.places[0]]] / best < 1.1
+        # What it says is faster has the higher speedup in the table.
+        for each in decided.against:
+            assert each.other is not None
+            ours, theirs = decided.best.speedup, each.other.speedup
+            if each.answer is Answer.FASTER and ours and theirs:
+                assert (ours[0] > theirs[0]) is (each.ratio > 1)
+        one_device += decided.use is Use.ONE_DEVICE and true[1:].max() >= 1.4
+        assert verdict_lines(decided)
+    assert missed <= 0.05 * sweeps
+    assert one_device == 0
+
+
+def pairs(
+    apart: float, within: float, faster: float, in_turn: bool = True, runs: int = 1, count: int = 100
+) -> dict[str, float]:
+    """Of simulated pairs the share with each answer: runs lie `apart`, and the repeats of each lie `within`."""
+    rng, answers = np.random.default_rng(0), list[str]()
+    for _ in range(count):
+        made = [
+            a_run(
+                2,
+                repeats(ONE * speedup * np.exp(apart * rng.normal() + within * rng.normal(size=5))),
+                repeats(ONE * np.exp(0.5 * within * rng.normal(size=5))),
+                in_turn,
+            )
+            for speedup in (1.5, 1.5 * faster)
+            for _ in range(runs)
+        ]
+        one, two = (
+            Contestant(tuple(places), tuple(made[place] for place in places))
+            for places in (range(runs), range(runs, 2 * runs))
+        )
+        answers.append(Judge(made, [place // runs for place in range(2 * runs)]).compare(one, two).answer)
+    return {answer: answers.count(answer) / count for answer in Answer}
+
+
+@pytest.mark.parametrize("in_turn", [True, False], ids=["in turn", "by throughput"])
+@pytest.mark.parametrize(("apart", "within"), [(0.01, 0.01), (0.03, 0.01), (0.02, 0.1)], ids=["quiet", "usual", "busy"])
+def test_equal_runs_are_seldom_told_apart_and_a_third_is_told_on_a_usual_machine(apart, within, in_turn):
+    assert pairs(apart, within, 1.0, in_turn)["faster"] <= 0.15
+    if within < 0.1:
+        assert pairs(apart, within, 1.33, in_turn)["faster"] > 0.9
+
+
+def test_runs_that_are_repeated_tell_more_and_show_what_is_as_fast():
+    assert pairs(0.02, 0.01, 1.08, runs=5)["faster"] > 0.9 > 0.75 > pairs(0.02, 0.01, 1.08)["faster"]
+    assert pairs(0.01, 0.005, 1.0, runs=3)["as fast"] > 0.8
+    assert pairs(0.01, 0.005, 1.0)["as fast"] == pairs(0.01, 0.005, 1.15, runs=3)["as fast"] == 0.0
+
+
+def test_runs_that_are_repeated_and_disagree_tell_less():
+    def answer(*speedups: float) -> Answer:
+        made = [a_run(2, repeats(np.full(5, ONE * speedup)), repeats(np.full(5, ONE))) for speedup in speedups]
+        one, two = Contestant((0, 1), tuple(made[:2])), Contestant((2, 3), tuple(made[2:]))
+        return Judge(made, [0, 0, 1, 1]).compare(one, two).answer
+
+    assert (answer(1.5, 1.5, 1.25, 1.25), answer(2.0, 1.1, 1.0, 1.5)) == ("faster", "not known")
+
+
+def test_a_run_that_other_programs_disturbed_may_be_faster_than_it_was():
+    quiet, slower = a_run(1, repeats(np.full(5, ONE)), repeats(np.full(5, ONE))), np.full(5, 0.7 * ONE)
+    for others, answer in ((np.zeros(5), "faster"), (np.full(5, 0.4), "not known")):
+        busy = a_run(2, repeats(slower, others), repeats(np.full(5, ONE)))
+        assert Judge([quiet, busy]).compare(*(Contestant((0,), (run,)) for run in (quiet, busy))).answer == answer
+
+
+def test_a_speedup_that_cannot_be_is_no_efficiency_and_is_judged_by_throughput():
+    slow = a_run(1, repeats(np.full(5, ONE)), repeats(np.full(5, 0.6 * ONE)))
+    assert slow.result.speed.efficiency is None
+    assert comparable.disturbed(slow.result) == ["disturbed baseline"]
+    pays = a_run(2, repeats(np.full(5, 1.5 * ONE)), repeats(np.full(5, ONE)))
+    decided = verdict.decide([slow, pays], [0, 1], 0.5)
+    assert (decided.use, decided.best and decided.best.places) == ("best", (1,))
+    assert [each.answer for each in decided.against] == ["faster"]
+
+
+def test_an_older_result_without_repeats_in_its_log_is_judged_by_its_intervals():
+    runs = [
+        Run(Path(), from_values({
+            "workers": workers, "strategy": "mirrored", "examples_per_second": 100 * speedup, "speedup": speedup,
+            "speedup_low": 0.98 * speedup, "speedup_high": 1.02 * speedup, "interval_confidence": 0.9375,
+            "baseline_examples_per_second": 100.0, "baseline_source": "measured in this run",
+        }))
+        for workers, speedup in ((1, 1.0), (2, 1.6))
+    ]  # fmt: skip
+    decided = verdict.decide(runs, [0, 1], 0.5)
+    assert (decided.use, [each.answer for each in decided.against]) == ("best", ["faster"])
+
+
+@pytest.mark.parametrize(
+    ("speedup", "first"), [(0.7, "it did not pay: almost certainly slower"), (1.5, ""), (1.0, "not known")]
+)
+def test_a_single_run_says_that_it_did_not_pay_and_what_to_try(speedup, first):
+    rates = ONE * speedup * np.array([0.94, 0.97, 1.0, 1.03, 1.06])
+    line = single_line(a_run(2, repeats(rates), repeats(np.full(5, ONE))).result)
+    assert line.startswith(first)
+    assert bool(line) is bool(first)
+    if speedup < 1:
+        assert "Try strategy=one_device workers=1" in line
+
+
+def test_what_other_work_disturbs_is_timed_again_until_it_is_quiet_or_patience_is_over():
+    def timed(patience: float, shares: list[float]) -> tuple[int, list[float]]:
+        plan = a_plan(workers=2, devices_per_replica=1, repeats=5, patience=patience)
+        measured = Measured()
+        for repeat in to_time(plan, 5, measured):
+            share = shares[min(repeat, len(shares) - 1)]
+            measured.point += [Repeat(1_500.0 * (1 - share), 1.0, (0.01,), other_work=share)]
+            measured.baseline += [Repeat(1_000.0, 1.0, (0.01,), other_work=0.0)]
+        point, _ = measured.counted(plan)
+        return len(measured.point), [repeat.examples_per_second for repeat in point]
+
+    assert timed(30.0, [0.0]) == (5, [1_500.0] * 5)
+    assert timed(30.0, [0.5, 0.5, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0]) == (8, [1_500.0] * 5)
+    assert timed(0.0, [0.5])[0] == 5
+    assert timed(30.0, [0.5])[0] == 20
