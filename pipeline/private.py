@@ -40,7 +40,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy as colle
 from tensorflow.python.distribute import parameter_server_strategy, parameter_server_strategy_v2, ps_values
 
 # What changes variables of all replicas together, where a strategy has that done outside of them.
-from tensorflow.python.distribute.merge_call_interim import maybe_merge_call
+from tensorflow.python.distribute.merge_call_interim import maybe_merge_call, strategy_supports_no_merge_call
 
 # How processes of several hosts watch over each other, which has no public setting; and what graphs are optimized by,
 # of which the public options name only a part.
@@ -99,6 +99,7 @@ __all__ = [
     "pythonify_logs",
     "set_keras_mask",
     "shuffle_op",
+    "strategy_supports_no_merge_call",
     "structure",
 ]
 
@@ -152,7 +153,16 @@ ATTRIBUTES = {
     "ps_values": ("AggregatingVariable",),
     "shuffle_op": ("_ShuffleDataset",),
     "structure": ("from_tensor_list", "to_tensor_list"),
-    "keras.optimizers.Optimizer": ("_backend_apply_gradients",),
+    "keras.optimizers.Optimizer": (
+        "_apply_weight_decay",
+        "_backend_apply_gradients",
+        "_backend_increment_gradient_accumulators",
+        "_backend_reset_gradient_accumulators",
+        "_backend_update_step",
+        "_clip_gradients",
+        "_track_variable",
+        "_update_model_variables_moving_average",
+    ),
     "keras.Model": ("_flatten_layers", "_symbolic_build", "_compute_loss", "_should_eval"),
     "keras.callbacks.EarlyStopping": ("_set_monitor_op",),
     "tf.data.Dataset": ("_as_serialized_graph", "_inputs"),

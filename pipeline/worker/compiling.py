@@ -22,9 +22,9 @@ def check_made(made: object) -> None:
         )
 
 
-def check_optimizer(optimizer: object) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses Horovod's wrapper of an optimizer, under which Keras 3 trains each replica by itself, in silence."""
-    for one in (optimizer, rates.innermost(optimizer)):
+    for one in rates.within(optimizer):
         if any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__):
             raise ModelError(
                 f"Expected an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3, "
@@ -61,7 +61,7 @@ def compile_chosen(
             metrics = _accuracy(made) if metrics is None else metrics
     check_optimizer(chosen)
     if learning_rate is not None:
-        chosen = rates.with_learning_rate(chosen, learning_rate)
+        rates.set_rate(chosen, learning_rate)
     compile_anew(made, chosen, loss, metrics)
 
 
@@ -77,7 +77,9 @@ def compile_anew(made: keras.Model, optimizer: Any, loss: Any, metrics: Any) -> 
     A compiled model keeps the others while it trains. Keras would leave them out of what it saves, and of copies.
     """
     before = dict(made._compile_config.config) if made.compiled and hasattr(made, "_compile_config") else {}
-    made.compile(optimizer=optimizer, loss=loss, metrics=metrics)
+    # One that does not scale the loss by now was not to.
+    unscaled = {"auto_scale_loss": False} if made.compiled and optimizer is made.optimizer else {}
+    made.compile(optimizer=optimizer, loss=loss, metrics=metrics, **unscaled)
     now = getattr(getattr(made, "_compile_config", None), "config", None)
     if now is None:
         return

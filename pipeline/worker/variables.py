@@ -1,12 +1,13 @@
 """What a built model holds whatever its batch: its variables, and what its optimizers keep beside each."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 import keras
 
 from pipeline.plan.size import ONLY_TABLES, Variable, bytes_each
-from pipeline.worker.rates import innermost
+from pipeline.worker.rates import updating
 
 
 def listed(
@@ -46,7 +47,7 @@ def slots_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> dict[int, list
     Keras's optimizers hold slots in lists as long as that of the variables they train.
     """
     found = dict[int, list[keras.Variable]]()
-    for optimizer in map(innermost, optimizers):
+    for optimizer in itertools.chain.from_iterable(map(updating, optimizers)):
         trained = optimizer._trainable_variables
         for variable in trained:
             found.setdefault(id(variable), [])

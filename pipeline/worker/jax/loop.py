@@ -25,7 +25,7 @@ from pipeline.worker.jax.data import Data
 from pipeline.worker.jax.layouts import Axes
 from pipeline.worker.jax.reader import Reader, of_batch
 from pipeline.worker.loop import Call, Counts, Facts, Totals, TrainingError, flat
-from pipeline.worker.rates import innermost
+from pipeline.worker.rates import updating
 
 # Bytes of a variable from which on what its copies have left is given back at once.
 LARGE = 2**20
@@ -154,8 +154,8 @@ class JaxLoop:
         self.model.reset_metrics()
 
     def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
-        """The one that updates the weights."""
-        return (innermost(self.model.optimizer),)
+        """Returns those that update the weights."""
+        return updating(self.model.optimizer)
 
     def state(self) -> dict[str, np.ndarray]:
         """The arrays of the model and its optimizer, without its metrics, whole wherever their parts are."""

@@ -26,7 +26,6 @@ from pipeline.analyze import measure
 from pipeline.data.nested import Nested
 from pipeline.private import array_slicing
 from pipeline.record.events import Event
-from pipeline.worker import rates
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.collective import Collective, Pausable
 from pipeline.worker.input import passes
@@ -248,15 +247,6 @@ def _check_compiled(model: keras.Model, where: Place) -> None:
         raise FitError(
             "Expected a model that is not compiled with XLA, which fails with several replicas, received "
             'jit_compile=True. Try jit_compile="auto".'
-        )
-    accumulated = getattr(rates.innermost(model.optimizer), "gradient_accumulation_steps", None)
-    asynchronous = isinstance(model.distribute_strategy, tf.distribute.ParameterServerStrategy)
-    if accumulated and (asynchronous or where.replicas > 1):
-        raise FitError(
-            f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
-            f"{'asynchronous workers' if asynchronous else 'several replicas'}, received "
-            f"gradient_accumulation_steps={accumulated}. "
-            f"Try batches {accumulated} times as large."
         )
 
 

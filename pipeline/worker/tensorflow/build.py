@@ -228,7 +228,7 @@ def lent(
     try:
         with strategy.scope():
             _check_distribution()
-            check_optimizer(made.optimizer)
+            _check_optimizer(made.optimizer, strategy)
             check_batches(made)
             with building.in_words(made, batch):
                 labels.check(made, batch)
@@ -281,12 +281,11 @@ def _takes_what_keras_does(compiling: Callable[..., None]) -> bool:
 
 def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy) -> None:
     check_optimizer(optimizer)
-    accumulated = getattr(rates.innermost(optimizer), "gradient_accumulation_steps", None)
-    asynchronous = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    if accumulated and (asynchronous or strategy.num_replicas_in_sync > 1):
-        raise ModelError(
-            f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
-            f"{'asynchronous workers' if asynchronous else 'several replicas'}, received "
-            f"gradient_accumulation_steps={accumulated}. "
-            f"Try train.replica_batch {accumulated} times as large, or strategy=one_device."
-        )
+    apart = isinstance(strategy, tf.distribute.ParameterServerStrategy | tf.distribute.TPUStrategy)
+    for accumulated in {one.gradient_accumulation_steps for one in rates.updating(optimizer)} - {None}:
+        if apart:
+            raise ModelError(
+                f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
+                f"asynchronous workers or TPUs, received gradient_accumulation_steps={accumulated}. "
+                f"Try batches {accumulated} times as large, or strategy=mirrored."
+            )

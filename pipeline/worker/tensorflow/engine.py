@@ -265,7 +265,8 @@ class Work:
         """The plan's model, compiled under a strategy, and the names of its outputs."""
         plan = self._plan
         shared = plan.strategy.devices_per_replica > 1 and under is self._strategy
-        with place.in_host_memory() if shared else contextlib.nullcontext():
+        # Inside the scope, which optimizers and metrics are made in that the plan names.
+        with place.in_host_memory() if shared else contextlib.nullcontext(), under.scope():
             made = build.model(
                 lambda: targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=classes),
                 under,

@@ -238,8 +238,8 @@ class Loop:
         return self._results()  # type: ignore[no-any-return]
 
     def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
-        """Those that update the weights."""
-        return tuple(map(rates.innermost, own_step.optimizers(self.model)))
+        """Returns those that update the weights."""
+        return tuple(one for optimizer in own_step.optimizers(self.model) for one in rates.updating(optimizer))
 
     def state(self) -> dict[str, np.ndarray]:
         """The arrays of the model and its optimizer, without its metrics, by name."""

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.worker import rates
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batch, Batches, Part
 from pipeline.worker.loop import Call, Counts, Facts
@@ -167,7 +166,7 @@ class AsyncSteps:
         }
 
     def _updates(self) -> int:
-        return int(rates.innermost(self.model.optimizer).iterations.numpy())
+        return int(self.model.optimizer.iterations.numpy())
 
     def _hand_out(self, count: int) -> None:
         rows, edges = self._rows(self._handed_out, count)

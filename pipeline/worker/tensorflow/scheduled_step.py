@@ -12,7 +12,7 @@ from pipeline.data.nested import Nested
 from pipeline.private import in_stateless_scope
 from pipeline.private_keras import keras_variables
 from pipeline.worker.input.part import Batch, Batches
-from pipeline.worker.rates import innermost
+from pipeline.worker.rates import updating
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import metrics
@@ -45,7 +45,7 @@ def scheduled_steps(
     """
     call = caller(model)
     variables = model.trainable_variables
-    updates = innermost(model.optimizer).iterations.value
+    updates = model.optimizer.iterations.value
 
     def replica_step(batch: Batch, state: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
@@ -68,8 +68,11 @@ def scheduled_steps(
         def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
             values, sizes, stale, waits = arrays
             mine, waited = awaited(lambda: batch(source, rows, edges[index], edges[index + 1]), after=values)
-            overwriting = overwritten_without_branch(innermost(model.optimizer))
-            with losses.without_keras_scaling(), _added_in_place(), overwriting:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(losses.without_keras_scaling())
+                stack.enter_context(_added_in_place())
+                for optimizer in updating(model.optimizer):
+                    stack.enter_context(overwritten_without_branch(optimizer))
                 loss, state, age = strategy.run(replica_step, args=(mine, state))
             size = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
             age = tf.cast(age, tf.int64)

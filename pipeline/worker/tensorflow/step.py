@@ -22,6 +22,7 @@ from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import metrics, normalization
+from pipeline.worker.tensorflow.exact.accumulation import accumulated_among_replicas
 from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
 from pipeline.worker.tensorflow.exact.whole import Whole, of_step
 
@@ -64,7 +65,7 @@ def training_steps(
     known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return many(strategy, followed(model, made), partial(updating, rates.innermost(model.optimizer)))
+    return many(strategy, followed(model, made), partial(updating, rates.updating(model.optimizer)))
 
 
 def training_step(
@@ -159,21 +160,25 @@ def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
 
 
 @contextlib.contextmanager
-def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Inside, steps that are traced have an innermost optimizer update as it is to among replicas."""
-    with overwritten_without_branch(optimizer), traced_briefly(optimizer):
+def updating(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Inside, steps that are traced have optimizers update weights as they are to among replicas."""
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.enter_context(accumulated_among_replicas(optimizer))
+            stack.enter_context(overwritten_without_branch(optimizer))
+            stack.enter_context(traced_briefly(optimizer))
         yield
 
 
 def all_reduce_once(optimizer: keras.optimizers.Optimizer) -> None:
     """Keeps Keras from summing gradients over replicas a second time."""
-    for one in (optimizer, rates.innermost(optimizer)):
+    for one in rates.within(optimizer):
         one._all_reduce_sum_gradients = list
 
 
 def sum_as_keras_does(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer back to Keras, which then sums gradients over replicas itself."""
-    for one in (optimizer, rates.innermost(optimizer)):
+    for one in rates.within(optimizer):
         vars(one).pop("_all_reduce_sum_gradients", None)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.rates import innermost
+from pipeline.worker.rates import updating
 
 # Optimizers that look at a variable as a whole: they do something else with a part of it.
 _OF_WHOLE_VARIABLES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
@@ -56,8 +56,9 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
     if min_shard_bytes is None:
         return []
     cut = [layer for layer in model._flatten_layers() if isinstance(layer, _Table) and len(layer._shards) > 1]
-    optimizer = innermost(model.optimizer)
-    if cut and (isinstance(optimizer, _OF_WHOLE_VARIABLES) or optimizer.clipnorm is not None):
+    for optimizer in updating(model.optimizer) if cut else ():
+        if not isinstance(optimizer, _OF_WHOLE_VARIABLES) and optimizer.clipnorm is None:
+            continue
         what = "clipnorm" if optimizer.clipnorm is not None else type(optimizer).__name__.lower()
         raise ModelError(
             f"Expected an optimizer that treats each weight by itself, since {cut[0].path} is cut into "

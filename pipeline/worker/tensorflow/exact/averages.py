@@ -4,7 +4,7 @@ Keras overwrites inside a condition, in which TensorFlow's strategies let no rep
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import keras
@@ -21,23 +21,27 @@ def overwritten_without_branch(optimizer: keras.optimizers.Optimizer) -> Iterato
     if not frequency:
         yield
         return
+    own = vars(optimizer)
+    kept = {name: own[name] for name in ("_backend_apply_gradients",) if name in own}
     # Past Keras's own setter, which would track them. All replicas are traced inside, so none sees another's change.
-    vars(optimizer)["ema_overwrite_frequency"] = None
-    vars(optimizer)["_backend_apply_gradients"] = partial(_apply, optimizer, frequency)
+    own["_backend_apply_gradients"] = partial(_apply, optimizer, frequency, optimizer._backend_apply_gradients)
+    own["ema_overwrite_frequency"] = None
     try:
         yield
     finally:
-        vars(optimizer)["ema_overwrite_frequency"] = frequency
-        vars(optimizer).pop("_backend_apply_gradients")
+        own["ema_overwrite_frequency"] = frequency
+        own.pop("_backend_apply_gradients")
+        own.update(kept)
 
 
 def _apply(
     optimizer: keras.optimizers.Optimizer,
     frequency: int,
+    apply: Callable[[Sequence[Addend], Sequence[keras.Variable]], None],
     gradients: Sequence[Addend],
     variables: Sequence[keras.Variable],
 ) -> None:
-    type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
+    apply(gradients, variables)
     due = tf.equal((optimizer.iterations + 1) % frequency, 0)
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     values = [(variable.value, average.value) for variable, average in pairs if average is not None]

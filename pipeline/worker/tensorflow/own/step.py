@@ -174,7 +174,7 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
     with contextlib.ExitStack() as stack:
         for optimizer in applied:
-            stack.enter_context(steps.updating(rates.innermost(optimizer)))
+            stack.enter_context(steps.updating(rates.updating(optimizer)))
         stack.enter_context(watched())
         yield
 

@@ -99,8 +99,8 @@ class Following:
         if operation.type == "ReadVariableOp":
             return self._place_of(operation.inputs[0])
         beside = [group.decode().removeprefix("loc:@") for group in operation.colocation_groups()]
-        others = [operation.graph.get_operation_by_name(name) for name in beside if name != operation.name]
-        return next(filter(None, map(self.placed, others)), "")
+        others = [_named(operation.graph, name) for name in beside if name != operation.name]
+        return next(filter(None, (self.placed(other) for other in others if other is not None)), "")
 
     def _device_of(self, operation: tf.Operation) -> str:
         """Where an operation is to run that is being made; "" leaves it to the strategy."""
@@ -134,6 +134,16 @@ class Following:
             handle = captured[handle.name]
         device: str = handle.device
         return device
+
+
+def _named(graph: tf.Graph | None, name: str) -> tf.Operation | None:
+    """Returns the operation of that name in a graph, or in those that it is a part of; None where there is none."""
+    while graph is not None:
+        try:
+            return graph.get_operation_by_name(name)
+        except KeyError:
+            graph = getattr(graph, "outer_graph", None)
+    return None
 
 
 def _size(tensor: tf.Tensor) -> int:

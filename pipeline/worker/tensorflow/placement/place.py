@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from pipeline.plan.balance import balanced, written
-from pipeline.worker.rates import innermost
+from pipeline.worker.rates import within
 from pipeline.worker.tensorflow.own.step import optimizers
 from pipeline.worker.tensorflow.placement.following import Following
 from pipeline.worker.tensorflow.placement.units import Unit, units
@@ -76,14 +76,14 @@ def place(
     placed = balanced(layers, parts) if layout is None else written(layers, layout, parts)
     made = Placement(found, placed, [[f"/device:{name}" for name in names] for names in devices], Following())
     at = made.of_variables(model)
+    key, now = optimizers(model)[0]._var_key, dict[str, str]()
     for variable in _all_variables(model):
+        before = key(variable)
         _move(variable, strategy, made.on(at[id(variable)]))
+        now[before] = key(variable)
     for optimizer in optimizers(model):
-        for one in (optimizer, innermost(optimizer)):
-            # Keras looks variables up by what they held.
-            one._trainable_variables_indices = {
-                one._var_key(variable): place for place, variable in enumerate(one._trainable_variables)
-            }
+        for one in within(optimizer):
+            _rekey(one, now)
     for unit, part in zip(found, placed, strict=True):
         _call_on(unit, part, made)
     vars(model)[KEPT_AS], vars(model)[FOLLOWED_AS] = made, made.following.followed
@@ -94,7 +94,7 @@ def _all_variables(model: keras.Model) -> list[keras.Variable]:
     of_optimizers = [
         variable
         for optimizer in optimizers(model)
-        for one in (optimizer, innermost(optimizer))
+        for one in within(optimizer)
         for variable in one.variables
     ]
     every = {id(variable): variable for variable in (*model.variables, *of_optimizers, *model.metrics_variables)}
@@ -112,6 +112,15 @@ def _move(variable: keras.Variable, strategy: tf.distribute.Strategy, devices: S
     # Outside the strategy's own, so that it is asked for the variable of each replica.
     with tf.variable_creator_scope(creator), strategy.scope():
         variable._initialize(value)
+
+
+def _rekey(optimizer: keras.optimizers.Optimizer, now: Mapping[str, str]) -> None:
+    """Has an optimizer know variables that were made anew, which Keras looks up by keys of what they held."""
+    for name, kept in list(vars(optimizer).items()):
+        if isinstance(kept, dict) and not now.keys().isdisjoint(kept):
+            vars(optimizer)[name] = {now.get(key, key): value for key, value in kept.items()}
+        elif isinstance(kept, set) and not now.keys().isdisjoint(kept):
+            vars(optimizer)[name] = {now.get(key, key) for key in kept}
 
 
 def _call_on(unit: Unit, part: int, placement: Placement) -> None:
