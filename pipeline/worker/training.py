@@ -142,7 +142,7 @@ class Training:
                 self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **split(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
-        for optimizer in loop.optimizers():
+        for optimizer in filter(lambda one: one.built, loop.optimizers()):
             optimizer.finalize_variable_values(optimizer._trainable_variables)
         self._same.compare(self._done)
         hooks.call("on_train_end", logs)

@@ -485,11 +485,6 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
         (Subclassed, {}, "received one that is not. Try model.compile"),
         (lambda: classifier(run_eagerly=True), {}, "received run_eagerly=True. Try model.run_eagerly = False"),
         (lambda: classifier(jit_compile=True), {}, 'received jit_compile=True. Try jit_compile="auto"'),
-        (
-            lambda: classifier(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
-            {},
-            "received gradient_accumulation_steps=2. Try batches 2 times as large",
-        ),
         (classifier, {"shuffle": "batch"}, "received 'batch'. Try shuffle=False"),
         (classifier, {"callbacks": ["stop"]}, "Expected Keras callbacks, received str"),
         (classifier, {"validation_freq": "often"}, "received 'often'. Try validation_freq=1"),

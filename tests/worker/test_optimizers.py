@@ -11,6 +11,8 @@ from conftest import sampled
 
 import pipeline
 from pipeline import strategies
+from pipeline.worker.compiling import compile_chosen
+from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
@@ -35,13 +37,8 @@ def trained(
     strategy: tf.distribute.Strategy, optimizer: Callable[[], keras.optimizers.Optimizer], policy: str = "float32"
 ) -> tuple[list[float], list[np.ndarray]]:
     """(losses, weights) after three epochs of four steps, of which the last has fewer examples."""
-    keras.utils.set_random_seed(3)
     with strategy.scope():
-        model = keras.Sequential([
-            keras.Input((6,)),
-            keras.layers.Dense(8, "relu", kernel_constraint="max_norm", dtype=policy),
-            keras.layers.Dense(3, "softmax", dtype="float32"),
-        ])  # fmt: skip
+        model = layers(policy)
         model.compile(optimizer(), "sparse_categorical_crossentropy")
     history = pipeline.fit(model, X, Y, batch_size=16, epochs=3, verbose=0, shuffle=False)
     return history.history["loss"], [np.array(weight) for weight in model.get_weights()]
@@ -52,6 +49,192 @@ def assert_same(mirrored: tf.distribute.Strategy, *given: object) -> None:
     np.testing.assert_allclose(ours[0], reference[0], atol=1e-6, rtol=0)
     for weight, one in zip(ours[1], reference[1], strict=True):
         np.testing.assert_allclose(weight, one, atol=1e-6, rtol=0)
+
+
+def layers(policy: str = "float32") -> keras.Model:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        keras.Input((6,)),
+        keras.layers.Dense(8, "relu", kernel_constraint="max_norm", dtype=policy, name="body"),
+        keras.layers.Dense(3, "softmax", dtype="float32", name="head"),
+    ])  # fmt: skip
+
+
+def assert_trained_as_by_keras(mirrored, make, callbacks=list, change=lambda model: None, reference=None):
+    """Expects two replicas to train what Keras trains with the optimizer that `reference`, or `make`, makes.
+
+    Both are given the model's layers; `change` is what is done to a model before it is trained here.
+    """
+    kept = {"x": X, "y": Y, "batch_size": 16, "epochs": 3, "verbose": 0, "shuffle": False}
+    expected = layers()
+    expected.compile((reference or make)(expected), "sparse_categorical_crossentropy")
+    # As Keras does under a strategy: on one device a callback sees a function's optimizers from the first step on.
+    expected.optimizer.build(expected.trainable_variables)
+    history = expected.fit(**kept, callbacks=callbacks()).history
+    with mirrored.scope():
+        model = layers()
+        model.compile(make(model), "sparse_categorical_crossentropy")
+        change(model)
+    ours = pipeline.fit(model, **kept, callbacks=callbacks()).history
+    assert list(ours) == list(history)
+    for name, values in history.items():
+        np.testing.assert_allclose(ours[name], values, atol=1e-5, rtol=0, err_msg=name)
+    for weight, one in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, one, atol=1e-5, rtol=0)
+
+
+class Slowed(keras.optimizers.SGD):
+    """One that does not say all that it is made with, and is told more when it is there."""
+
+    def __init__(self, learning_rate: float, slowing: float = 1.0) -> None:
+        super().__init__(learning_rate, momentum=0.5)
+        self.slowing, self.signs = slowing, False
+
+    def update_step(self, gradient, variable, learning_rate):
+        gradient = keras.ops.sign(gradient) if self.signs else gradient
+        super().update_step(gradient, variable, learning_rate / self.slowing)
+
+
+def without_decay(rate: float, of_layer: bool) -> Callable[[keras.Model], keras.optimizers.Optimizer]:
+    def make(model: keras.Model) -> keras.optimizers.Optimizer:
+        made = keras.optimizers.AdamW(rate, weight_decay=0.5, epsilon=1e-3)
+        made.exclude_from_weight_decay(model.layers[0].trainable_variables if of_layer else None, ["bias"])
+        return made
+
+    return make
+
+
+def slowed(rate: float) -> Callable[[keras.Model], keras.optimizers.Optimizer]:
+    def make(model: keras.Model) -> keras.optimizers.Optimizer:
+        made = Slowed(rate, slowing=4.0)
+        made.signs = True
+        return made
+
+    return make
+
+
+def scaled(rate: float) -> Callable[[keras.Model], keras.optimizers.Optimizer]:
+    return lambda model: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(rate, momentum=0.9), initial_scale=8.0, dynamic_growth_steps=2
+    )
+
+
+def begun(rate: object) -> Callable[[keras.Model], keras.optimizers.Optimizer]:
+    def make(model: keras.Model) -> keras.optimizers.Optimizer:
+        made = keras.optimizers.Adam(rate)
+        made.build(model.trainable_variables)
+        for variable in made.variables:
+            if "velocity" in variable.path:
+                variable.assign(keras.ops.ones(variable.shape))
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (without_decay(0.5, of_layer=False), without_decay(0.01, of_layer=False)),
+        (without_decay(0.5, of_layer=True), without_decay(0.01, of_layer=True)),
+        (slowed(0.5), slowed(0.01)),
+        (scaled(0.5), scaled(0.01)),
+        (begun(0.5), begun(0.01)),
+        (begun(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.7)), begun(0.01)),
+        (begun(lambda: 0.5), begun(0.01)),
+    ],
+    ids=["names left out", "variables left out", "own", "scaling", "begun", "scheduled", "called"],
+)
+def test_a_learning_rate_that_is_asked_for_changes_nothing_else_of_an_optimizer(mirrored, make, reference):
+    def change(model: keras.Model) -> None:
+        before = model.optimizer
+        compile_chosen(model, None, 0.01, None, None)
+        assert model.optimizer is before
+
+    assert_trained_as_by_keras(mirrored, make, change=change, reference=reference)
+
+
+def test_an_optimizer_whose_schedule_gave_way_to_a_rate_is_saved_and_loaded_with_its_state(tmp_path):
+    model = layers()
+    model.compile(begun(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.7))(model), "mse")
+    compile_chosen(model, None, 0.01, None, None)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    for one, other in zip(loaded.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_that_was_not_to_scale_its_loss_does_not():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse", auto_scale_loss=False)
+        compile_chosen(model, None, 0.01, None, None)
+        assert isinstance(model.optimizer, keras.optimizers.SGD)
+        compile_chosen(model, "adam", 0.01, None, None)
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def two_rates(model: keras.Model) -> keras.optimizers.Optimizer:
+    body, head = keras.optimizers.SGD(0.01, name="slow"), keras.optimizers.SGD(0.2, momentum=0.9, name="fast")
+    return keras.optimizers.MultiOptimizer(lambda variable: body if "body" in variable.path else head)
+
+
+def one_each(model: keras.Model) -> keras.optimizers.Optimizer:
+    # One for each variable, made when the optimizer is built.
+    return keras.optimizers.MultiOptimizer(
+        lambda variable: keras.optimizers.Adam(0.05 if "bias" in variable.path else 0.01, name=variable.name)
+    )
+
+
+def by_names(model: keras.Model) -> keras.optimizers.Optimizer:
+    averaged = keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3, name="averaged")
+    several = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, name="several")
+    idle = keras.optimizers.Lion(0.1, name="idle")
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(idle, {".*body/.*": averaged, ".*head/.*": several})
+    )
+
+
+def reducing() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0)]
+
+
+def scheduling() -> list[keras.callbacks.Callback]:
+    return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)]
+
+
+@pytest.mark.parametrize("make", [two_rates, one_each, by_names])
+@pytest.mark.parametrize("callbacks", [reducing, scheduling])
+def test_several_optimizers_in_one_train_what_they_do_in_keras(mirrored, make, callbacks):
+    assert_trained_as_by_keras(mirrored, make, callbacks)
+
+
+def test_several_optimizers_are_scaled_together_and_have_no_one_learning_rate(mirrored):
+    assert_trained_as_by_keras(mirrored, lambda model: keras.optimizers.LossScaleOptimizer(two_rates(model)))
+    model = layers()
+    with pytest.raises(ModelError, match=r"received MultiOptimizer.*Try these rates as arguments of model.build"):
+        compile_chosen(model, two_rates(model), 0.1, None, None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
+        lambda: keras.optimizers.AdamW(
+            0.01, weight_decay=0.1, clipnorm=0.5, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.8,
+            ema_overwrite_frequency=2,
+        ),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True), initial_scale=8.0
+        ),
+    ],
+    ids=["momentum", "averages", "scaling"],
+)  # fmt: skip
+@pytest.mark.parametrize("devices", [("CPU:0",), ("CPU:0", "CPU:1")], ids=["one", "two"])
+def test_gradients_are_accumulated_over_steps_as_keras_does(make, devices):
+    assert_trained_as_by_keras(strategies.mirrored(devices), lambda model: make())
 
 
 @pytest.mark.slow

@@ -167,15 +167,15 @@ def test_a_learning_rate_from_the_config_replaces_a_schedule(pipeline):
     assert {event["learning_rate"] for event in ran.events("steps")} == {0.125}
 
 
-def test_accumulated_gradients_are_refused_on_several_replicas(pipeline):
+@pytest.mark.slow
+def test_an_optimizer_that_the_config_makes_is_made_under_the_strategy_it_trains_with(pipeline):
     ran = pipeline(
-        *QUICK,
-        *OWN,
-        "train.optimizer={_target_: keras.optimizers.SGD, gradient_accumulation_steps: 2}",
-        "workers=2",
-    )
-    assert ran.code == 1
-    assert "received gradient_accumulation_steps=2. Try train.replica_batch 2 times as large" in ran.err
+        "-m", *QUICK, *OWN, "strategy=mirrored,central_storage,multi_worker", "workers=1,2", "train.steps=4",
+        "train.optimizer={_target_: keras.optimizers.Adam, learning_rate: 0.01, gradient_accumulation_steps: 2}",
+        "train.global_batch=16", "data.shuffle=false", "train.learning_rate=0.02",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert [run["loss"] for run in ran.results] == pytest.approx([ran.results[0]["loss"]] * 6, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -78,10 +78,15 @@ def place(strategy: tf.distribute.Strategy) -> Place:
 class Passes(abc.ABC):
     """Global batches in passes: after the last of a pass, the next one begins with the first.
 
-    `steps` is the number of batches in a pass, or None where it is `endless` or only reading tells.
+    `steps` is the number of batches in a pass, or None where it is `endless` or only reading tells. As in Keras, an
+    epoch may be a part of a pass, and what the data do around epochs is asked of them at the same moments.
     """
 
     steps: int | None
+    # Batches of the pass that began last, which may be fewer.
+    length: int | None
+    # May processes, each of which has its own, find passes of several lengths?
+    varies: bool = False
     endless: bool = False
     examples: int | None = None
     always_fed: bool
@@ -115,9 +120,17 @@ class Passes(abc.ABC):
     def source(self, workers: int) -> Source:
         """What asynchronous `workers` take their batches from."""
 
-    @abc.abstractmethod
-    def end(self) -> None:
-        """Says that a pass is over."""
+    def reset(self) -> None:  # noqa: B027
+        """Says that epochs will follow: Keras counts the batches of a pass, and tells of an epoch that has ended."""
+
+    def epoch_begins(self) -> None:  # noqa: B027
+        """Says that an epoch begins."""
+
+    def epoch_ends(self) -> None:  # noqa: B027
+        """Says that an epoch has ended."""
+
+    def close(self) -> None:  # noqa: B027
+        """Ends what reads ahead."""
 
     @abc.abstractmethod
     def skip(self) -> None:
@@ -210,7 +223,8 @@ class _Arrays(Passes):
             )
         with tf.device("CPU:0"):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
-        self.steps, self.examples = adapter.num_batches, adapter._num_samples
+        self.steps = self.length = adapter.num_batches
+        self.examples = adapter._num_samples
         if not self.examples:
             raise FitError("Expected examples, received arrays of none. Try looking at the shapes of x and y.")
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
@@ -231,15 +245,15 @@ class _Arrays(Passes):
     def source(self, workers: int) -> Source:
         return source.source(Data(self._part, self._layout, self._shuffle, self._seed), [self._part], workers)
 
-    def end(self) -> None:
-        """Nothing: the stream goes on with the next pass."""
-
     def skip(self) -> None:
         """Nothing: each pass has its order by its number."""
 
 
 class _Adapter(Protocol):
-    """What is called of Keras's adapters around a pass."""
+    """What is asked of Keras's adapters around an epoch."""
+
+    @property
+    def num_batches(self) -> int | None: ...
 
     def on_epoch_begin(self) -> None: ...
 
@@ -255,15 +269,22 @@ class _Batches(Passes):
         shapes = [spec.shape for spec in _dense_specs(data)]
         fixed = [shape[0] for shape in shapes]
         self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
+        # The threads or processes of a `keras.utils.PyDataset`, which read ahead by themselves.
+        self._readers = getattr(adapter, "enqueuer", None)
+        self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(shapes, data.element_spec)
-        self._shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
+        shares = _options(data, _own(data, where, fixed) if _is_own(data, where) else _shared(data, where))
+        # A PyDataset, whose hooks may change what is read, is read ahead as far as Keras reads it.
+        self._shares = shares if self.varies else shares.prefetch(2)
 
     def few(self, first: int, count: int) -> Batch:
         return few.examples_of(self._data.unbatch(), first, count, None)
 
     def begin(self) -> Batches:
-        self._adapter.on_epoch_begin()
+        if self.steps is not None:
+            now = self._adapter.num_batches
+            self.length = self.steps if now is None else min(self.steps, now)
         return iter(self._shares)
 
     def source(self, workers: int) -> Source:
@@ -287,8 +308,19 @@ class _Batches(Passes):
 
         return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
 
-    def end(self) -> None:
+    def reset(self) -> None:
+        self.steps = self._adapter.num_batches
         self._adapter.on_epoch_end()
+
+    def epoch_begins(self) -> None:
+        self._adapter.on_epoch_begin()
+
+    def epoch_ends(self) -> None:
+        self._adapter.on_epoch_end()
+
+    def close(self) -> None:
+        if self._readers is not None:
+            self._readers.stop()
 
     def skip(self) -> None:
         iter(self._shares)
@@ -346,7 +378,7 @@ def _options(data: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
     if data.options().autotune.enabled is None:
         # Unless asked for: the tuner's thread holds up the end of an iterator, which is each epoch's, for seconds.
         options.autotune.enabled = False
-    return shares.with_options(options).prefetch(2)
+    return shares.with_options(options)
 
 
 def _mapped(data: tf.data.Dataset, function: Callable[[Batch], Step]) -> tf.data.Dataset:

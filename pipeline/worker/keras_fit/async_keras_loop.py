@@ -44,7 +44,9 @@ class AsyncKerasLoop(AsyncLoop, KerasLoop):
         """The results of the next call that a worker has made; see `AsyncSteps.call`."""
         made = self.async_steps.call(count, wanted)
         self._seen += made.steps
-        if self._seen == self._passes.steps:
+        if self._seen == self._passes.length:
             self._seen = 0
-            self._passes.end()
         return made
+
+    def _begin_pass(self) -> None:
+        """Nothing: workers read their shares round and round."""

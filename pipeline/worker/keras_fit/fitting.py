@@ -82,7 +82,7 @@ def fit(
     with again.adding(strategy):
         train = passes.passes(
             where, x, y, sample_weight, batch_size=batch_size, steps=steps_per_epoch, shuffle=shuffle,
-            seed=_agreed_seed(strategy, where), class_weight=class_weight,
+            seed=_agreed_seed(strategy, where, x), class_weight=class_weight,
         )  # fmt: skip
         held_out = _held_out(where, validation_data, validation_batch_size, batch_size, _capped(validation_steps))
         per_call = _steps_per_call(model, hooks, train)
@@ -320,11 +320,13 @@ def _held_out(
     return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
 
 
-def _agreed_seed(strategy: tf.distribute.Strategy, where: Place) -> int:
+def _agreed_seed(strategy: tf.distribute.Strategy, where: Place, x: FitData) -> int:
     """The first process's seed for the order of arrays: another after each call, the same after the same global seed.
 
-    It is drawn where `keras.utils.set_random_seed` sets it.
+    It is drawn where `keras.utils.set_random_seed` sets it, and where Keras draws the order of a PyDataset.
     """
+    if isinstance(x, keras.utils.PyDataset):
+        return 0
     mine = random.randrange(2**31)
     if where.processes == 1:
         return mine

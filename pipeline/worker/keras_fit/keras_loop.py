@@ -74,12 +74,14 @@ class KerasLoop(Loop):
         self._passes, self._validated = train, validation
         self._steps, self._validation_steps, self._due = steps, validation_steps, due
         self._training, self._seen, self._fed = None, 0, False
+        train.reset()
         try:
             with self.ready(train):
                 yield
         finally:
-            if self._training is not None:
-                self._end_pass()
+            self._training = None
+            for data in (train, *filter(None, [validation])):
+                data.close()
             # Not to hold the data for as long as the model lives.
             self.train_data = self._passes = self._validated = None  # type: ignore[assignment]
 
@@ -109,18 +111,20 @@ class KerasLoop(Loop):
         return self.hooks
 
     def steps_ahead(self) -> int:
-        """Steps in the epoch that begins now: fewer than asked for where a pass over the data ends before."""
-        if self._passes.steps is None:
+        """Begins an epoch and returns its steps: fewer than asked for where a pass over the data ends before."""
+        self._passes.epoch_begins()
+        if self._training is None or self._steps is None:
+            self._begin_pass()
+        if self._passes.length is None:
             return self.steps_per_epoch
-        left = self._passes.steps - self._seen
+        left = self._passes.length - self._seen
         if left < self.steps_per_epoch:
             _warn_of_end(self.steps_per_epoch, left, "steps_per_epoch")
         return min(self.steps_per_epoch, left)
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains up to `count` steps of the pass over the data; none where it turns out to have ended."""
-        if self._training is None:
-            self._training, self._seen = self._passes.begin(), 0
+        assert self._training is not None, "an epoch begins before its steps"
         passing = self._training
         try:
             if self._passes.one_by_one:
@@ -139,30 +143,34 @@ class KerasLoop(Loop):
                 ) from None
             if self._steps is not None:
                 _warn_of_end(self._steps, self._seen, "steps_per_epoch")
-            self._end_pass()
+            self._training = None
             nothing = np.zeros(0, np.float32)
             return Call(np.zeros((0, 1 + len(self.outputs)), np.float32), nothing, 0.0, nothing)
         self._training, self._fed = passing, True
         self._seen += made.steps
-        if self._seen == self._passes.steps:
-            self._end_pass()
+        if self._seen == self._passes.length:
+            self._training = None
             if self._steps is None:
                 self._passes.skip()
         return made
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
-        """Loss and metrics over the validation data, where this epoch is due for it."""
+        """Loss and metrics over the validation data, where this epoch, whose steps are made, is due for it."""
+        if not self.model.stop_training:
+            self._passes.epoch_ends()
         hooks, data = self.running, self._validated
         if data is None or not self._due(hooks.epoch):
             return {}
+        data.reset()
         wanted = self._validation_steps or data.steps or UNTIL_IT_ENDS
-        until = min(wanted, data.steps or wanted)
-        if until < wanted:
-            _warn_of_end(wanted, until, "validation_steps")
         most = 1 if data.one_by_one or self.step_by_step else steps_per_call
         hooks.call("on_test_begin")
         self.reset_metrics()
-        totals, iterator, done = self.totals(), data.begin(), 0
+        data.epoch_begins()
+        totals, iterator, done = self.totals(), self._begun(data), 0
+        until = wanted if data.length is None else min(wanted, data.length)
+        if until < wanted:
+            _warn_of_end(wanted, until, "validation_steps")
         logs: dict[str, float] = {}
         while done < until:
             count = min(most, until - done)
@@ -175,9 +183,9 @@ class KerasLoop(Loop):
             done += count
             logs = totals.means() | self.metrics() if hooks.every_test_batch or done == until else logs
             hooks.call("on_test_batch_end", done - 1, logs)
-        data.end()
-        if done == data.steps:
+        if done == data.length:
             data.skip()
+        data.epoch_ends()
         logs = totals.means() | self.metrics()
         hooks.call("on_test_end", logs)
         return logs
@@ -191,9 +199,20 @@ class KerasLoop(Loop):
         logs = pythonify_logs(self._metric_results())
         return {name: value for name, value in logs.items() if name not in ("loss", *self.outputs)}
 
-    def _end_pass(self) -> None:
-        self._training, self._seen = None, 0
-        self._passes.end()
+    def _begin_pass(self) -> None:
+        self._training, self._seen = self._begun(self._passes), 0
+
+    def _begun(self, data: Passes) -> Batches:
+        """Begins another pass. Raises `FitError`, on all processes, where it is no pass of one length for them."""
+        batches = data.begin()
+        if data.varies and not self.alone:
+            first = self.running.from_first(float(data.length or 0))
+            if any(self.added([float(first != (data.length or 0))])):
+                raise FitError(
+                    f"Expected a PyDataset of as many batches in every process, received {data.length or 'none'} here "
+                    f"and {first:g} in the first. Try a length that goes by the epoch alone."
+                )
+        return batches
 
 
 def _single(passing: Batches) -> Batches:

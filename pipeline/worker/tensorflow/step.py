@@ -65,7 +65,7 @@ def training_steps(
     known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
-    return many(strategy, followed(model, made), partial(updating, rates.updating(model.optimizer)))
+    return many(strategy, followed(model, made), partial(updating, model.optimizer))
 
 
 def training_step(
@@ -160,13 +160,13 @@ def followed(model: keras.Model, replica_step: ReplicaStep) -> ReplicaStep:
 
 
 @contextlib.contextmanager
-def updating(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
-    """Inside, steps that are traced have optimizers update weights as they are to among replicas."""
+def updating(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Inside, steps that are traced have an optimizer update weights as it is to among replicas."""
     with contextlib.ExitStack() as stack:
-        for optimizer in optimizers:
-            stack.enter_context(accumulated_among_replicas(optimizer))
-            stack.enter_context(overwritten_without_branch(optimizer))
-            stack.enter_context(traced_briefly(optimizer))
+        for one in rates.updating(optimizer):
+            stack.enter_context(accumulated_among_replicas(one))
+            stack.enter_context(overwritten_without_branch(one))
+            stack.enter_context(traced_briefly(one))
         yield
 
 

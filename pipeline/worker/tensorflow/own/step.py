@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
-from pipeline.worker import rates
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
@@ -174,7 +173,7 @@ def _traced(applied: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
     """Inside, steps are traced that apply these optimizers."""
     with contextlib.ExitStack() as stack:
         for optimizer in applied:
-            stack.enter_context(steps.updating(rates.updating(optimizer)))
+            stack.enter_context(steps.updating(optimizer))
         stack.enter_context(watched())
         yield
 
