@@ -195,7 +195,11 @@ def _check_training(config: Config) -> None:
             f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
         )
     class_weights(train.class_weight)
-    check_of(train)
+    if check_of(train) == "strict" and config.strategy.on_tpu:
+        raise PlanError(
+            f"Expected train.check=true under strategy={config.strategy.name}, whose steps are compiled for static "
+            f"shapes and compared with nothing, received strict. Try train.check=true, or strategy=mirrored."
+        )
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, LOSSES, "sparse_categorical_crossentropy")
     for metric in train.metrics or ():

@@ -603,6 +603,8 @@ def test_a_tpu_s_devices_belong_to_one_process_in_bfloat16_and_static_batches():
     assert plan.strategy.build["address"] == "local"
     assert plan.steps_per_epoch(1_000) == 1
     assert on_tpu(train__precision=Precision.float32).training.precision == "float32"
+    with pytest.raises(PlanError, match=r"received strict. Try train.check=true, or strategy=mirrored."):
+        on_tpu(train__check="strict")
     assert make(config("mirrored", "2cpu"), machine()).training.precision == "float32"
 
 

@@ -97,6 +97,7 @@ class Passes(abc.ABC):
     spec: Nested[keras.KerasTensor]
     # Where they are arrays: of all examples.
     labels: Batch | None = None
+    _adapter: "_Adapter"
 
     @property
     def one_by_one(self) -> bool:
@@ -120,17 +121,23 @@ class Passes(abc.ABC):
     def source(self, workers: int) -> Source:
         """What asynchronous `workers` take their batches from."""
 
-    def reset(self) -> None:  # noqa: B027
+    def reset(self) -> None:
         """Says that epochs will follow: Keras counts the batches of a pass, and tells of an epoch that has ended."""
+        self.steps = self._adapter.num_batches
+        self._adapter.on_epoch_end()
 
-    def epoch_begins(self) -> None:  # noqa: B027
+    def epoch_begins(self) -> None:
         """Says that an epoch begins."""
+        self._adapter.on_epoch_begin()
 
-    def epoch_ends(self) -> None:  # noqa: B027
+    def epoch_ends(self) -> None:
         """Says that an epoch has ended."""
+        self._adapter.on_epoch_end()
 
-    def close(self) -> None:  # noqa: B027
-        """Ends what reads ahead."""
+    def close(self) -> None:
+        """Ends the threads or processes of a PyDataset that read ahead."""
+        if (readers := getattr(self._adapter, "enqueuer", None)) is not None:
+            readers.stop()
 
     @abc.abstractmethod
     def skip(self) -> None:
@@ -193,17 +200,6 @@ def passes(
     return _Batches(adapter, data, known, endless, where)
 
 
-def first_steps(part: tuple[FitData, ...], batch_size: int | None, steps: int | None) -> tuple[FitData, ...]:
-    """The arrays of (x, y, sample_weight) cut to what so many steps see; anything else as it is."""
-    arrays = [array for array in part if array is not None]
-    if steps is None or batch_size is None or not all(map(_is_array, keras.tree.flatten(arrays))):
-        return part
-    most = batch_size * steps
-    return tuple(
-        array if array is None else keras.tree.map_structure(lambda leaf: leaf[:most], array) for array in part
-    )
-
-
 class _Arrays(Passes):
     """Arrays, of which each step gathers its examples by their numbers."""
 
@@ -223,7 +219,7 @@ class _Arrays(Passes):
             )
         with tf.device("CPU:0"):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
-        self.steps = self.length = adapter.num_batches
+        self._adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
         self.examples = adapter._num_samples
         if not self.examples:
             raise FitError("Expected examples, received arrays of none. Try looking at the shapes of x and y.")
@@ -269,8 +265,6 @@ class _Batches(Passes):
         shapes = [spec.shape for spec in _dense_specs(data)]
         fixed = [shape[0] for shape in shapes]
         self._adapter, self._data, self.steps, self.endless = adapter, data, steps, endless
-        # The threads or processes of a `keras.utils.PyDataset`, which read ahead by themselves.
-        self._readers = getattr(adapter, "enqueuer", None)
         self.length, self.varies = steps, hasattr(adapter, "py_dataset")
         self.always_fed = where.replicas == 1 or all(size is not None and size >= where.replicas for size in fixed)
         self.spec = _symbols(shapes, data.element_spec)
@@ -307,20 +301,6 @@ class _Batches(Passes):
             )
 
         return Source(made, _of_any_size, lambda source, rows, start, stop: next(source))
-
-    def reset(self) -> None:
-        self.steps = self._adapter.num_batches
-        self._adapter.on_epoch_end()
-
-    def epoch_begins(self) -> None:
-        self._adapter.on_epoch_begin()
-
-    def epoch_ends(self) -> None:
-        self._adapter.on_epoch_end()
-
-    def close(self) -> None:
-        if self._readers is not None:
-            self._readers.stop()
 
     def skip(self) -> None:
         iter(self._shares)
@@ -409,10 +389,6 @@ def _symbols(shapes: Sequence[Sequence[int | None]], like: Spec) -> Nested[keras
         for shape, leaf in zip(shapes, tf.nest.flatten(like), strict=True)
     ]
     return tf.nest.pack_sequence_as(like, leaves)
-
-
-def _is_array(leaf: object) -> bool:
-    return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
 
 
 def _is_dense(leaf: object) -> bool:

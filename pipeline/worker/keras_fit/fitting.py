@@ -316,8 +316,23 @@ def _held_out(
     x, y, sample_weight = refused.arrays(x, y, sample_weight, "validation")
     if not isinstance(x, tf.data.Dataset):
         batch_size = batch_size or train_batch_size
-        x, y, sample_weight = passes.first_steps((x, y, sample_weight), batch_size, steps)
+        x, y, sample_weight = _first_steps((x, y, sample_weight), batch_size, steps)
     return passes.passes(where, x, y, sample_weight, batch_size=batch_size, steps=steps)
+
+
+def _first_steps(part: tuple[FitData, ...], batch_size: int | None, steps: int | None) -> tuple[FitData, ...]:
+    """Returns the arrays of (x, y, sample_weight) cut to what so many steps see; anything else as it is."""
+    arrays = [array for array in part if array is not None]
+    if steps is None or batch_size is None or not all(map(_is_array, keras.tree.flatten(arrays))):
+        return part
+    most = batch_size * steps
+    return tuple(
+        array if array is None else keras.tree.map_structure(lambda leaf: leaf[:most], array) for array in part
+    )
+
+
+def _is_array(leaf: object) -> bool:
+    return leaf is None or (array_slicing.can_slice_array(leaf) and hasattr(leaf, "shape"))
 
 
 def _agreed_seed(strategy: tf.distribute.Strategy, where: Place, x: FitData) -> int:

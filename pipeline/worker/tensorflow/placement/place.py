@@ -92,10 +92,7 @@ def place(
 
 def _all_variables(model: keras.Model) -> list[keras.Variable]:
     of_optimizers = [
-        variable
-        for optimizer in optimizers(model)
-        for one in within(optimizer)
-        for variable in one.variables
+        variable for optimizer in optimizers(model) for one in within(optimizer) for variable in one.variables
     ]
     every = {id(variable): variable for variable in (*model.variables, *of_optimizers, *model.metrics_variables)}
     return list(every.values())

@@ -1,0 +1,223 @@
+"""Every strategy with every choice of `train`, `data` and `checkpoint`, two at a time: a covering array of runs.
+
+`python tests/pairs.py [FIRST [LAST]]` makes all of its runs, or those from one number to another, and says which fail.
+The choices of a key that is true or false, or one of some names, are read from the schema; those of others stand here.
+"""
+
+import copy
+import enum
+import os
+import subprocess
+import sys
+import tempfile
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pipeline.config import config as configs
+from pipeline.config.composing import Composer
+from pipeline.config.schema import Config
+from pipeline.plan import planning
+from pipeline.run.laying_out import lay_out
+from pipeline.run.points import devices
+from pipeline.run.session import Session
+
+OWN = Path(__file__).resolve().parent / "own"
+STRATEGIES = sorted(path.stem for path in (OWN.parents[1] / "conf" / "strategy").glob("*.yaml"))
+# Of these a strategy's devices are made, where it takes others than the rest.
+HARDWARE = {"model_parallel": ("hardware=4cpu", "strategy.devices_per_replica=2"),
+            "tpu": ("hardware=tpu_v5e_8", "hardware.rehearse=true", "hardware.devices_per_host=2")}  # fmt: skip
+SMALL = (
+    f"--config-dir={OWN}/conf", "model=crossed", "data=crossed", "tracking=none", "measure.steps=0",
+    "measure.baseline=none", "train.replica_batch=8", "train.steps=7",
+)  # fmt: skip
+# Choices of keys of which the schema tells the type alone. How long and on what a run trains is the same for all.
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "train.optimizer": (None, "adam", {"_target_": "keras.optimizers.SGD", "momentum": 0.9}),
+    "train.learning_rate": (None, 0.01),
+    "train.loss": (None, "sparse_categorical_crossentropy"),
+    "train.metrics": (None, ["accuracy"]),
+    "train.class_weight": (None, {0: 2.0}),
+    "train.callbacks": ([], [{"_target_": "keras.callbacks.EarlyStopping", "monitor": "loss", "patience": 9}]),
+    "train.seed": (0, 1),
+    "train.steps_per_call": (None, 2),
+    "train.gradient_bits": (32, 16),
+    "train.batch_statistics": ("global", "host", "replica"),
+    "train.check": ("true", "strict", "off"),
+    "train.compare_weights_every": (None, 2),
+    "train.divergence_factor": (1e4, 1e6),
+    "data.shuffle_window": (10_000, 8),
+    "data.parallel_reads": (4, 1),
+    "data.prefetch": (2, 0),
+    "data.service": (None, "1"),
+    "checkpoint.every_steps": (None, 3),
+    "checkpoint.every_minutes": (10.0, None),
+    "checkpoint.every_epochs": (None, 1),
+    "checkpoint.keep": (2, 1),
+    # Without one, checkpoint.best_is is refused.
+    "checkpoint.keep_best": ("val_loss", None),
+}
+ALIKE = {
+    "train.epochs", "train.steps", "train.replica_batch", "train.global_batch", "train.sample_tokens",
+    "train.sample_temperature", "data.name", "data.num_classes", "data.input_shape", "data.train_examples",
+    "data.validation_examples", "data.path", "data.build", "checkpoint.folder",
+}  # fmt: skip
+Row: TypeAlias = dict[str, Any]
+Pair: TypeAlias = tuple[tuple[str, int], tuple[str, int]]
+
+
+def factors() -> dict[str, tuple[Any, ...]]:
+    """Returns what is crossed: the choices of each key, the default first."""
+    found: dict[str, tuple[Any, ...]] = {
+        "strategy": tuple((name, backend) for backend in ("tensorflow", "jax") for name in STRATEGIES),
+        "workers": (2, 1),
+        "data": ("arrays", "elements"),
+    }
+    for group in ("train", "data", "checkpoint"):
+        kind = typing.get_type_hints(Config)[group]
+        for name, of in typing.get_type_hints(kind).items():
+            default, key = getattr(kind(), name), f"{group}.{name}"
+            kinds = typing.get_args(of) if isinstance(of, types.UnionType) else (of,)
+            listed = [member for one in kinds if isinstance(one, enum.EnumType) for member in one]
+            listed += [False, True] if bool in kinds else []
+            if key not in ALIKE:
+                found[key] = OTHERS.get(key) or (default, *(value for value in listed if value != default))
+    return found
+
+
+def rows(crossed: Mapping[str, Sequence[Any]], refusal: Callable[[Row], str | None]) -> tuple[list[Row], list[Row]]:
+    """Returns (rows in which every pair of choices comes that is not refused, a row for each pair that is).
+
+    Greedy: a row begins with a pair that is still to come, and takes of each key what most such pairs come with.
+    """
+    default = dict.fromkeys(crossed, 0)
+    left = {
+        pair: None
+        for one, other in combinations(crossed, 2)
+        for pair in (((one, a), (other, b)) for a in range(len(crossed[one])) for b in range(len(crossed[other])))
+    }
+    made, refused = list[Row](), list[Row]()
+
+    def row_of(chosen: Mapping[str, int]) -> Row:
+        return {key: crossed[key][place] for key, place in chosen.items()}
+
+    def brings(key: str, place: int, chosen: Mapping[str, int]) -> int:
+        return sum(tuple(sorted([(key, place), one], key=order)) in left for one in chosen.items() if one[0] != key)
+
+    order = lambda one: list(crossed).index(one[0])  # noqa: E731
+    while left:
+        pair = next(iter(left))
+        chosen, taken = default | dict(pair), dict(pair)
+        if refusal(row_of(chosen)) is not None:
+            refused.append(row_of(chosen))
+            del left[pair]
+            continue
+        for key in crossed:
+            if key in dict(pair):
+                continue
+            places = sorted(range(len(crossed[key])), key=lambda place: -brings(key, place, taken))
+            for place in places:
+                if place == chosen[key] or refusal(row_of(chosen | {key: place})) is None:
+                    chosen[key] = taken[key] = place
+                    break
+        for one in combinations(sorted(chosen.items(), key=order), 2):
+            left.pop(one, None)
+        made.append(row_of(chosen))
+    return made, refused
+
+
+@cache
+def composed(strategy: str, backend: str, workers: int) -> Config:
+    """Returns the config of a strategy, with defaults for all else."""
+    configs.register(partial(devices, os.environ))
+    composer = Composer("config", Config, f"{OWN}/conf", None)
+    made, _ = composer.composed(typed_of({"strategy": (strategy, backend), "workers": workers})[1:])
+    return configs.typed(made, ())
+
+
+@cache
+def session() -> Session:
+    """Returns what all plans share."""
+    return Session((str(OWN), *sys.path), dict(os.environ), None, None)  # type: ignore[arg-type]
+
+
+def refusal(row: Row) -> str | None:
+    """Returns why a row is refused before anything starts; None where it is not."""
+    # What is refused of what a function returns, and of what a step comes to, is refused once that is known.
+    if row["data"] == "elements" and row["strategy"][1] == "jax":
+        return "Expected arrays, received a data set. Try numpy.array."
+    if row["train.check"] == "strict" and row["train.batch_statistics"] == "replica":
+        return "Expected replicas that train what one device trains, received others. Try train.check=true."
+    config = copy.deepcopy(composed(*row["strategy"], row["workers"]))
+    for key, value in row.items():
+        group, _, name = key.partition(".")
+        if name:
+            setattr(getattr(config, group), name, value)
+    config.data.build = {"_target_": f"crossed.{row['data']}"}
+    try:
+        lay_out(planning.on_one_device(config), session(), begin=False)
+    except Exception as error:  # whatever it is: what is no refusal is seen when the row is run
+        return str(error)
+    return None
+
+
+def typed_of(row: Row) -> list[str]:
+    """Returns a row as a person types it."""
+    (strategy, backend), rest = row["strategy"], {key: value for key, value in row.items() if "." in key}
+    hardware = HARDWARE.get(strategy, ("hardware=2cpu",))
+    source = [f"data.build._target_=crossed.{row['data']}"] if "data" in row else []
+    return [
+        *SMALL, f"strategy={strategy}", f"backend={backend}", f"workers={row['workers']}", *hardware, *source,
+        *(f"{key}={written(value)}" for key, value in rest.items()),
+    ]  # fmt: skip
+
+
+def written(value: Any) -> str:
+    """Returns a value in Hydra's words."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {written(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(written, value)) + "]"
+    return (
+        "null"
+        if value is None
+        else value.name
+        if isinstance(value, enum.Enum)
+        else str(value).lower() * (isinstance(value, bool)) or str(value)
+    )
+
+
+def wrong(code: int, said: str) -> str | None:
+    """Returns what is wrong with how a run ended: it has to finish, or to be refused in words."""
+    if "Traceback (most recent call last)" in said:
+        return "a traceback"
+    refused = code == 2 and all(word in said for word in ("Expected ", "received ", "Try "))
+    return None if code == 0 or refused else f"exit code {code}"
+
+
+def _run(row: Row) -> tuple[str | None, str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(OWN.parents[1]), str(OWN)])}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pipeline", *typed_of(row)]
+        ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        logs = "".join(path.read_text(errors="replace")[-3000:] for path in Path(folder).rglob("point-*.log"))
+        return wrong(ran.returncode, ran.stdout + ran.stderr), ran.stderr[-1500:] + logs
+
+
+def _main(first: int = 0, last: int | None = None) -> None:
+    made, refused = rows(factors(), refusal)
+    print(f"{len(made)} rows, {len(refused)} pairs refused", flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        for number, (found, said) in enumerate(pool.map(_run, made[first:last]), first):
+            print(f"{number}: {found or 'right'}", flush=True)
+            if found:
+                print(" ".join(typed_of(made[number])), said, sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    _main(*map(int, sys.argv[1:]))
