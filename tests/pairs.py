@@ -151,7 +151,7 @@ def refusal(row: Row) -> str | None:
     # What is refused of what a function returns, and of what a step comes to, is refused once that is known.
     if row["data"] == "elements" and row["strategy"][1] == "jax":
         return "Expected arrays, received a data set. Try numpy.array."
-    if row["train.check"] == "strict" and row["train.batch_statistics"] == "replica":
+    if row["train.check"] == "strict" and row["train.batch_statistics"] != "global":
         return "Expected replicas that train what one device trains, received others. Try train.check=true."
     config = copy.deepcopy(composed(*row["strategy"], row["workers"]))
     for key, value in row.items():

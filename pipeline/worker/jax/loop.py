@@ -58,7 +58,7 @@ class JaxLoop:
 
         `alike`: is the same program to make every step?
         """
-        self.model, self.chief, self.alone = model, chief, alone
+        self.model, self.chief, self.alone, self._optimizers = model, chief, alone, updating(model.optimizer)
         self.train_data, self.validation_data = train, validation
         self.mesh, self._shardings, self.cut, self._alike = mesh, shardings, cut or {}, alike
         self._variables = (
@@ -155,7 +155,7 @@ class JaxLoop:
 
     def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
         """Returns those that update the weights."""
-        return updating(self.model.optimizer)
+        return self._optimizers
 
     def state(self) -> dict[str, np.ndarray]:
         """The arrays of the model and its optimizer, without its metrics, whole wherever their parts are."""

@@ -94,6 +94,7 @@ class Loop:
             layout.global_batch,
         )
         self._train = self._compile()
+        self._optimizers = tuple(one for outer in own_step.optimizers(model) for one in rates.updating(outer))
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
@@ -239,7 +240,7 @@ class Loop:
 
     def optimizers(self) -> tuple[keras.optimizers.Optimizer, ...]:
         """Returns those that update the weights."""
-        return tuple(one for optimizer in own_step.optimizers(self.model) for one in rates.updating(optimizer))
+        return self._optimizers
 
     def state(self) -> dict[str, np.ndarray]:
         """The arrays of the model and its optimizer, without its metrics, by name."""
