@@ -10,7 +10,7 @@ import pytest
 from conftest import finish, left_behind, start
 
 # Rows that are run, and a refused pair of so many.
-FIRST, EACH = 10, 25
+FIRST, EACH = 10, 50
 
 
 @pytest.fixture(scope="module")
