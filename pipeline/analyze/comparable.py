@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import parts
 from pipeline.config.parts import Part, fields_of
-from pipeline.plan.backends import TENSORFLOW
-from pipeline.plan.plan import DATA_SERVER, Plan
+from pipeline.plan.plan import DATA_SERVER, TENSORFLOW, Plan
 from pipeline.plan.size import of_shape
 from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Layout, Result
 

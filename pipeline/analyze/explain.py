@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.plan.collectives import HOROVOD
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.record.profile import Explanation, Part
 
 PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
@@ -208,7 +208,7 @@ def _advice(bound: str | None, gain: _Gain, lost: float, straggler: str | None, 
     if bound is None:
         return f"No part of the {max(0.0, lost):.0%} that is lost stands out: there is little to gain on this machine."
     cache = "" if plan.data.cache == "memory" else "data.cache=memory or "
-    may_be_fewer = plan.training.gradient_bits == 32 and plan.strategy.collective != HOROVOD
+    may_be_fewer = plan.training.gradient_bits == 32 and plan.collective not in (HOROVOD, SHARED_MEMORY)
     fewer_bits = "train.gradient_bits=16, " if may_be_fewer else ""
     larger = "a larger train.replica_batch" if plan.training.scaling == "weak" else "a larger train.global_batch"
     what, instead = {

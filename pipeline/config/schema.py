@@ -144,7 +144,7 @@ class StrategyConfig:
     min_shard_bytes: int | None = None
     on_tpu: bool = False
     exchange: Exchange | None = None
-    collective: str = "tensorflow"
+    collective: str = "auto"
     build: Object = field(default_factory=dict)
 
 

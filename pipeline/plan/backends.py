@@ -6,8 +6,9 @@ from importlib.util import find_spec
 
 from pipeline.config.schema import Cache, Config
 from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import AUTO, TENSORFLOW
 
-JAX, TENSORFLOW = "jax", "tensorflow"
+JAX = "jax"
 MODEL_PARALLEL = "pipeline.strategies.model_parallel"
 # What makes the strategies that JAX's engine has a mesh for.
 ON_JAX = (
@@ -131,7 +132,7 @@ def _check_data(config: Config) -> None:
 def _check_settings(config: Config) -> None:
     train = config.train
     for key, received, usual, why in (
-        ("strategy.collective", config.strategy.collective, TENSORFLOW, "where XLA adds up what replicas computed"),
+        ("strategy.collective", config.strategy.collective, AUTO, "where XLA adds up what replicas computed"),
         ("train.gradient_bits", train.gradient_bits, 32, "where XLA exchanges gradients as they are"),
         ("train.batch_statistics", train.batch_statistics, "global", "whose statistics are those of the global batch"),
         ("train.compare_weights_every", train.compare_weights_every, None, "whose processes step as one program"),

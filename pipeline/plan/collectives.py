@@ -1,19 +1,27 @@
 """Refuses what a collective cannot add, before anything is started."""
 
-from pipeline.config.schema import Config, StrategyConfig
+from pipeline.config.schema import Config
 from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan
 
 HOROVOD = "horovod"
-# Steps between two comparisons of weights that another collective than TensorFlow's adds up for.
+# Ours, which all replicas are known to have the same sums by.
+OURS = (AUTO, TENSORFLOW, SHARED_MEMORY)
+# What is asked for of another collective: where it adds, in words.
+OVER_PROCESSES = {
+    HOROVOD: "adds up over processes with a device each",
+    SHARED_MEMORY: "adds up over the processes of a host",
+}
+# Steps between two comparisons of weights that another collective than ours adds up for.
 COMPARED_EVERY = 100
 
 
 def check_collective(config: Config) -> None:
     """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `PlanError`."""
     strategy, asked = config.strategy, config.strategy.collective
-    if strategy.asynchronous and asked != StrategyConfig.collective:
+    if strategy.asynchronous and asked not in (AUTO, TENSORFLOW):
         raise PlanError(
-            f"Expected strategy.collective={StrategyConfig.collective}, since the workers of {strategy.name} step by "
+            f"Expected strategy.collective={AUTO}, since the workers of {strategy.name} step by "
             f"themselves and add nothing up, received {asked}. Try strategy=multi_worker."
         )
     if strategy.asynchronous and config.train.compare_weights_every is not None:
@@ -21,44 +29,58 @@ def check_collective(config: Config) -> None:
             f"Expected train.compare_weights_every=null, since the workers of {strategy.name} have no weights of their "
             f"own, received {config.train.compare_weights_every}. Try train.compare_weights_every=null."
         )
-    if asked != HOROVOD:
-        return
-    if not strategy.spans_processes:
+    if asked in OVER_PROCESSES and not strategy.spans_processes:
         raise PlanError(
-            f"Expected a strategy of several processes for strategy.collective=horovod, which adds up over processes "
-            f"with a device each, received strategy={strategy.name}. "
-            f"Try strategy=multi_worker, or strategy.collective=tensorflow."
+            f"Expected a strategy of several processes for strategy.collective={asked}, which {OVER_PROCESSES[asked]}, "
+            f"received strategy={strategy.name}. Try strategy=multi_worker, or strategy.collective=auto."
         )
-    if config.train.gradient_bits == 16:
+    if asked == HOROVOD and config.train.gradient_bits == 16:
         raise PlanError(
             "Expected train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16, received 16. "
-            "Try train.gradient_bits=32, or strategy.collective=tensorflow."
+            "Try train.gradient_bits=32, or strategy.collective=auto."
         )
 
 
-def check_laid_out(config: Config, kind: str, per_process: int) -> None:
+def check_laid_out(config: Config, kind: str, per_process: int, hosts: int) -> None:
     """Refuses devices that a collective does not add over: so many of a kind in each process. Raises `PlanError`."""
-    if config.strategy.collective != HOROVOD:
-        return
-    if per_process > 1:
+    asked = config.strategy.collective
+    if asked == HOROVOD and per_process > 1:
         raise PlanError(
             f"Expected one device in each process under strategy.collective=horovod, received {per_process}. "
-            f"Try strategy.devices_per_process=1, or strategy.collective=tensorflow."
+            f"Try strategy.devices_per_process=1, or strategy.collective=auto."
         )
-    if kind == "gpu":
+    if asked == SHARED_MEMORY and hosts > 1:
         raise PlanError(
-            "Expected CPUs under strategy.collective=horovod, which `make horovod` builds for them alone, received "
-            "GPUs. Try hardware.kind=cpu, or strategy.collective=tensorflow, which adds up by NCCL."
+            f"Expected one host under strategy.collective=shared_memory, received {hosts}. "
+            f"Try strategy.collective=auto."
+        )
+    if asked in OVER_PROCESSES and kind == "gpu":
+        why = "`make horovod` builds for them alone" if asked == HOROVOD else "have their gradients in a host's memory"
+        raise PlanError(
+            f"Expected CPUs under strategy.collective={asked}, which {why}, received GPUs. "
+            f"Try hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL."
         )
 
 
 def compared_every(config: Config, workers: int) -> int | None:
     """After how many steps the weights of so many replicas are compared; None where they never are.
 
+    >>> from pipeline.config.schema import StrategyConfig
     >>> compared_every(Config(strategy=StrategyConfig("multi_worker", collective="horovod")), workers=2)
     100
     """
     if workers == 1:
         return None
-    own = config.strategy.collective == StrategyConfig.collective
-    return config.train.compare_weights_every or (None if own else COMPARED_EVERY)
+    ours = config.strategy.collective in OURS
+    return config.train.compare_weights_every or (None if ours else COMPARED_EVERY)
+
+
+def notes_on_sums(plan: Plan) -> list[str]:
+    """What adds up over processes of a host that compute on CPUs, and why, where that was left to the plan."""
+    count, hosts = len(plan.leaders), plan.hardware.hosts
+    if plan.strategy.collective != AUTO or plan.hardware.kind != "cpu" or count <= hosts or plan.backend != TENSORFLOW:
+        return []
+    if plan.collective == SHARED_MEMORY:
+        return [f"{count} processes of one host add gradients through shared memory (strategy.collective=auto)."]
+    why = f"are on {hosts} hosts" if hosts > 1 else "are to communicate by its rings"
+    return [f"{count} processes add gradients by TensorFlow, since they {why} (strategy.collective=auto)."]

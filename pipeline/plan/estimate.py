@@ -12,7 +12,7 @@ from pipeline.config.schema import Exchange
 from pipeline.plan.backends import JAX
 from pipeline.plan.balance import laid_out
 from pipeline.plan.host import Host, Memory, beside_gradients, of_host
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import SHARED_MEMORY, Plan
 from pipeline.plan.size import Layer, Size, Variable, places_layers
 
 # Beside the rows of a table that a gradient is of travel their numbers, int32.
@@ -244,6 +244,13 @@ def _all_reduced(plan: Plan, sums: _Sums) -> Exchanged:
         return Exchanged(
             "gradients added on one device, sums copied back", (count - 1) * (there + back), 0, 0, traffic, sums.small
         )
+    if plan.collective == SHARED_MEMORY:
+        # Each process adds its devices, then reads as much of the others' as it would receive in a ring of them.
+        processes = len(plan.leaders)
+        here = count // processes
+        each = 2 * (here - 1) * sums.dense + 2 * (processes - 1) * sums.dense // processes + (count - here) * sums.rows
+        how = f"gradients added through memory that {processes} processes share"
+        return Exchanged(how, processes * each, 0, 0, (Traffic("each process", each, each),), sums.small)
     # Ring all-reduce moves 2 (n - 1) / n of the bytes over each link (Patarasuk & Yuan, 2009); rows are gathered.
     sent = 2 * (count - 1) * sums.dense // count + (count - 1) * sums.rows
     between = hosts * sent if hosts > 1 else 0

@@ -5,8 +5,8 @@ Arithmetic, and a few constants that were measured; `benchmarks/memory.py` holds
 
 from dataclasses import dataclass
 
-from pipeline.plan.backends import JAX, TENSORFLOW
-from pipeline.plan.plan import DATA_SERVER, Plan, Process
+from pipeline.plan.backends import JAX
+from pipeline.plan.plan import DATA_SERVER, TENSORFLOW, Plan, Process
 from pipeline.plan.size import Size
 
 MIB = 2**20

@@ -24,6 +24,8 @@ VERSION = 2
 STEPS_THEN = 63
 
 
+# What adds up: of its own accord one of the two others, see `Plan.collective`.
+AUTO, TENSORFLOW, SHARED_MEMORY = "auto", "tensorflow", "shared_memory"
 DATA_SERVER = "data server"
 # The role of a process that trains nothing, and builds a model for its size alone.
 BUILDER = "builder"
@@ -83,8 +85,8 @@ class StrategyPart:
     static_batches: bool = part_of(IDENTITY, TRAINING, BASELINE, STEP_TIME, key="strategy")
     # Over how many devices each copy of the model is cut.
     devices_per_replica: int = part_of(IDENTITY, STEP_TIME, default=1)
-    # How replicas add up what they computed.
-    collective: str = part_of(IDENTITY, STEP_TIME, PARAMETER, default="tensorflow")
+    # What was asked to add up what replicas computed; see `Plan.collective`.
+    collective: str = part_of(IDENTITY, STEP_TIME, default="tensorflow")
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,22 @@ class Plan:
         return self.training.check != "off" and self.workers > 1 and not self.strategy.asynchronous
 
     @property
+    def collective(self) -> str:
+        """What adds up what replicas computed; by itself shared memory where processes of one host compute on CPUs."""
+        asked, strategy = self.strategy.collective, self.strategy
+        if asked != AUTO:
+            return asked
+        shares = (
+            self.hardware.kind == "cpu"
+            and self.hardware.hosts == 1
+            and len(self.leaders) > 1
+            and self.backend == TENSORFLOW
+            # Who names the way that TensorFlow's take, asks for these.
+            and strategy.build.get("communication", "auto") == "auto"
+        )
+        return SHARED_MEMORY if shares else TENSORFLOW
+
+    @property
     def leaders(self) -> tuple[int, ...]:
         """Ranks of the processes that are told what to do: those that train, or the coordinator, who has them train."""
         return (
@@ -335,7 +353,9 @@ def identity(plan: Mapping[str, Json]) -> dict[str, object]:
     """What a run was asked to do, from `Plan.to_json`'s values: two with the same are the same run, and one can go on
     where the other was ended. Where it ran, and how it was watched and saved, is not of it.
     """
-    return facts(Plan, IDENTITY, plan)
+    known = facts(Plan, IDENTITY, plan)
+    # Before there was a choice, what nobody had asked for was written as TensorFlow's own.
+    return known | {"collective": TENSORFLOW} if known["collective"] == AUTO else known
 
 
 def changed(then: Mapping[str, Json], now: Mapping[str, Json]) -> list[str]:

@@ -11,7 +11,7 @@ from pipeline.config.schema import Baseline, CheckpointConfig, Config, StrategyC
 from pipeline.plan.backends import JAX, check_backend
 from pipeline.plan.batches import check_micro_batches, shared, split_batch
 from pipeline.plan.checks import check_of, check_ports, check_ranges, class_weights, stays_here
-from pipeline.plan.collectives import HOROVOD, compared_every
+from pipeline.plan.collectives import HOROVOD, compared_every, notes_on_sums
 from pipeline.plan.devices import baseline_source, devices_of, is_explained, notes_on_tpu, precision_of, with_address
 from pipeline.plan.layout import Layout, hosts_needed, hosts_of, lay_out, processes_of, service_of
 from pipeline.plan.machine import Machine, differences
@@ -61,7 +61,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     hosts = max(process.host for process in processes) + 1
     notes += notes_on_tpu(config, kind, layout.workers, global_batch)
     notes += _notes(config, machine, layout, oversubscribed, stands_for_hosts)
-    return Plan(
+    made = Plan(
         strategy=StrategyPart(
             name=config.strategy.name,
             build=with_address(config, machine) if kind == "tpu" else config.strategy.build,
@@ -98,6 +98,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
         backend=config.backend,
         notes=tuple(notes),
     )
+    return replace(made, notes=(*made.notes, *notes_on_sums(made)))
 
 
 def _data(config: Config, files: Sequence[int], training: int) -> DataPart:

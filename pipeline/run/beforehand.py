@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.config.schema import Config
 from pipeline.plan.backends import other
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import AUTO, Plan
 from pipeline.record import results
 from pipeline.record.results import Choices, Ending, Layout, Result
 
@@ -18,7 +18,7 @@ def chosen(config: Config) -> Choices:
         config.model.name,
         config.data.name,
         other(config.backend),
-        other(config.strategy.collective),
+        None if config.strategy.collective == AUTO else other(config.strategy.collective),
     )
 
 
@@ -30,7 +30,7 @@ def choices_of(planned: Plan) -> Choices:
         planned.model.name,
         planned.data.name,
         other(planned.backend),
-        other(planned.strategy.collective),
+        other(planned.collective),
     )
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from pipeline.config.schema import Config, Exchange, StrategyConfig
-from pipeline.plan.backends import MODEL_PARALLEL, TENSORFLOW
+from pipeline.plan.backends import MODEL_PARALLEL
 from pipeline.plan.errors import PlanError
 from pipeline.plan.estimate import Estimate, estimate
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import TENSORFLOW, Plan
 from pipeline.plan.size import Size
 
 # Devices that a copy of the model is tried over.

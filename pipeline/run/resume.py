@@ -65,6 +65,7 @@ class Earlier:
             if isinstance(event, Checked):
                 made.note(event)
         same = plan.identity(self.plan) == plan.identity(json.loads(planned.to_json()))
+        same = same and plan.from_values(self.plan).collective == planned.collective
         if not same or self.plan.get("machine") != planned.hardware.machine:
             # What another machine has timed says nothing of this one.
             return made

@@ -38,7 +38,7 @@ USER, SOURCE, SOURCE_KIND, COMMIT = (
 
 def parameters(planned: Plan, config: Config) -> dict[str, object]:
     """The choices and the resolved numbers, flat and short, as MLflow's parameters."""
-    flat = parts.flat(planned, Part.PARAMETER) | {"processes": len(planned.processes)}
+    flat = parts.flat(planned, Part.PARAMETER) | {"processes": len(planned.processes), "collective": planned.collective}
     optimizer = config.train.optimizer
     flat["optimizer"] = optimizer.get(targets.KEY, "") if isinstance(optimizer, dict) else optimizer
     for group, build in (("model", planned.model.build), ("data", planned.data.build)):

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from pipeline.config.offers import OfferError, check, find
 from pipeline.plan.collectives import HOROVOD
-from pipeline.plan.plan import Plan, Process
+from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process
 
 # What an engine computes with, such as a tf.Tensor, and what it has its steps run by, such as a tf.distribute.Strategy.
 Array = TypeVar("Array")
@@ -62,6 +62,11 @@ class Pausable(Generic[Array]):
         self._collective, self._is_paused = collective, False
 
     @property
+    def note(self) -> str:
+        """Why it adds in another's place; empty where it does not."""
+        return getattr(self._collective, "note", "")
+
+    @property
     def replicas(self) -> int:
         """How many replicas add up."""
         return 1 if self._is_paused else self._collective.replicas
@@ -86,17 +91,19 @@ class Pausable(Generic[Array]):
 
 # Ours; a package offers others as entry points of the group `pipeline.collectives`.
 COLLECTIVES = {
-    "tensorflow": "pipeline.worker.tensorflow.collective:of_plan",
+    TENSORFLOW: "pipeline.worker.tensorflow.collective:of_plan",
+    SHARED_MEMORY: "pipeline.worker.tensorflow.shared_memory:of_plan",
     HOROVOD: "pipeline.worker.tensorflow.horovod:of_plan",
 }
-INSTEAD = "strategy.collective=tensorflow"
+INSTEAD = "strategy.collective=auto"
 # Where `make horovod` builds it.
 BUILT = ".venv-horovod"
 
 
 def check_collective(name: str) -> None:
     """Refuses a name that no collective has, and one that is not built, without importing any. Raises `OfferError`."""
-    check("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
+    if name != AUTO:
+        check("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
     if name == HOROVOD and not _is_built():
         there = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
@@ -111,7 +118,7 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     """The plan's collective in a process; `Alone` where a replica steps by itself. Raises `OfferError`."""
     if plan.workers == 1 or plan.strategy.asynchronous:
         return Alone()
-    name = plan.strategy.collective
+    name = plan.collective
     make: Make[Array, Strategy] = find("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
     try:
         made = make(plan, process, strategy)

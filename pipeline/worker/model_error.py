@@ -76,6 +76,8 @@ def reason(error: BaseException) -> str:
     if found := KIND.fullmatch(said):
         # What a function of Python raised within a graph.
         kind, said = found.groups()
+        if kind == TrainingError.__name__:
+            return said
     if not said and place is not None:
         said = linecache.getline(*place).strip()
     cause = error.__cause__

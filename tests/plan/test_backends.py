@@ -104,7 +104,7 @@ def config(**values):
         ),
         (
             {"strategy": replace(MIRRORED, spans_processes=True, collective="horovod")},
-            "Expected strategy.collective=tensorflow under backend=jax",
+            "Expected strategy.collective=auto under backend=jax",
         ),
     ],
 )

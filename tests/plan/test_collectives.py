@@ -1,10 +1,13 @@
 """What a collective cannot add is refused in words before anything is started."""
 
+import json
+
 import pytest
 from test_plan import config, machine
 
 from pipeline.config.schema import Kind
 from pipeline.plan.errors import PlanError
+from pipeline.plan.plan import identity
 from pipeline.plan.planning import baseline_of, listening, make
 
 
@@ -20,7 +23,7 @@ def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
         ({"strategy": "parameter_server"}, "since the workers of parameter_server step by themselves and add nothing"),
         ({"train__gradient_bits": 16}, "Expected train.gradient_bits=32 under strategy.collective=horovod, which has"),
         ({"strategy__devices_per_process": 2, "workers": 4}, "received 2. Try strategy.devices_per_process=1"),
-        ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=tensorflow"),
+        ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
     ],
 )
 def test_what_horovod_cannot_add_is_refused(given, words):
@@ -30,6 +33,57 @@ def test_what_horovod_cannot_add_is_refused(given, words):
     assert "Expected " in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategy": "mirrored"}, "the processes of a host, received strategy=mirrored. Try strategy=multi_worker"),
+        ({"strategy": "parameter_server"}, "since the workers of parameter_server step by themselves and add nothing"),
+        ({"hardware": "4gpu"}, "received GPUs. Try hardware.kind=cpu, or strategy.collective=auto"),
+        ({"hardware": "2x1cpu"}, "Expected one host under strategy.collective=shared_memory, received 2. Try str"),
+    ],
+)
+def test_what_shared_memory_cannot_add_is_refused(given, words):
+    keys = {"strategy": "multi_worker", "hardware": "4cpu", "workers": 2, "strategy__collective": "shared_memory"}
+    with pytest.raises(PlanError) as refused:
+        make(config(**keys | given), machine(8, 8))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "adds", "notes"),
+    [
+        ({}, "shared_memory", 1),
+        ({"strategy__devices_per_process": 2}, "shared_memory", 1),
+        ({"strategy__collective": "tensorflow"}, "tensorflow", 0),
+        ({"strategy__collective": "shared_memory"}, "shared_memory", 0),
+        (
+            {"strategy__build": {"_target_": "pipeline.strategies.multi_worker", "communication": "ring"}},
+            "tensorflow",
+            1,
+        ),
+        ({"hardware": "2x1cpu", "hardware__devices_per_host": 2, "strategy__devices_per_process": 1}, "tensorflow", 2),
+        ({"hardware": "4gpu"}, "tensorflow", 0),
+        ({"workers": 1}, "tensorflow", 0),
+        ({"strategy": "mirrored"}, "tensorflow", 0),
+        ({"strategy": "parameter_server"}, "tensorflow", 1),
+        ({"backend": "jax"}, "tensorflow", 0),
+    ],
+)
+def test_by_itself_a_plan_has_processes_of_one_host_share_memory_on_cpus_and_says_so(given, adds, notes):
+    plan = make(config(**{"strategy": "multi_worker", "hardware": "4cpu", "workers": 4} | given), machine(8, 8))
+    assert plan.collective == adds
+    assert len(plan.notes) == notes
+
+
+def test_a_run_of_before_there_was_a_choice_is_gone_on_with_and_one_of_another_collective_is_not():
+    def about(**values):
+        plan = make(config("multi_worker", "4cpu", 2), machine())
+        return identity(json.loads(plan.to_json()) | values)
+
+    assert about() == about(collective="tensorflow")
+    assert about() != about(collective="horovod")
+
+
 def test_on_several_hosts_each_process_has_one_device():
     plan = make(by_horovod(hardware="2x4gpu", workers=8, hardware__kind=Kind.cpu), machine())
     assert [(process.host, len(process.devices)) for process in plan.processes] == [(rank // 4, 1) for rank in range(8)]
@@ -37,7 +91,14 @@ def test_on_several_hosts_each_process_has_one_device():
 
 @pytest.mark.parametrize(
     ("collective", "asked", "every"),
-    [("tensorflow", None, None), ("tensorflow", 7, 7), ("horovod", None, 100), ("horovod", 7, 7)],
+    [
+        ("auto", None, None),
+        ("auto", 7, 7),
+        ("shared_memory", None, None),
+        ("tensorflow", None, None),
+        ("horovod", None, 100),
+        ("horovod", 7, 7),
+    ],
 )
 def test_weights_are_compared_where_another_collective_adds_up_or_that_is_asked_for(collective, asked, every):
     keys = {"strategy__collective": collective, "train__compare_weights_every": asked}
@@ -45,7 +106,8 @@ def test_weights_are_compared_where_another_collective_adds_up_or_that_is_asked_
     assert plan.training.compare_weights_every == every
     assert make(config("multi_worker", "4cpu", 1, **keys), machine()).training.compare_weights_every is None
     one = baseline_of(plan, machine())
-    assert (one.strategy.collective, one.training.compare_weights_every) == ("tensorflow", None)
+    assert (one.strategy.collective, one.training.compare_weights_every) == ("auto", None)
+    assert one.collective == "tensorflow"
 
 
 def test_a_comparison_of_weights_is_refused_where_they_are_on_servers_and_below_1():

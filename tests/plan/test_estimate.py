@@ -75,6 +75,8 @@ def test_activations_follow_the_replica_batch_and_not_the_global_one():
         ("strategy=mirrored hardware=4gpu", 4, 6 * CNN, 0),
         ("strategy=multi_worker workers=4 hardware=4cpu", 0, 6 * CNN, 0),
         ("strategy=multi_worker workers=4 hardware=4cpu train.gradient_bits=16", 0, 3 * CNN, 0),
+        ("strategy=multi_worker workers=4 hardware=4cpu strategy.devices_per_process=2", 0, 6 * CNN, 0),
+        ("strategy=multi_worker workers=4 hardware=4cpu strategy.collective=tensorflow", 0, 6 * CNN, 0),
         # One device of each host sends to the next host.
         ("strategy=multi_worker hardware=2x4gpu", 4, 14 * CNN, 2 * 14 * CNN // 8),
         # Two devices read the variables, one sum travels each way between them, one to the host.
@@ -93,6 +95,8 @@ def test_what_a_step_exchanges_is_what_the_strategys_formula_says(overrides, gpu
 
 
 def participants(plan: Plan, who: str) -> int:
+    if who == "each process":
+        return len(plan.leaders)
     return plan.workers if who in ("each device", "each worker") else plan.workers - 1 if "other" in who else 1
 
 

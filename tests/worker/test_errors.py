@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from pipeline.worker.model_error import reason
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
+from pipeline.worker.tensorflow.shared_memory import PeerLostError
 
 OF_HOROVOD = (
     'Graph execution error:\n\nDetected at node sum defined at (most recent call last):\n  File "a.py", line 1\n\n'
@@ -22,6 +23,8 @@ OF_HOROVOD = (
         (tf.errors.UnavailableError(None, None, "Connection reset by peer"), True),
         (tf.errors.UnknownError(None, None, OF_HOROVOD), True),
         (tf.errors.UnknownError(None, None, "[gloo/transport/tcp/pair.cc:589] Connection closed by peer"), True),
+        (tf.errors.UnknownError(None, None, "PeerLostError: a process of this host has gone\nTraceback (most"), True),
+        (PeerLostError("a process of this host has gone"), True),
         (tf.errors.UnknownError(None, None, "IndexError: list index out of range"), False),
         (ValueError("Horovod has been shut down"), False),
     ],
@@ -94,3 +97,10 @@ def test_the_reason_comes_first_and_then_the_line_of_a_person_s_own_file(mistake
     source = inspect.getsource(mistaken).splitlines()
     numbers = [number for number, text in enumerate(source, 1) if line in text]
     assert any(f"mistaken.py:{number})" in said for number in numbers)
+
+
+def test_our_own_reason_is_told_as_it_stands_where_tensorflow_has_called_us():
+    said = (
+        "Graph execution error:\n\nTrainingError: Expected one, received two. Try three.\nTraceback (most recent call"
+    )
+    assert explain(tf.errors.UnknownError(None, None, said)) == "Expected one, received two. Try three."

@@ -37,7 +37,7 @@ def _headline(plan: Plan) -> str:
         clean(part.name) for part in (plan.model, plan.data, plan.strategy, plan.hardware)
     )
     under = other(plan.backend)
-    adds = other(plan.strategy.collective)
+    adds = other(plan.collective)
     by = "".join([f" under {clean(under)}" if under else "", f" by {clean(adds)}" if adds else ""])
     what = f"{model} on {data}, {strategy}{by} on {hardware}"
     believed = marks(

@@ -22,6 +22,8 @@ class TensorFlowCollective:
     """What the replicas of a `tf.distribute.Strategy` add by `all_reduce`."""
 
     replicas: int
+    # Why it adds in another's place.
+    note: str = ""
 
     def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
         """The sums; those of one type travel together."""

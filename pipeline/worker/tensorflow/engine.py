@@ -124,6 +124,8 @@ class Work:
         self._collective, self._asked_to_leave = collective, asked_to_leave
         self.data = OwnData(plan, process, tell)
         self._notes = Notes(tell if process.rank == plan.leaders[0] else None)
+        if collective.note:
+            self._notes.add(collective.note)
         # The run's.
         self._folder = Path()
         self._loop: Loop | None = None
@@ -350,7 +352,7 @@ class Work:
             plan.training.compare_weights_every,
             lambda: replica_digests(model.weights),
             gather,
-            plan.strategy.collective,
+            plan.collective,
         )
 
     def _train(self, steps_per_call: int, folder: str) -> None:

@@ -5,10 +5,11 @@ import re
 import tensorflow as tf
 
 from pipeline.worker.model_error import told
+from pipeline.worker.tensorflow.shared_memory import PeerLostError
 from pipeline.worker.training import Diverged
 
-# What Horovod's operations fail with once a process is gone, which TensorFlow has no kind of error for.
-_LEFT_BY_HOROVOD = re.compile(r"Horovod has been shut down|gloo/transport/\w+/pair")
+# What Horovod's operations and ours fail with once a process is gone, which TensorFlow has no kind of error for.
+_LEFT = re.compile(rf"Horovod has been shut down|gloo/transport/\w+/pair|{PeerLostError.__name__}:")
 
 
 def explain(error: BaseException) -> str:
@@ -30,6 +31,7 @@ def lost_a_peer(error: BaseException) -> bool:
         tf.errors.AbortedError,
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
+        PeerLostError,
     )
-    left = isinstance(error, tf.errors.UnknownError) and _LEFT_BY_HOROVOD.search(error.message) is not None
+    left = isinstance(error, tf.errors.UnknownError) and _LEFT.search(error.message) is not None
     return isinstance(error, kinds) or left

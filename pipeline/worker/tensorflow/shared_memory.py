@@ -1,0 +1,355 @@
+"""Adds over the processes of one host through memory that they share, which has no name by which another could open it.
+
+Each process copies what it adds into a slot of its own and tells the others. Each then adds up the slots in the order
+of ranks, so that all have the same sums. What is larger than a slot travels in rounds, through two buffers in turn:
+before a process writes into one again, it has heard from all that they are done with it.
+
+Processes tell each other by sockets. Whoever has received a message sees what was written before it was sent, on any
+processor; and where a process dies, the kernel closes its sockets, which ends the wait of the others.
+"""
+
+import contextlib
+import itertools
+import math
+import mmap
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from pipeline.plan.plan import Plan, Process
+from pipeline.worker.collective import Collective
+from pipeline.worker.keras_fit import agree
+from pipeline.worker.loop import TrainingError
+from pipeline.worker.tensorflow.collective import Addend, TensorFlowCollective, of_no_variables, over
+
+# Of a process, in each of the two buffers: small enough for a processor's cache, large enough for few rounds.
+SLOT_BYTES = 1 << 20
+# More than two processes add a part each of so many bytes or more, and then copy the others'.
+IN_PARTS = 1 << 15
+# How long a process looks out for a message before it sleeps; to wake it takes some 30 microseconds.
+LOOKS_SECONDS = 100e-6
+# Of a message between processes.
+MOST_BYTES = 1 << 17
+# What parts a message's head from the rest.
+END = b"\0"
+# What TensorFlow takes over from NumPy without a copy begins at a multiple of it.
+ALIGNED = 64
+# Added in 32 bits, and rounded once.
+NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
+    """That of a plan's processes, all of which call it; TensorFlow's own where they turn out not to share a host."""
+    number, count, local = plan.leaders.index(process.rank), len(plan.leaders), len(process.replicas)
+    own = over(strategy)
+
+    def told(text: str) -> list[str]:
+        return agree.texts(strategy, own, text, number, count, local)
+
+    try:
+        memory = join(number, count, told, 0 if plan.hardware.oversubscribed else LOOKS_SECONDS)
+    except UnableError as error:
+        return TensorFlowCollective(plan.workers, f"TensorFlow adds, in place of shared memory: {error}.")
+    return SharedMemoryCollective(plan.workers, local, memory)
+
+
+def join(number: int, count: int, told: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
+    """The memory that so many processes of a host share, this being one of them; all call it together.
+
+    `told` tells all what each of them says. Raises `UnableError` in all of them where one cannot share memory.
+    """
+    name, problem = f"pipeline-{secrets.token_hex(16)}", ""
+    with contextlib.ExitStack() as opened:
+        peers: dict[int, socket.socket] = {}
+        try:
+            # Of no folder: it goes with the process.
+            listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind(f"\0{name}")
+            listener.listen(count)
+            file = _file(count) if number == 0 else -1
+        except (OSError, AttributeError) as error:
+            problem = str(error)
+        names = told("" if problem else name)
+        try:
+            # To all of lower ranks.
+            for rank in range(number if all(names) else 0):
+                peers[rank] = _reached(names[rank], number)
+        except OSError as error:
+            problem = f"rank {len(peers)} is not reached: {error}"
+        if found := [f"rank {rank} says: {said}" for rank, said in enumerate(told(problem)) if said]:
+            raise UnableError(found[0])
+        while len(peers) < count - 1:
+            peer, _ = listener.accept()
+            if _is_own(peer):
+                peers[int(peer.recv(MOST_BYTES))] = peer
+        if number == 0:
+            for peer in peers.values():
+                socket.send_fds(peer, [b"memory"], [file])
+        else:
+            _, (file,), _, _ = socket.recv_fds(peers[0], MOST_BYTES, 1)
+    shared = mmap.mmap(file, 2 * count * SLOT_BYTES)
+    os.close(file)
+    return Memory(shared, number, dict(sorted(peers.items())), looks_seconds)
+
+
+def _file(count: int) -> int:
+    """Memory for so many processes that is there for sure, as a file without a name."""
+    file = os.memfd_create("pipeline")
+    os.posix_fallocate(file, 0, 2 * count * SLOT_BYTES)
+    return file
+
+
+def _reached(name: str, number: int) -> socket.socket:
+    """A socket to the process that listens by that name, which knows its number by it."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(f"\0{name}")
+    if not _is_own(peer):
+        raise PermissionError("it is another user's")
+    peer.send(str(number).encode())
+    return peer
+
+
+def _is_own(peer: socket.socket) -> bool:
+    """True if the other end is a process of this user, as the kernel says."""
+    _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(user == os.getuid())
+
+
+class UnableError(Exception):
+    """The processes do not share memory, and why."""
+
+
+class PeerLostError(ConnectionError):
+    """A process of this host has gone while others wait for it."""
+
+
+class SharedMemoryCollective:
+    """What the processes of one host add, with so many replicas in each."""
+
+    def __init__(self, replicas: int, local: int, memory: "Memory") -> None:
+        self.replicas, self._local, self._memory = replicas, local, memory
+
+    def sum(self, arrays: Sequence[Addend]) -> list[Addend]:
+        """The sums, those of dense arrays in one message, and as their gradients the sums of the gradients."""
+        summed = dict[int, Addend]()
+        for join, are_rows in ((self._total, False), (self._rows, True)):
+            places = [place for place, array in enumerate(arrays) if isinstance(array, tf.IndexedSlices) is are_rows]
+            if places:
+                summed |= zip(places, join([arrays[place] for place in places]), strict=True)
+        return [summed[place] for place in range(len(arrays))]
+
+    def sent_bytes(self, size: int) -> int:
+        """What its process adds first, and a share of what that reads of the others': 2 (p - 1) / p of the bytes."""
+        processes = self.replicas // self._local
+        return 2 * (self._local - 1) * size // self._local + 2 * (processes - 1) * size // self.replicas
+
+    def _total(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def total(*here: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+            return self._joined(self._added, here), lambda *gradients: self._total(gradients)
+
+        with of_no_variables():
+            added: list[tf.Tensor] = total(*arrays)
+            return added
+
+    def _rows(self, slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        """The rows of the first replica, of the second, and so on, as one device has them for the global batch."""
+        flat = [tensor for one in slices for tensor in (one.values, one.indices)]
+        of_all = self._joined(self._gathered, flat)
+        return [
+            tf.IndexedSlices(values, indices, one.dense_shape)
+            for values, indices, one in zip(of_all[::2], of_all[1::2], slices, strict=True)
+        ]
+
+    def _joined(
+        self, join: Callable[[Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]], here: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """What `join` makes of [array, replica] of all replicas of this process, for each of them."""
+        if self._local == 1:
+            return join([[one] for one in here])
+
+        def merged(strategy: tf.distribute.Strategy, *of_replicas: tf.Tensor) -> list[tf.Tensor]:
+            return join([strategy.experimental_local_results(values) for values in of_replicas])
+
+        made: list[tf.Tensor] = tf.distribute.get_replica_context().merge_call(merged, args=tuple(here))
+        return made
+
+    def _added(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """The sums. Those of one type are packed by TensorFlow, to which an array costs less than to Python."""
+        with tf.device("CPU:0"):
+            here = [one[0] if len(one) == 1 else tf.add_n(one) for one in by_replica]
+            types = list(dict.fromkeys(one.dtype for one in here))
+            places = [[place for place, one in enumerate(here) if one.dtype == dtype] for dtype in types]
+            packed = [tf.concat([tf.reshape(here[place], [-1]) for place in of_type], 0) for of_type in places]
+            summed = dict[int, tf.Tensor]()
+            for of_type, total, like in zip(places, self._call(self._memory.sum, packed), packed, strict=True):
+                parts = tf.split(tf.ensure_shape(total, like.shape), [tf.size(here[place]) for place in of_type])
+                summed |= zip(of_type, parts, strict=True)
+            return [
+                tf.ensure_shape(tf.reshape(summed[place], tf.shape(one)), one.shape) for place, one in enumerate(here)
+            ]
+
+    def _gathered(self, by_replica: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        with tf.device("CPU:0"):
+            here = [tf.concat(one, 0) for one in by_replica]
+            of_all = self._call(self._memory.gather, here)
+            return [tf.ensure_shape(rows, [None, *one.shape[1:]]) for rows, one in zip(of_all, here, strict=True)]
+
+    def _call(self, join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Calls `join`, as everything with an effect in the order of the program, which is that of all processes."""
+        made = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
+        # Outside a graph it has no list around a single one.
+        return made if isinstance(made, list) else [made]
+
+
+class Memory:
+    """The memory that the processes of a host share. `peers` are sockets to the others, by their ranks among all."""
+
+    def __init__(self, shared: mmap.mmap, rank: int, peers: Mapping[int, socket.socket], looks_seconds: float) -> None:
+        self._rank, self._peers, self._count = rank, dict(peers), len(peers) + 1
+        self._looks_seconds = looks_seconds
+        # [buffer, process, byte]
+        self._slots = np.frombuffer(shared, np.uint8).reshape(2, self._count, -1)
+        self._rounds = self._met = 0
+        self._heard = bytearray(MOST_BYTES)
+
+    def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The sums of vectors of all processes, which call it with equal sizes and types."""
+        sums = [_new(array.shape, array.dtype) for array in arrays]
+        said = "sums of " + ", ".join(f"{array.dtype}[{array.size}]" for array in arrays)
+        in_parts = self._count > 2 and sum(array.nbytes for array in arrays) >= IN_PARTS
+        with np.errstate(all="ignore"):
+            for start, end, slots in self._windows(_size(arrays)):
+                self._write(slots, arrays, start, end)
+                self._meet(said)
+                if in_parts:
+                    self._add_in_parts(slots, sums, start, end, said)
+                else:
+                    _add(slots, sums, start, end)
+        return sums
+
+    def gather(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """For each array those of all processes, one after another by their ranks, along the first axis."""
+        said = "rows of " + ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
+        counts = self._meet(said, struct.pack(f"{len(arrays)}q", *map(len, arrays)))
+        # [process, array]
+        rows = np.array([struct.unpack(f"{len(arrays)}q", of_one) for of_one in counts])
+        ends = np.cumsum(rows, axis=0)
+        of_all = [_new((int(end), *array.shape[1:]), array.dtype) for end, array in zip(ends[-1], arrays, strict=True)]
+        parts = [
+            [whole[end - count : end] for whole, end, count in zip(of_all, ends[rank], rows[rank], strict=True)]
+            for rank in range(self._count)
+        ]
+        for start, end, slots in self._windows(max(map(_size, parts))):
+            self._write(slots, arrays, start, end)
+            self._meet(said)
+            for slot, of_one in zip(slots, parts, strict=True):
+                for here, piece in _pieces(of_one, start, end):
+                    piece[:] = slot[here].view(piece.dtype)
+        return of_all
+
+    def _windows(self, size: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(first byte, last byte, slots [process, byte]) of each round of a message; there is one at least."""
+        room = self._slots.shape[2]
+        for start in range(0, max(1, size), room):
+            self._rounds += 1
+            yield start, min(start + room, size), self._slots[self._rounds % 2]
+
+    def _write(self, slots: np.ndarray, arrays: Sequence[np.ndarray], start: int, end: int) -> None:
+        for here, piece in _pieces(arrays, start, end):
+            slots[self._rank, here].view(piece.dtype)[:] = piece
+
+    def _add_in_parts(self, slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int, said: str) -> None:
+        """Adds this process's part, has the others copy it, and copies theirs."""
+        edges = [start + (end - start) * rank // self._count // ALIGNED * ALIGNED for rank in range(self._count)]
+        parts = list(itertools.pairwise([*edges, end]))
+        first, last = parts[self._rank]
+        mine = slots[:, first - start : last - start]
+        _add(mine, sums, first, last)
+        self._write(mine, sums, first, last)
+        self._meet(said)
+        for rank, (first, last) in enumerate(parts):
+            if rank != self._rank:
+                for here, piece in _pieces(sums, first, last):
+                    piece[:] = slots[rank, first - start : last - start][here].view(piece.dtype)
+
+    def _meet(self, said: str, mine: bytes = b"") -> list[bytes]:
+        """What all processes bring, by their ranks, once all have come, to do the same. Raises `PeerLostError`."""
+        self._met += 1
+        head = f"number {self._met}, {said}"
+        brought = {self._rank: mine}
+        try:
+            for peer in self._peers.values():
+                peer.send(head.encode() + END + mine)
+            for rank, peer in self._peers.items():
+                heard = self._hear(peer)
+                there, _, brought[rank] = heard.partition(END)
+                if heard and there != head.encode():
+                    raise TrainingError(
+                        f"Expected processes that add the same in the same order, received {head} on rank "
+                        f"{self._rank}, and {there.decode()} on rank {rank}. Try strategy.collective=tensorflow."
+                    )
+                if not heard:
+                    raise PeerLostError(f"rank {rank} has gone")
+        except OSError as error:
+            raise PeerLostError(f"a process of this host has gone ({error})") from error
+        return [brought[rank] for rank in range(self._count)]
+
+    def _hear(self, peer: socket.socket) -> bytes:
+        """The next message of a process; none where it has gone."""
+        until = time.perf_counter() + self._looks_seconds
+        while time.perf_counter() < until:
+            try:
+                return bytes(self._heard[: peer.recv_into(self._heard, 0, socket.MSG_DONTWAIT)])
+            except BlockingIOError:
+                # What else this process does has its core meanwhile.
+                os.sched_yield()
+        return bytes(self._heard[: peer.recv_into(self._heard)])
+
+
+def _pieces(arrays: Sequence[np.ndarray], start: int, end: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """(bytes, from `start` on; the vector that belongs there) of what arrays have between two bytes of a message."""
+    offset = 0
+    for array in arrays:
+        first, last = max(offset, start), min(offset + array.nbytes, end)
+        if first < last:
+            width = array.itemsize
+            piece = array.reshape(-1)[(first - offset) // width : (last - offset) // width]
+            yield slice(first - start, last - start), piece
+        offset += _padded(array)
+
+
+def _size(arrays: Sequence[np.ndarray]) -> int:
+    """Bytes of a message."""
+    return sum(map(_padded, arrays))
+
+
+def _padded(array: np.ndarray) -> int:
+    return -(-array.nbytes // ALIGNED) * ALIGNED
+
+
+def _new(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    room = np.empty(math.prod(shape) * dtype.itemsize + ALIGNED, np.uint8)
+    return np.ndarray(shape, dtype, room, -room.__array_interface__["data"][0] % ALIGNED)
+
+
+def _add(slots: np.ndarray, sums: Sequence[np.ndarray], start: int, end: int) -> None:
+    """Adds up slots [process, byte], in the order of ranks, which hold a message from `start` to `end`."""
+    for here, total in _pieces(sums, start, end):
+        first, second, *others = slots[:, here].view(total.dtype)
+        if total.dtype in NARROW:
+            wide = first.astype(np.float32) + second
+            for other in others:
+                wide += other
+            total[:] = wide
+            continue
+        np.add(first, second, out=total)
+        for other in others:
+            np.add(total, other, out=total)

@@ -1,0 +1,210 @@
+"""What processes that share memory come to, as JSON on the standard output: `python sharing.py WHAT`.
+
+They are forked from this one, which has imported TensorFlow and run nothing, as the program's own are.
+"""
+
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.worker.tensorflow import shared_memory
+from pipeline.worker.tensorflow.shared_memory import PeerLostError, join
+
+TYPES = ["float32", "float64", "float16", "int8", "int32", "int64", "uint16", "complex64", "complex128"]
+TYPES = [*map(np.dtype, TYPES), np.dtype(ml_dtypes.bfloat16)]
+# Elements: none, a few, what processes add in parts, and several rounds.
+SIZES = (0, 1, 17, 40_001, 300_003)
+
+
+def together(count, work, before=lambda rank: None, looks_seconds=0.0):
+    """What `work(memory, rank, told)` gives in each of so many processes; the error's text where they cannot join, and
+    None of one that was killed.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, pids = Path(name), []
+        folder.chmod(0o777)
+        for rank in range(count):
+            pid = os.fork()
+            if not pid:
+                _work(folder, rank, count, work, before, looks_seconds)
+            pids.append(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        made = [folder / f"made{rank}" for rank in range(count)]
+        return [pickle.loads(path.read_bytes()) if path.exists() else None for path in made]
+
+
+def _work(folder, rank, count, work, before, looks_seconds):
+    before(rank)
+    told = telling(folder, rank, count)
+    try:
+        made = work(join(rank, count, told, looks_seconds), rank, told)
+    except Exception as error:
+        made = f"{type(error).__name__}: {error}"
+    (folder / f"made{rank}").write_bytes(pickle.dumps(made))
+    os._exit(0)
+
+
+def telling(folder, rank, count):
+    """Tells all processes what each says, by files."""
+
+    def told(text):
+        nonlocal number
+        number += 1
+        (folder / f"{number}_{rank}.part").write_text(text)
+        os.rename(folder / f"{number}_{rank}.part", folder / f"{number}_{rank}")
+        paths = [folder / f"{number}_{other}" for other in range(count)]
+        while not all(path.exists() for path in paths):
+            time.sleep(0.001)
+        return [path.read_text() for path in paths]
+
+    number = 0
+    return told
+
+
+def drawn(rank, size, dtype):
+    """Numbers of a process, the sum of which depends on the order in which they are added."""
+    numbers = np.random.default_rng(rank).normal(size=size) * 10.0 ** (rank % 3)
+    return (numbers * 50).astype(dtype) if dtype.kind in "iu" else numbers.astype(dtype)
+
+
+def in_order(count, size, dtype):
+    """The sum in the order of ranks; of narrow types as the sum of wide ones."""
+    wide = np.float32 if dtype in shared_memory.NARROW else dtype
+    total = drawn(0, size, dtype).astype(wide)
+    for rank in range(1, count):
+        total = total + drawn(rank, size, dtype).astype(wide)
+    return total.astype(dtype)
+
+
+def sums(count):
+    """[differences from the sum in order] of all types and sizes, and of all types in one message, twice."""
+
+    def work(memory, rank, told):
+        found = []
+        for size in SIZES:
+            here = [drawn(rank, size, dtype) for dtype in TYPES]
+            wanted = [in_order(count, size, dtype) for dtype in TYPES]
+            # Each in a message, all in one, and all once more.
+            made = [*(memory.sum(one)[0] for one in here), *memory.sum(*here), *memory.sum(*here)]
+            found += [
+                str(one.dtype) for one, two in zip(made, 3 * wanted, strict=True) if one.tobytes() != two.tobytes()
+            ]
+        return found
+
+    return together(count, work)
+
+
+def gathered():
+    """Do all have the rows of all, of none to several rounds of them?"""
+
+    def rows(rank, step):
+        number = [0, 3, 60_000, 0][(rank + step) % 4] if step < 4 else 0
+        return np.full((number, 8), rank, np.float32), np.arange(number) + 1000 * rank
+
+    def work(memory, rank, told):
+        right = []
+        for step in range(5):
+            made = memory.gather(*rows(rank, step))
+            wanted = [np.concatenate(of_all) for of_all in zip(*(rows(other, step) for other in range(3)), strict=True)]
+            right += [np.array_equal(*pair) for pair in zip(made, wanted, strict=True)]
+        return all(right)
+
+    return together(3, work)
+
+
+def mismatched():
+    """What is said where processes add other things, or in another order."""
+
+    def sizes(memory, rank, told):
+        return memory.sum(np.ones(3 + rank, np.float32))
+
+    def order(memory, rank, told):
+        memory.sum(np.ones(2, np.float32))
+        memory.sum(np.ones(2, np.int32 if rank else np.float32))
+
+    return [*together(2, sizes), *together(2, order)]
+
+
+def killed():
+    """(error, seconds until it comes) in processes of which one is killed while the others wait for it."""
+
+    def work(memory, rank, told):
+        memory.sum(np.ones(4))
+        if rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        try:
+            memory.sum(np.ones(4))
+        except PeerLostError as error:
+            return str(error), time.monotonic() - started
+        return None
+
+    return together(3, work, looks_seconds=1e-4)
+
+
+def stopped():
+    """(seconds, processor seconds, sum) of one whose peer is stopped for a second; and how one ends that waits."""
+
+    def work(memory, rank, told):
+        pids = [int(said) for said in told(str(os.getpid()))]
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        started, busy = time.monotonic(), time.process_time()
+        if rank == 2:
+            time.sleep(1)
+            os.kill(pids[1], signal.SIGCONT)
+        (total,) = memory.sum(np.ones(4))
+        return time.monotonic() - started, time.process_time() - busy, float(total[0])
+
+    return together(3, work, looks_seconds=1e-4)
+
+
+def unable():
+    """What all say where the first may not have so much memory."""
+
+    def bounded(rank):
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    return together(3, lambda memory, rank, told: "joined", bounded)
+
+
+def another_user():
+    """What is said where one of the processes is another user's."""
+
+    def another(rank):
+        if rank == 1:
+            os.setgid(65534)
+            os.setuid(65534)
+
+    return together(2, lambda memory, rank, told: "joined", another)
+
+
+def left():
+    """Files in /dev/shm and bytes of it that are there more while processes share memory, and how it is open."""
+    free = os.statvfs("/dev/shm").f_bfree
+    before = set(os.listdir("/dev/shm"))
+
+    def work(memory, rank, told):
+        memory.sum(np.ones(10**6))
+        taken = (free - os.statvfs("/dev/shm").f_bfree) * os.statvfs("/dev/shm").f_bsize
+        opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists() or path.is_symlink()]
+        return sorted(set(os.listdir("/dev/shm")) - before), taken, [path for path in opened if "memfd" in path]
+
+    return together(2, work)
+
+
+if __name__ == "__main__":
+    asked = [(what, *what.split(":")) for what in sys.argv[1:]]
+    print(json.dumps({what: globals()[name](*map(int, given)) for what, name, *given in asked}))

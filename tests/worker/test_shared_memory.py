@@ -1,0 +1,114 @@
+"""Processes of one host add through memory that they share."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import OWN, ROOT
+
+ENVIRON = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def came(*arguments, before=()):
+    """What `own/sharing.py` prints."""
+    command = [*before, sys.executable, str(OWN / "sharing.py"), *arguments]
+    ran = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def found():
+    return came("sums:2", "sums:3", "gathered", "mismatched", "killed", "stopped", "unable", "left", "another_user")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_types_are_added_in_the_order_of_ranks_to_the_last_bit_in_each_repetition(found, count):
+    assert found[f"sums:{count}"] == [[]] * count
+
+
+def test_rows_of_all_come_in_the_order_of_ranks_however_many_each_has(found):
+    assert found["gathered"] == [True] * 3
+
+
+def test_processes_that_add_other_things_or_in_another_order_end_by_name(found):
+    assert len(found["mismatched"]) == 4
+    for said in found["mismatched"]:
+        assert said.startswith("TrainingError: Expected processes that add the same in the same order, received number")
+        assert said.endswith("Try strategy.collective=tensorflow.")
+    assert "float32[3] on rank 0, and number 1, sums of float32[4] on rank 1" in found["mismatched"][0]
+
+
+def test_a_killed_process_ends_the_wait_of_all_others(found):
+    first, gone, third = found["killed"]
+    assert gone is None
+    for said, seconds in (first, third):
+        assert "has gone" in said
+        assert seconds < 5
+
+
+def test_a_stopped_process_is_waited_for_without_taking_a_core_and_then_adds_as_before(found):
+    (waited, busy, total), (_, _, its_total), _ = found["stopped"]
+    assert waited > 0.9
+    assert busy < 0.2
+    assert total == its_total == 3.0
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"), [("unable", "rank 0 says: "), ("another_user", "rank 0 is not reached: it is another user's")]
+)
+def test_processes_that_cannot_share_memory_all_say_why(found, case, reason):
+    if case == "another_user" and os.getuid():
+        pytest.skip("another user takes root")
+    assert len(set(found[case])) == 1
+    assert found[case][0].startswith("UnableError: ")
+    assert reason in found[case][0]
+
+
+def test_what_is_shared_is_no_file_of_dev_shm_and_has_no_name(found):
+    assert found["left"] == [[[], 0, ["/memfd:pipeline (deleted)"]]] * 2
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="a mount takes root and unshare")
+def test_a_dev_shm_without_room_is_no_hindrance():
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    assert came("sums:2", before=("unshare", "-m", "sh", "-c", mount, "sh")) == {"sums:2": [[], []]}
+
+
+def ports(count):
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    numbers = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("local", [1, 2])
+def test_replicas_of_two_processes_add_in_a_compiled_loop_on_the_way_back_and_without_a_graph(local):
+    at = [str(port) for port in ports(2)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(OWN / "adding.py"), str(local), str(rank), *at],
+            env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120) for process in running]
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in said)
+    assert first == second
+    loop, outside = first
+    replicas = range(2 * local)
+    assert outside == [1.5 * len(replicas), 2.5 * len(replicas)]
+    for step, by_replica in enumerate(loop):
+        values = [(number + 1) * step for number in replicas]
+        # The loss is v S(v) + S(v v) on each; a sum's gradient is the sum of its gradients.
+        gradient = 2 * len(replicas) * sum(values) + 2 * len(replicas) * sum(values)
+        rows = [number for number in replicas for _ in range(number + step)]
+        weighed = sum(place * number for place, number in enumerate(rows))
+        of_type = 3 * (step + 1) * sum(number + 1 for number in replicas)
+        assert by_replica == [[of_type] * 6 + [sum(replicas), gradient, weighed]] * local
