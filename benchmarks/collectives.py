@@ -1,4 +1,4 @@
-"""How fast gradients are added between processes: by Horovod, by TensorFlow's rings, in our loop and in bare ones.
+"""How fast gradients are added between processes: through shared memory, by TensorFlow's ring, by Horovod, in bare loops.
 
     make horovod
     python benchmarks/collectives.py
@@ -7,7 +7,8 @@ Turns are taken as in `side_by_side.py`. Runs in what `make horovod` has built; 
 are left out, which is said.
 
     limit               as many processes as workers that never talk
-    multi_worker        ours, by TensorFlow's collectives, as `python -m pipeline` plans it
+    multi_worker        ours, through shared memory, as `python -m pipeline` plans it
+    ring                the same by TensorFlow's ring
     horovod             the same by Horovod's all-reduce
     bare-multi_worker   a bare loop under MultiWorkerMirroredStrategy, as TensorFlow's guide writes it
     bare-horovod        a bare loop that averages gradients by hvd.allreduce, as Horovod's guide writes it
@@ -40,15 +41,16 @@ from pipeline.worker.tensorflow import rendezvous
 
 SUITE = "cnn"
 CLAIMS = (
-    Claim("multi_worker", ("bare-horovod",), 1.0),
+    Claim("multi_worker", ("ring",), 1.1),
+    Claim("multi_worker", ("bare-horovod",), 1.1),
     Claim("multi_worker", ("bare-horovod-same",), 1.0),
     Claim("multi_worker", ("bare-multi_worker",), 1.0),
     Claim("horovod", ("bare-horovod",), 1.0),
     Claim("horovod", ("bare-horovod-same",), 0.97),
-    Claim("horovod", ("multi_worker",), 1.0),
+    Claim("horovod", ("ring",), 1.0),
     Claim("bare-horovod", ("bare-multi_worker",), 1.0),
     Claim("horovod", ("limit",), 0.65),
-    Claim("multi_worker", ("limit",), 0.65),
+    Claim("multi_worker", ("limit",), 0.9),
 )
 OF_HOROVOD = ("horovod", "bare-horovod", "bare-horovod-same")
 
@@ -83,9 +85,10 @@ def main() -> None:
 def field(workers: int, cluster: LocalCluster, folder: Path, serving: contextlib.ExitStack) -> dict[str, Make]:
     """What makes each contestant. Ours come first, because rivals take over their steps per call."""
     batch = REPLICA_BATCH[SUITE]
-    ports = tuple(cluster.free(4 * workers))
-    mine, by_horovod, there, there_same = (ports[first::4] for first in range(4))
+    ports = tuple(cluster.free(5 * workers))
+    mine, by_ring, by_horovod, there, there_same = (ports[first::5] for first in range(5))
     plan = contestants.make_plan("multi_worker", SUITE, workers, batch, mine)
+    ring = contestants.make_plan("multi_worker", SUITE, workers, batch, by_ring, "strategy.collective=tensorflow")
     other = contestants.make_plan("multi_worker", SUITE, workers, batch, by_horovod, "strategy.collective=horovod")
     first = plan.processes[0]
     bare = Spec(None, plan.model.build, plan.data.build, "loop", workers * batch, addresses=_at(there))
@@ -108,6 +111,7 @@ def field(workers: int, cluster: LocalCluster, folder: Path, serving: contextlib
     return {
         "limit": lambda _: Ours(cluster, contestants.alone(plan), f"{SUITE}-limit", folder),
         "multi_worker": lambda _: Ours(cluster, [plan], f"{SUITE}-multi_worker", folder),
+        "ring": lambda _: Ours(cluster, [ring], f"{SUITE}-ring", folder),
         "horovod": lambda _: Ours(cluster, [other], f"{SUITE}-horovod", folder),
         "bare-multi_worker": rival("bare-multi_worker", bare),
         "bare-multi_worker-same": rival(
@@ -130,7 +134,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="CPU workers")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for others to leave")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="NAME, ...")
-    small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", "--only=limit,multi_worker,horovod"]
+    small = ["--rounds=1", "--lives=1", "--seconds=0.1", "--patience=0", "--only=limit,multi_worker,ring,horovod"]
     arguments = record.parse(parser, smoke=small)
     if min(arguments.lives, arguments.rounds) < 1 or arguments.workers < 2 or not arguments.seconds > 0:
         parser.error("Expected --rounds and --lives of 1 or more, --workers of 2 or more and --seconds above 0.")

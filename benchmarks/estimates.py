@@ -24,7 +24,7 @@ COMMON = (
 )  # fmt: skip
 TABLES = ("model=recommender", "data=clicks", "data.build.categories=[100000,50000]")
 BYTES = {
-    "`multi_worker workers=2`, a step": ("strategy=multi_worker", "workers=2"),
+    "`multi_worker workers=2`, a step": ("strategy=multi_worker", "workers=2", "strategy.collective=tensorflow"),
     "`parameter_server workers=1`, a step": ("strategy=parameter_server", "workers=1"),
     "`recommender`, tables of 100,000 and 50,000 rows, `parameter_server workers=1`, a step": (
         "strategy=parameter_server", "workers=1", *TABLES,

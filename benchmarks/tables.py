@@ -25,6 +25,7 @@ WORDS = {
     "keras-mirrored-arrays": "Keras `model.fit` on JAX under `DataParallel`, the better of two ways to call it",
 }
 WORDS |= {
+    "ring": "multi_worker by TensorFlow's ring",
     "horovod": "multi_worker by Horovod's all-reduce",
     "bare-horovod": "a script of Horovod's guide, TensorFlow's threads",
     "bare-horovod-same": "a script of Horovod's guide, our threads and steps per call",

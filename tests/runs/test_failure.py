@@ -45,9 +45,16 @@ def harmed(folder: Path, rank: int, number: int, *arguments: str, moment: str = 
         process.kill()
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_killed_process_is_named_and_the_run_fails(tmp_path, rank):
-    ran = harmed(tmp_path, rank, signal.SIGKILL)
+@pytest.mark.parametrize(
+    ("rank", "collective"),
+    [
+        pytest.param(0, "shared_memory", marks=pytest.mark.slow),
+        (1, "shared_memory"),
+        pytest.param(1, "tensorflow", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_process_is_named_and_the_run_fails(tmp_path, rank, collective):
+    ran = harmed(tmp_path, rank, signal.SIGKILL, f"strategy.collective={collective}")
     assert ran.code == 1
     name = ["chief 0", "worker 1"][rank]
     assert f"{name} was killed by SIGKILL" in ran.err

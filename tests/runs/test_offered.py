@@ -157,7 +157,7 @@ def test_a_collective_that_adds_otherwise_on_each_rank_ends_the_run_by_name(pipe
         ),
         (
             "half",
-            "Expected strategy.collective=half to have sum, received one without. Try strategy.collective=tensorflow.",
+            "Expected strategy.collective=half to have sum, received one without. Try strategy.collective=auto.",
         ),
     ],
 )
