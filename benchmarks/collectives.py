@@ -1,4 +1,4 @@
-"""How fast gradients are added between processes: through shared memory, by TensorFlow's ring, by Horovod, in bare loops.
+"""How fast processes add gradients: through shared memory, by TensorFlow's ring, by Horovod, and in bare loops.
 
     make horovod
     python benchmarks/collectives.py

@@ -46,7 +46,7 @@ NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> Collective[Addend]:
-    """That of a plan's processes, all of which call it; TensorFlow's own where they turn out not to share a host."""
+    """Returns what a plan's processes add by, all of which call it: TensorFlow where they cannot share memory."""
     number, count, local = plan.leaders.index(process.rank), len(plan.leaders), len(process.replicas)
     own = over(strategy)
 
@@ -61,7 +61,7 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> C
 
 
 def join(number: int, count: int, told: Callable[[str], list[str]], looks_seconds: float) -> "Memory":
-    """The memory that so many processes of a host share, this being one of them; all call it together.
+    """Returns the memory that so many processes of a host share, of which this is one; all call it together.
 
     `told` tells all what each of them says. Raises `UnableError` in all of them where one cannot share memory.
     """
@@ -100,14 +100,14 @@ def join(number: int, count: int, told: Callable[[str], list[str]], looks_second
 
 
 def _file(count: int) -> int:
-    """Memory for so many processes that is there for sure, as a file without a name."""
+    """Returns memory for so many processes, all of it there, as a file without a name."""
     file = os.memfd_create("pipeline")
     os.posix_fallocate(file, 0, 2 * count * SLOT_BYTES)
     return file
 
 
 def _reached(name: str, number: int) -> socket.socket:
-    """A socket to the process that listens by that name, which knows its number by it."""
+    """Returns a socket to the process that listens by that name, which learns by it who this one is."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer.connect(f"\0{name}")
     if not _is_own(peer):
@@ -203,7 +203,7 @@ class SharedMemoryCollective:
             return [tf.ensure_shape(rows, [None, *one.shape[1:]]) for rows, one in zip(of_all, here, strict=True)]
 
     def _call(self, join: Callable[..., list[np.ndarray]], arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Calls `join`, as everything with an effect in the order of the program, which is that of all processes."""
+        """Calls `join` in the order of the program, which all processes share, as it has an effect."""
         made = tf.numpy_function(join, arrays, [array.dtype for array in arrays])
         # Outside a graph it has no list around a single one.
         return made if isinstance(made, list) else [made]
