@@ -102,8 +102,7 @@ BUILT = ".venv-horovod"
 
 def check_collective(name: str) -> None:
     """Refuses a name that no collective has, and one that is not built, without importing any. Raises `OfferError`."""
-    if name != AUTO:
-        check("collectives", name, "strategy.collective", COLLECTIVES, INSTEAD)
+    check("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
     if name == HOROVOD and not _is_built():
         there = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"

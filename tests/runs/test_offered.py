@@ -90,7 +90,7 @@ def test_a_view_that_fails_costs_the_run_nothing(pipeline, offered):
         ("cluster=broken", "Expected cluster=broken to work, received KeyError: 'no such partition'. Try cluster"),
         (
             "strategy.collective=rings",
-            "to be one that is there (broken, half, horovod, lost, sums, tensorflow, unlike), received rings. Try",
+            "(auto, broken, half, horovod, lost, shared_memory, sums, tensorflow, unlike), received rings. Try",
         ),
         (
             "backend=torch",
