@@ -1,5 +1,6 @@
 """What a training needs of an engine's loop, and what a call of the loop comes to, whichever engine makes it."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import Variable
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
 HAND_OVER_SECONDS = 0.0005
@@ -147,14 +149,23 @@ class Loop(Protocol):
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
 
+    def metrics_at_hand(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the first process may read and change what metrics count, over all replicas; all enter together."""
+
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
 
     def optimizers(self) -> Sequence[keras.optimizers.Optimizer]:
         """Those that update the weights, the first of which is told of."""
 
+    def variables(self) -> Sequence[Variable]:
+        """All that training goes on with, of losses and metrics too, without what metrics count."""
+
+    def value(self, variable: Variable) -> np.ndarray:
+        """A variable's value in this process, which need not be a copy."""
+
     def state(self) -> dict[str, np.ndarray]:
-        """The arrays of the model and its optimizer, without its metrics, by name."""
+        """The arrays of all that training goes on with, without what metrics count, by name."""
 
     def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Goes on from what `state` gave, also on other devices. Raises `TrainingError` where it does not fit."""

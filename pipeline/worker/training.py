@@ -17,7 +17,7 @@ from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, TrainingError
 from pipeline.worker.same import NEVER, SameWeights
-from pipeline.worker.state import of_callback, of_random_state, put_back_callback, put_back_random_state
+from pipeline.worker.state import of_callbacks, of_random_state, put_back_callbacks, put_back_random_state
 
 # So many events of steps and epochs go with a checkpoint.
 RECENT = 64
@@ -119,7 +119,8 @@ class Training:
         loop = self._loop
         self._hooks = hooks = self._make_hooks(
             self._callbacks, loop.model, loop.from_first, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch,
-            optimizers=loop.optimizers,
+            optimizers=loop.optimizers, variables=loop.variables, value=loop.value,
+            metrics=loop.metrics_at_hand,
         )  # fmt: skip
         hooks.call("on_train_begin")
         self._epoch = hooks.first_epoch
@@ -276,9 +277,8 @@ class Training:
 
     def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
         assert self._survival is not None
-        loop, own = self._loop, self._hooks.own
-        names = [type(callback).__name__ for callback in own]
-        callbacks = [of_callback(callback, f"callback/{number}") for number, callback in enumerate(own)]
+        loop = self._loop
+        callbacks, arrays = of_callbacks(self._hooks.own, self._others())
         values = {
             **self._survival.about,
             "time": time.time(),
@@ -292,15 +292,17 @@ class Training:
             "result": self.result,
             "stop_training": bool(loop.model.stop_training),
             "rate_scale": self._survival.rate_scale,
-            "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
+            "callbacks": callbacks,
             "chance": of_random_state(),
             "counts": loop.counts(),
             "told": [to_plain(event) for event in self._recent],
         }
-        arrays = loop.state() | dict(metrics)
-        for _, found in callbacks:
-            arrays |= found
-        return State(values, arrays)
+        return State(values, arrays | loop.state() | dict(metrics))
+
+    def _others(self) -> list[object]:
+        """What callbacks may refer to and is not theirs."""
+        model = self._loop.model
+        return [model, *model.metrics_variables, *self._loop.variables()]
 
     def _tell_and_keep(self, event: Event) -> None:
         """Tells an event, and keeps it for the next checkpoints."""
@@ -337,9 +339,7 @@ class Training:
             loop.set_metrics_state(state.group("metrics"))
             self._totals = loop.totals()
             self._totals.set_state(state.group("totals"))
-        for callback, (name, kept) in zip(self._hooks.own, values["callbacks"], strict=False):
-            if type(callback).__name__ == name:
-                put_back_callback(callback, kept, state)
+        put_back_callbacks(self._hooks.own, values["callbacks"], state, self._others())
         put_back_random_state(values["chance"])
         loop.model.stop_training = values["stop_training"]
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import grouped
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import HELD, Variable, held, kept_by_metrics
 from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.jax import bucket, step
 from pipeline.worker.jax.compiled import Steps
@@ -61,18 +62,18 @@ class JaxLoop:
         self.model, self.chief, self.alone = model, chief, alone
         self.train_data, self.validation_data = train, validation
         self.mesh, self._shardings, self.cut, self._alike = mesh, shardings, cut or {}, alike
-        self._variables = (
-            list(model.trainable_variables), list(model.non_trainable_variables), list(model.optimizer.variables),
-            list(model.metrics_variables),
-        )  # fmt: skip
+        listed = [one for group in step.variables_of(model) for one in group]
+        beside = held([model, model.optimizer], [*listed, *model.variables])
+        self._beside = [*kept_by_metrics(model.metrics), *beside]
+        self.groups = step.variables_of(model, beside)
         # The shardings of all of them.
         self.places: step.State = tuple(  # type: ignore[assignment]
-            [self._place(variable) for variable in group] for group in self._variables
+            [self._place(variable) for variable in group] for group in self.groups
         )
-        for group in self._variables:
+        for group in self.groups:
             for variable in group:
                 self._lay(variable)
-        made_of = partial(bucket.made_of, mesh) if bucket.fits(model, mesh) else step.made_of
+        made_of = partial(bucket.made_of, mesh) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
         self._validate: Steps | None = None
         self._results = step.results(model)
@@ -122,7 +123,7 @@ class JaxLoop:
 
     def metrics(self) -> dict[str, float]:
         """The metrics so far, without the loss."""
-        results = self._results([variable.value for variable in self._variables[3]])
+        results = self._results([variable.value for variable in self.groups[3]])
         return flat({name: result for name, result in results.items() if name != "loss"})
 
     def totals(self) -> Totals:
@@ -142,12 +143,16 @@ class JaxLoop:
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables."""
-        return [whole(variable.value) for variable in self._variables[3]]
+        return [whole(variable.value) for variable in self.groups[3]]
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
-        for variable, value in zip(self._variables[3], state, strict=True):
+        for variable, value in zip(self.groups[3], state, strict=True):
             self._put(variable, value)
+
+    def metrics_at_hand(self) -> contextlib.AbstractContextManager[None]:
+        """What is there anyhow: all processes have what metrics count."""
+        return contextlib.nullcontext()
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
@@ -157,19 +162,30 @@ class JaxLoop:
         """The one that updates the weights."""
         return (innermost(self.model.optimizer),)
 
+    def variables(self) -> list[Variable]:
+        """All that training goes on with; all processes have what metrics count, too."""
+        return [variable for group in self.groups for variable in group]
+
+    def value(self, variable: Variable) -> np.ndarray:
+        """A variable's value, whole wherever its parts are; no copy of it where that can be."""
+        value = variable.value
+        return np.asarray(value) if value.is_fully_addressable else whole(value)
+
     def state(self) -> dict[str, np.ndarray]:
-        """The arrays of the model and its optimizer, without its metrics, whole wherever their parts are."""
-        names = ("trained", "other", "optimizer")
+        """The arrays that training goes on with, without its metrics, whole wherever their parts are."""
         return {
             key: array
-            for name, variables in zip(names, self._variables, strict=False)
+            for name, variables in self._kept().items()
             for key, array in grouped(name, [whole(variable.value) for variable in variables]).items()
         }
 
     def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Goes on from what `state` gave, on this mesh or another. Raises `TrainingError` where it does not fit."""
-        for name, variables in zip(("trained", "other", "optimizer"), self._variables, strict=False):
+        for name, variables in self._kept().items():
             found = [array for key, array in arrays.items() if key.startswith(f"{name}/")]
+            if name == HELD and not found:
+                # Those of earlier versions have none.
+                continue
             shapes = [tuple(variable.shape) for variable in variables]
             if [array.shape for array in found] != shapes:
                 raise TrainingError(
@@ -178,6 +194,12 @@ class JaxLoop:
                 )
             for variable, array in zip(variables, found, strict=True):
                 self._put(variable, array)
+
+    def _kept(self) -> dict[str, Sequence[Variable]]:
+        """What a checkpoint holds, by the names of its groups."""
+        trained, _, optimizer, _ = self.groups
+        other = self.model.non_trainable_variables
+        return {"trained": trained, "other": other, "optimizer": optimizer, HELD: self._beside}
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all processes, which call it together."""
@@ -203,13 +225,13 @@ class JaxLoop:
 
     def held_bytes(self) -> int:
         """Bytes of weights and of the optimizer's state that a device holds."""
-        arrays = [variable.value for group in self._variables[:3] for variable in group]
+        arrays = [variable.value for group in self.groups[:3] for variable in group]
         return sum(array.addressable_shards[0].data.nbytes for array in arrays)
 
     def whole_model(self) -> keras.Model:
         """The model with its variables whole on one device of this process, to be saved; training is over."""
         here = jax.local_devices()[0]
-        for group in self._variables:
+        for group in self.groups:
             for variable in group:
                 variable.assign(jax.device_put(whole(variable.value), here))
         return self.model
@@ -220,13 +242,13 @@ class JaxLoop:
         found = []
         for row in rows:
             digest, mine = hashlib.sha256(), set(row)
-            for variable in self._variables[0]:
+            for variable in self.groups[0]:
                 digest.update(np.ascontiguousarray(whole(variable.value, mine)).tobytes())
             found.append(digest.hexdigest()[:16])
         return found
 
     def _steps(self, made: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
-        step_of = partial(made, self.model)
+        step_of = partial(made, self.model, self.groups)
         return Steps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
 
     def _through(self, function: Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
@@ -247,12 +269,12 @@ class JaxLoop:
     def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
         trained, other, optimizer, metrics = (
-            [self._there(variable.value, self._place(variable)) for variable in group] for group in self._variables
+            [self._there(variable.value, self._place(variable)) for variable in group] for group in self.groups
         )
         return trained, other, optimizer, metrics
 
     def _keep(self, state: step.State) -> None:
-        for variables, values in zip(self._variables, state, strict=True):
+        for variables, values in zip(self.groups, state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 

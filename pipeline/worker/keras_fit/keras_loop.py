@@ -16,6 +16,7 @@ from pipeline.private import pythonify_logs
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import Variable
 from pipeline.worker.input.part import Batches
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
 from pipeline.worker.keras_fit.agree import Agree
@@ -228,12 +229,16 @@ class KerasHooks(Callbacks):
         epochs: int,
         steps: int,
         optimizers: Callable[[], Sequence[keras.optimizers.Optimizer]],
+        variables: Callable[[], Sequence[Variable]],
+        value: Callable[[Variable], np.ndarray],
+        metrics: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         known = None if steps == UNTIL_IT_ENDS else steps
         plain = partial(copied, model, loop.spec)
         super().__init__(
-            callbacks, model, send, chief, alone, epochs, known, verbose, plain, tables.weights, optimizers
-        )
+            callbacks, model, send, chief, alone, epochs, known, verbose, plain, tables.weights, optimizers, variables,
+            value, metrics,
+        )  # fmt: skip
         self.epoch, self._initial_epoch, self._without_others = 0, initial_epoch, alone
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self
@@ -272,8 +277,8 @@ class KerasHooks(Callbacks):
         return mine
 
     def _send_restored(self) -> None:
-        """Weights, the optimizer's state and the epoch: `BackupAndRestore` has read them in the first process alone."""
-        self._send_values([*self.model.weights, *self.model.optimizer.variables])
+        """All variables and the epoch: `BackupAndRestore` has read them in the first process alone."""
+        self._send_values(self._variables())
         self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
 
 

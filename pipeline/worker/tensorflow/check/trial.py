@@ -98,11 +98,14 @@ class Trials:
         return trial
 
     def _stateful(self) -> list[keras.Variable]:
-        """The model's variables, without its metrics' and those that count what was drawn."""
+        """The variables of a model and its losses, without its metrics' and those that count what was drawn."""
         layers = self._model._flatten_layers()
         others = [made.state for layer in layers for made in layer._seed_generators]
         passed = {id(variable) for variable in [*self._model.metrics_variables, *others]}
-        return [variable for variable in self._model.variables if id(variable) not in passed]
+        return [variable for variable in (*self._model.variables, *self._beside()) if id(variable) not in passed]
+
+    def _beside(self) -> list[keras.Variable]:
+        return [variable for variable in self._loop.beside if isinstance(variable, keras.Variable)]
 
     @contextmanager
     def _watched(
@@ -112,8 +115,8 @@ class Trials:
         optimizer, variables = self._model.optimizer, self._model.trainable_variables
         attributes = [(layer, dict(vars(layer))) for layer in self._model._flatten_layers()]
         # Those of TensorFlow, which Keras does not know of.
-        raw = [(f"{layer.name}/{name}", value, value.numpy()) for layer, kept in attributes
-               for name, value in kept.items() if isinstance(value, tf.Variable)]  # fmt: skip
+        others = [variable for variable in self._loop.beside if not isinstance(variable, keras.Variable)]
+        raw = [(variable.name, variable, variable.numpy()) for variable in others]
 
         def apply(gradients: Sequence[Addend | None], *given: object) -> None:
             kept = zip(variables, gradients, strict=True)
@@ -164,7 +167,8 @@ class Trials:
         Those of several replicas are read and assigned by all processes together.
         """
         model = self._model
-        variables = [*model.metrics_variables, *(variable for variable in model.variables if not variable.trainable)]
+        others = (variable for variable in model.variables if not variable.trainable)
+        variables = [*model.metrics_variables, *others, *self._beside()]
         variables = list({id(variable): variable for variable in variables}.values())
         kept = [variable.value for variable in variables]
         fresh = [tf.Variable(copies(variable)[0], trainable=False) for variable in variables]
