@@ -73,7 +73,7 @@ class Callbacks:
         """
         self.model, self.chief = model, chief
         self.own = list(callbacks)
-        self._alone = Alone(model, plain or keras.Model, weights)
+        self._alone = Alone(model, plain or keras.Model, weights, value)
         self._optimizers, self._variables, self._value, self._metrics = optimizers, variables, value, metrics
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))

@@ -125,6 +125,10 @@ class Loop(Protocol):
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
 
+    @property
+    def validates(self) -> bool:
+        """True if there is data to `evaluate`, around which others are to call the hooks."""
+
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
 
@@ -192,3 +196,28 @@ def flat(results: Mapping[str, Any]) -> dict[str, float]:
         many = {f"{name}_{index}": float(value) for index, value in enumerate(values.flat)}
         found |= many if values.ndim else {name: float(values)}
     return found
+
+
+class Figures(TypedDict):
+    """What an epoch came to, in training and on held-out data."""
+
+    loss: float | None
+    metrics: dict[str, float]
+    val_loss: float | None
+    val_metrics: dict[str, float]
+
+
+def figures(logs: Mapping[str, float]) -> Figures:
+    """Keras's flat logs as loss, metrics, val_loss and val_metrics.
+
+    >>> figures({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
+    {'loss': 1.0, 'metrics': {'accuracy': 0.5}, 'val_loss': 2.0, 'val_metrics': {}}
+    """
+    own = {name: value for name, value in logs.items() if not name.startswith("val_")}
+    held_out = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
+    return {
+        "loss": own.pop("loss", None),
+        "metrics": own,
+        "val_loss": held_out.pop("loss", None),
+        "val_metrics": held_out,
+    }

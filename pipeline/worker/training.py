@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, 
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Tell
-from pipeline.worker.loop import Call, Loop, TrainingError
+from pipeline.worker.loop import Call, Loop, TrainingError, figures
 from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.state import of_callbacks, of_random_state, put_back_callbacks, put_back_random_state
 
@@ -135,9 +135,9 @@ class Training:
             logs = yield from self._train_epoch()
             logs |= {f"val_{name}": value for name, value in self._validate().items()}
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
-            self.result = {"epochs": self._epoch, **_split(logs), **loop.facts()}
+            self.result = {"epochs": self._epoch, **figures(logs), **loop.facts()}
             if loop.chief:
-                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **_split(logs)))
+                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **figures(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         for optimizer in loop.optimizers():
@@ -207,7 +207,16 @@ class Training:
             yield call
 
     def _validate(self) -> dict[str, float]:
-        """Loss and metrics over the validation data. Who is asked to leave meanwhile leaves as if it had not begun."""
+        """Loss and metrics over the validation data, between the hooks of callbacks that are around one."""
+        if not self._loop.validates:
+            return self._evaluate()
+        self._hooks.call("on_test_begin")
+        logs = self._evaluate()
+        self._hooks.call("on_test_end", logs)
+        return logs
+
+    def _evaluate(self) -> dict[str, float]:
+        """The same. Who is asked to leave meanwhile leaves as if it had not begun."""
         if self._survival is None:
             return self._loop.evaluate(self._steps_per_call, self._tell)
         metrics = self._of_metrics()
@@ -372,28 +381,3 @@ class Training:
     def _active(self) -> float:
         """Seconds that this training has had so far."""
         return self._seconds + self._clock() - self._resumed
-
-
-class Figures(TypedDict):
-    """What an epoch came to, in training and on held-out data."""
-
-    loss: float | None
-    metrics: dict[str, float]
-    val_loss: float | None
-    val_metrics: dict[str, float]
-
-
-def _split(logs: dict[str, float]) -> Figures:
-    """Keras's flat logs as loss, metrics, val_loss and val_metrics.
-
-    >>> _split({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
-    {'loss': 1.0, 'metrics': {'accuracy': 0.5}, 'val_loss': 2.0, 'val_metrics': {}}
-    """
-    own = {name: value for name, value in logs.items() if not name.startswith("val_")}
-    held_out = {name[4:]: value for name, value in logs.items() if name.startswith("val_")}
-    return {
-        "loss": own.pop("loss", None),
-        "metrics": own,
-        "val_loss": held_out.pop("loss", None),
-        "val_metrics": held_out,
-    }

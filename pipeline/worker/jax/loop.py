@@ -104,10 +104,15 @@ class JaxLoop:
         seconds = time.perf_counter() - began - compiling
         return Call(losses[:, None], sizes, seconds, np.full(len(sizes), waited / len(sizes)))
 
+    @property
+    def validates(self) -> bool:
+        """True if there is data to `evaluate`."""
+        return self.validation_data is not None and bool(self.validation_data.layout.examples)
+
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
         data = self.validation_data
-        if data is None or not data.layout.examples:
+        if data is None or not self.validates:
             return {}
         self.reset_metrics()
         if self._validate is None:

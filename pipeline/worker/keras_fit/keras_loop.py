@@ -151,6 +151,11 @@ class KerasLoop(Loop):
                 self._passes.skip()
         return made
 
+    @property
+    def validates(self) -> bool:
+        """Never: `evaluate` calls the hooks itself, those of batches too."""
+        return False
+
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the validation data, where this epoch is due for it."""
         hooks, data = self.running, self._validated

@@ -151,6 +151,11 @@ class Loop:
         """Its compiled function once more, for a model that is called otherwise by now."""
         return self._compile()
 
+    @property
+    def validates(self) -> bool:
+        """True if there is data to `evaluate`."""
+        return bool(self._held_out)
+
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
         if not self._held_out:
@@ -215,10 +220,9 @@ class Loop:
             return
         variables = self._counting()
         before = [np.array(value) for value in self.metrics_state()][: len(variables)]
-        values: list[np.ndarray] = []
-        with metrics.here(variables, before, values) if self.chief else contextlib.nullcontext():
+        after = list(before)
+        with metrics.here(variables, after) if self.chief else contextlib.nullcontext():
             yield
-        after = [np.asarray(value, old.dtype) for value, old in zip(values, before, strict=True)] or before
         changed = np.array([not all(map(np.array_equal, before, after))], np.float64)
         if self.alone:
             self.set_metrics_state(after)

@@ -45,12 +45,11 @@ def scheduled_steps(
     `gradient_bits` 16, gradients travel as bfloat16.
     """
     call = caller(model)
-    variables = model.trainable_variables
     updates = innermost(model.optimizer).iterations.value
 
     def replica_step(batch: Batch, state: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        counts = metrics.CountedApart(model, counted, state)
+        counts, variables = metrics.CountedApart(model, counted, state), model.trainable_variables
         before = updates.read_value()
         with tf.control_dependencies([before]), counts.updated(), tf.GradientTape() as tape:
             y_pred = call(x, training=True)

@@ -42,7 +42,10 @@ def value_of(variable: Variable) -> np.ndarray:
 
 def variables_of(model: keras.Model, beside: Sequence[Variable]) -> list[Variable]:
     """All variables that training goes on with: a model's, its optimizers', and those held `beside` them."""
-    return [*(variable for variables in _parts(model).values() for variable in variables), *beside]
+    # In an order that freezing a layer leaves as it is.
+    counted = {id(variable) for variable in model.metrics_variables}
+    own = [variable for variable in model.variables if id(variable) not in counted]
+    return [*own, *(variable for optimizer in optimizers(model) for variable in optimizer.variables), *beside]
 
 
 def of_model(model: keras.Model, beside: Sequence[Variable] = ()) -> dict[str, np.ndarray]:

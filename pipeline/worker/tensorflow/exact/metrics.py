@@ -92,8 +92,8 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
 
 
 @contextlib.contextmanager
-def here(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], after: list[np.ndarray]) -> Iterator[None]:
-    """Inside, metrics' variables have these values in this process alone; `after` gets what they come to."""
+def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Iterator[None]:
+    """Inside, metrics' variables have these values in this process alone; `values` gets what they come to."""
     kept = [variable.value for variable in variables]
     own = [tf.Variable(value, dtype=one.dtype, trainable=False) for one, value in zip(variables, values, strict=True)]
     try:
@@ -104,7 +104,7 @@ def here(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], afte
     finally:
         for variable, value in zip(variables, kept, strict=True):
             vars(variable)["_value"] = value
-        after += [value.numpy() for value in own]
+        values[:] = [made.numpy().astype(value.dtype) for made, value in zip(own, values, strict=True)]
 
 
 def counted(model: keras.Model) -> list[keras.Variable]:
