@@ -70,6 +70,8 @@ class JaxLoop:
         self.places: step.State = tuple(  # type: ignore[assignment]
             [self._place(variable) for variable in group] for group in self.groups
         )
+        # The arrays that are this loop's own, and that a step may take over.
+        self._own: dict[int, Any] = {}
         for group in self.groups:
             for variable in group:
                 self._lay(variable)
@@ -273,21 +275,23 @@ class JaxLoop:
 
     def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
-        trained, other, optimizer, metrics = (
-            [self._there(variable.value, self._place(variable)) for variable in group] for group in self.groups
-        )
+        trained, other, optimizer, metrics = ([self._there(variable) for variable in group] for group in self.groups)
         return trained, other, optimizer, metrics
 
     def _keep(self, state: step.State) -> None:
         for variables, values in zip(self.groups, state, strict=True):
             for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+                self._assign(variable, value)
+
+    def _assign(self, variable: Variable, value: Any) -> None:
+        variable.assign(value)
+        self._own[id(variable)] = variable.value
 
     def _lay(self, variable: keras.Variable) -> None:
         """Puts what a variable has where it is to be, without a copy where it is there already."""
         value, place = variable.value, self._place(variable)
         there = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
-        variable.assign(there)
+        self._assign(variable, there)
         if value.nbytes >= LARGE:
             del value
             _give_back()
@@ -297,16 +301,19 @@ class JaxLoop:
         # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
         here = place.is_fully_addressable
         # `may_alias=False` would share NumPy's memory all the same.
-        variable.assign(jax.device_put(jnp.array(array), place) if here else step.over(array, place))
+        self._assign(variable, jax.device_put(jnp.array(array), place) if here else step.over(array, place))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
-    @staticmethod
-    def _there(value: Any, sharding: NamedSharding) -> Any:
-        """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device."""
+    def _there(self, variable: Variable) -> Any:
+        """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device.
+
+        It may be another variable's value, too, which a step must not take over.
+        """
+        value, sharding = variable.value, self._place(variable)
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
-            return value
+            return value if value is self._own.get(id(variable)) else jnp.copy(value)
         return step.over(np.asarray(value), sharding)
 
 

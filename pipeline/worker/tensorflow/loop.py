@@ -96,7 +96,7 @@ class Loop:
         )
         self._train = self._compile()
         # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
-        self.beside, self._counted_beside = held_beside(model, self._metrics_variables())
+        self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
@@ -260,7 +260,7 @@ class Loop:
         return self.model.metrics_variables  # type: ignore[no-any-return]
 
     def _counting(self) -> list[keras.Variable]:
-        return [*self._metrics_variables(), *self._counted_beside]
+        return [*self._metrics_variables(), *self.counted_beside]
 
     def _sums_of_metrics(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self._counting()]

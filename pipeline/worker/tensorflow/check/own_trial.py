@@ -143,6 +143,7 @@ class OwnTrials:
             *of_metrics,
             *of_optimizers,
             *self._loop.beside,
+            *self._loop.counted_beside,
         ]
         return list({id(variable): variable for variable in found}.values())
 

@@ -142,7 +142,9 @@ class Trials:
     def _put_back(self, trial: Trial) -> Iterator[None]:
         """Inside, the first value is kept of each variable that is assigned; afterwards it has it again."""
         before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        kept, metrics = keras_variables.Variable.assign, {id(variable) for variable in self._model.metrics_variables}
+        beside = self._loop.counted_beside
+        kept, metrics = keras_variables.Variable.assign, {id(one) for one in (*self._model.metrics_variables, *beside)}
+        counted = [(copy, copy.numpy()) for variable in beside for copy in copies(variable)]
 
         def assign(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
             if id(variable) not in metrics and id(variable) not in before:
@@ -159,6 +161,8 @@ class Trials:
                 if number in compared:
                     trial.state[variable.path] = [tf.convert_to_tensor(copy).numpy() for copy in copies(variable)]
                 variable.assign(value.numpy())
+            for copy, number_there in counted:
+                copy.assign(number_there)
 
     @contextmanager
     def _own_state(self, trial: Trial) -> Iterator[None]:
@@ -168,7 +172,7 @@ class Trials:
         """
         model = self._model
         others = (variable for variable in model.variables if not variable.trainable)
-        variables = [*model.metrics_variables, *others, *self._beside()]
+        variables = [*model.metrics_variables, *others, *self._beside(), *self._loop.counted_beside]
         variables = list({id(variable): variable for variable in variables}.values())
         kept = [variable.value for variable in variables]
         fresh = [tf.Variable(copies(variable)[0], trainable=False) for variable in variables]
