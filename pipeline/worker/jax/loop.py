@@ -101,6 +101,12 @@ class JaxLoop:
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
+        if not self._train.compiling and len(self.model.trainable_variables) != len(self.groups[0]):
+            raise TrainingError(
+                f"Expected callbacks to leave what is trained as it was built under backend=jax, received a model of "
+                f"{len(self.model.trainable_variables)} trainable variables that was built with "
+                f"{len(self.groups[0])}. Try layer.trainable=False in model.build."
+            )
         began = time.perf_counter()
         losses, sizes, waited, compiling = self._through(self._train, self._reader, count)
         seconds = time.perf_counter() - began - compiling

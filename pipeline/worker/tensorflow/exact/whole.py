@@ -115,6 +115,8 @@ class _Thread(threading.local):
     """Each replica is traced in a thread of its own."""
 
     whole: Whole | None = None
+    # Is what is computed of the whole global batch?
+    as_one = False
 
 
 _thread = _Thread()
@@ -122,12 +124,51 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def of_step(whole: Whole) -> Iterator[Whole]:
-    """Inside, this replica makes a step on its part of such a global batch."""
+    """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
+    _answer()
     kept, _thread.whole = _thread.whole, whole
     try:
         yield whole
     finally:
         _thread.whole = kept
+
+
+@contextlib.contextmanager
+def as_one_device() -> Iterator[None]:
+    """Inside, what is computed is of the whole global batch, and whoever asks for it has it already."""
+    _thread.as_one = True
+    try:
+        yield
+    finally:
+        _thread.as_one = False
+
+
+def _answer() -> None:
+    """Has TensorFlow's own ways of asking other replicas, which a person's loss may go, know the batch of the step.
+
+    Its `all_gather` fails between processes where batches in one compiled loop are of several sizes.
+    """
+    context = tf.distribute.ReplicaContext
+    if hasattr(context.all_gather, "answers_for"):
+        return
+    gather, reduce = context.all_gather, context.all_reduce
+
+    def all_gather(
+        self: tf.distribute.ReplicaContext, value: Nested[tf.Tensor], axis: int, options: object = None
+    ) -> Nested[tf.Tensor]:
+        if _thread.as_one:
+            return value
+        whole = _thread.whole
+        known = whole is not None and axis == 0 and all(whole.has(leaf) for leaf in tf.nest.flatten(value))
+        return whole.of(value) if whole is not None and known else gather(self, value, axis, options)
+
+    def all_reduce(
+        self: tf.distribute.ReplicaContext, reduce_op: object, value: Nested[tf.Tensor], options: object = None
+    ) -> Nested[tf.Tensor]:
+        return value if _thread.as_one else reduce(self, reduce_op, value, options)
+
+    all_gather.answers_for = gather  # type: ignore[attr-defined]
+    context.all_gather, context.all_reduce = all_gather, all_reduce
 
 
 def current() -> Whole | None:
