@@ -1,4 +1,4 @@
-"""A training that goes on with more than weights: what a loss, a regularizer, a function, metrics and a callback hold."""
+"""A training that goes on with more than weights: with what losses, regularizers, metrics and callbacks hold."""
 
 import os
 import signal

@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import beside
-import keras
 import numpy as np
 import pytest
 from conftest import QUICK, Ran

@@ -246,7 +246,7 @@ def test_losses_of_a_batch_as_a_whole_are_told_of_and_exact_where_outputs_are_ga
 
 
 def asking(how: str) -> Callable[[Any, Any], Any]:
-    """A loss that asks the other replicas by itself: each example beside those of all; all of them; how many there are."""
+    """A loss that asks other replicas by itself: of each example beside those of all, of all, or for their number."""
 
     def loss(y_true, y_pred):
         replica = tf.distribute.get_replica_context()
