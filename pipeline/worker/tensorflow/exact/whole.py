@@ -62,6 +62,16 @@ class Whole:
 
         return keras.tree.map_structure(lambda value: None if value is None else cut(value), values)
 
+    def counting(self, value: tf.Tensor) -> tf.Tensor:
+        """The value, through which nothing flows back from a replica without examples."""
+        return tf.where(self.share > 0, value, tf.stop_gradient(value))
+
+    def here_alone(self, value: tf.Tensor) -> tf.Tensor:
+        """A value of this replica, which is 0 where it has no examples."""
+        if not isinstance(value, tf.Tensor):
+            return value
+        return tf.where(self.share > 0, value, tf.zeros_like(value))
+
     def has(self, value: tf.Tensor) -> bool:
         """Is this a value for each of this replica's examples, as far as its shape says?"""
         return len(value.shape) > 0 and value.shape[0] == self._rows
@@ -159,15 +169,22 @@ def _answer() -> None:
         if _thread.as_one:
             return value
         whole = _thread.whole
-        known = whole is not None and axis == 0 and all(whole.has(leaf) for leaf in tf.nest.flatten(value))
-        return whole.of(value) if whole is not None and known else gather(self, value, axis, options)
+        if whole is None or axis != 0 or not all(whole.has(leaf) for leaf in tf.nest.flatten(value)):
+            return gather(self, value, axis, options)
+        return tf.nest.map_structure(whole.counting, whole.of(value))
 
     def all_reduce(
         self: tf.distribute.ReplicaContext, reduce_op: object, value: Nested[tf.Tensor], options: object = None
     ) -> Nested[tf.Tensor]:
-        return value if _thread.as_one else reduce(self, reduce_op, value, options)
+        if _thread.as_one:
+            return value
+        is_sum = str(getattr(reduce_op, "value", reduce_op)).upper() == "SUM"
+        if _thread.whole is not None and is_sum:
+            value = tf.nest.map_structure(_thread.whole.here_alone, value)
+        return reduce(self, reduce_op, value, options)
 
-    all_gather.answers_for = gather  # type: ignore[attr-defined]
+    # What the sums of a step are made by, which are of what counts alone.
+    all_gather.answers_for, all_reduce.answers_for = gather, reduce  # type: ignore[attr-defined]
     context.all_gather, context.all_reduce = all_gather, all_reduce
 
 
