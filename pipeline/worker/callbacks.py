@@ -79,6 +79,7 @@ class Callbacks:
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
         # What a step that is not yet traced reads, and code of a person's own may change.
         self._plain = plain_values([model]) if self._shares and any(map(is_own, callbacks)) else {}
+        self._is_traced = False
         self._send = send
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(
@@ -98,6 +99,7 @@ class Callbacks:
 
     def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
+        self._is_traced |= hook == "on_train_batch_end"
         watched = self._shares and self.chief and (self._batches_matter or "batch" not in hook)
         before = self._values() if watched else []
         words = {name: place.get() for name, place in self._plain.items()} if watched else {}
@@ -117,15 +119,15 @@ class Callbacks:
     def _changed(self, before: Mapping[str, Plain]) -> dict[str, Plain]:
         """Numbers and words that were others `before`, by their names. Raises `TrainingError` for what is none."""
         now = {name: self._plain[name].get() for name in before}
-        changed = {name: value for name, value in now.items() if value is not before[name] and value != before[name]}
-        for name, value in changed.items():
-            if not isinstance(value, PLAIN):
+        other = {name: value for name, value in now.items() if value is not before[name]}
+        for name, value in other.items():
+            if not isinstance(value, PLAIN) and not self._is_traced:
                 raise TrainingError(
                     f"Expected callbacks to change variables and numbers that are there when training begins, of which "
                     f"all processes learn, received {name.rpartition('/')[2]}, which one has made a "
                     f"{type(value).__name__}. Try making it in model.build."
                 )
-        return changed
+        return {name: value for name, value in other.items() if isinstance(value, PLAIN) and value != before[name]}
 
     def _obey(self, changed: list[bool], words: Mapping[str, Plain]) -> None:
         """Has all processes stop, take the first one's learning rates, and take its values of what was changed."""

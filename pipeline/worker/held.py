@@ -168,7 +168,8 @@ def _of_function(function: FunctionType) -> Iterator[Place]:
     yield from (Place(function, name) for name in ("__closure__", "__defaults__", "__kwdefaults__"))
     names = list(dict.fromkeys(_names(function.__code__)))
     for name in names:
-        value = function.__globals__.get(name)
+        # What a function imports itself is no name of its module.
+        value = function.__globals__.get(name, sys.modules.get(name))
         if not isinstance(value, ModuleType):
             yield from [Place(function.__globals__, name)] if name in function.__globals__ else []
         elif value.__name__.partition(".")[0] not in PASSED_OVER | {"keras"}:

@@ -1,9 +1,5 @@
 """A training that goes on with more than weights: with what losses, regularizers, metrics and callbacks hold."""
 
-import os
-import signal
-from pathlib import Path
-
 import keras
 import numpy as np
 from keras import ops
@@ -127,20 +123,6 @@ class Changing(keras.callbacks.Callback):
         for variable in self.model.optimizer.variables:
             if "momentum" in variable.path:
                 variable.assign(0.5 * variable)
-
-
-class Killing(keras.callbacks.Callback):
-    """Kills the run once, at the start of its last epoch."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = Path(path)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == EPOCHS - 1 and not self.path.exists():
-            self.path.touch()
-            os.kill(os.getppid(), signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def examples():

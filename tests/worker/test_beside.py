@@ -5,11 +5,12 @@ from importlib.util import find_spec
 import beside
 import numpy as np
 import pytest
-from conftest import QUICK, Ran
+from conftest import QUICK, Ran, sampled
 from test_exact import last, weights
 
 TRAINED = (
     "data.build._target_=beside.examples", "data.shuffle=false", f"train.epochs={beside.EPOCHS}", "train.check=off",
+    f"train.global_batch={beside.BATCH}",
 )  # fmt: skip
 CHANGED = ("model.build._target_=beside.net", "train.callbacks=[{_target_: beside.Changing}]")
 JAX = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
@@ -41,7 +42,7 @@ def in_keras():
 )
 def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras, layout):
     expected, logs = in_keras
-    ran: Ran = pipeline(*QUICK, *TRAINED, *CHANGED, *layout, f"train.global_batch={beside.BATCH}")
+    ran: Ran = pipeline(*QUICK, *TRAINED, *CHANGED, *layout)
     assert ran.code == 0, ran.err
     (folder,) = ran.run_folders
     for ours, theirs in zip(weights(folder), expected, strict=True):
@@ -51,3 +52,21 @@ def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras
     ours |= {f"val_{name}": value for name, value in epoch["val_metrics"].items()}
     assert ours == pytest.approx(logs, rel=TOLERANCE, abs=TOLERANCE)
     assert len({digest for event in ran.events("finished") for digest in event["weights"]}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["changed", "running"])
+def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, kind):
+    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    mark, changing = tmp_path / "died", "{_target_: beside.Changing}, " if kind == "changed" else ""
+    model = CHANGED[:1] if kind == "changed" else ("model.build._target_=beside.running", "train.gather=true")
+    asked = (*QUICK, "resume=never", *TRAINED, *model, f"strategy={strategy}", "workers=2", "train.steps_per_call=1", "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
+    whole: Ran = pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]")
+    assert whole.code == 0, whole.err
+    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: whole.Dies, mark: {mark}}}]")
+    assert died.code == 0, died.err
+    assert mark.exists()
+    for ours, theirs in zip(*map(weights, died.run_folders), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    first, second = (last(folder, "epoch") for folder in died.run_folders)
+    assert {**first, "seconds": 0, "time": 0} == {**second, "seconds": 0, "time": 0}
