@@ -60,7 +60,8 @@ def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, k
     (strategy,) = sampled(("mirrored", "multi_worker"), 1)
     mark, changing = tmp_path / "died", "{_target_: beside.Changing}, " if kind == "changed" else ""
     model = CHANGED[:1] if kind == "changed" else ("model.build._target_=beside.running", "train.gather=true")
-    asked = (*QUICK, "resume=never", *TRAINED, *model, f"strategy={strategy}", "workers=2", "train.steps_per_call=1", "checkpoint.every_steps=4", "train.deterministic=true")  # fmt: skip
+    steps = ("train.steps_per_call=1", "checkpoint.every_steps=4", "train.deterministic=true")
+    asked = (*QUICK, "resume=never", *TRAINED, *model, *steps, f"strategy={strategy}", "workers=2")
     whole: Ran = pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]")
     assert whole.code == 0, whole.err
     died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: whole.Dies, mark: {mark}}}]")

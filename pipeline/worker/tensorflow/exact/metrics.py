@@ -104,7 +104,10 @@ def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Itera
     finally:
         for variable, value in zip(variables, kept, strict=True):
             vars(variable)["_value"] = value
-        values[:] = [made.numpy().astype(value.dtype) for made, value in zip(own, values, strict=True)]
+        for place, made in enumerate(variable.numpy() for variable in own):
+            # What was kept in more digits stays as it was.
+            if not np.array_equal(made, values[place].astype(made.dtype)):
+                values[place] = made.astype(values[place].dtype)
 
 
 def counted(model: keras.Model) -> list[keras.Variable]:
