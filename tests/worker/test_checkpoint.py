@@ -491,6 +491,20 @@ def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
     assert mine[2].drawn == mine[0].drawn
 
 
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_with_though_it_holds_no_variables_of_losses(tmp_path):
+    told, options = Told(), CASES["what losses, metrics and callbacks hold"]
+    with pytest.raises(Preempted):
+        ran(training(tmp_path, told, **options, epochs=1, leave=lambda: max(losses(told), default=0) >= 2))
+    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
+    assert state is not None
+    assert [name for name in state.arrays if "held/" in name] == [
+        "callback/0.held/00000", "held/00000", "held/00001", "held/00002",
+    ]  # fmt: skip
+    earlier = State(state.values, {name: array for name, array in state.arrays.items() if "held/" not in name})
+    _, rest = ran(training(tmp_path, told, earlier, **options, epochs=1))
+    assert rest.result["epochs"] == 1
+
+
 def test_a_model_that_has_changed_is_refused(tmp_path):
     told = Told()
     with pytest.raises(Preempted):
