@@ -226,7 +226,7 @@ def lent(
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     kept: list[tuple[object, str, object]] = []
     try:
-        with strategy.scope(), separable.asking_nobody():
+        with strategy.scope(), separable.asking_nobody(made):
             _check_distribution()
             check_optimizer(made.optimizer)
             check_batches(made)

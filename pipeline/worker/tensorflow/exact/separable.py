@@ -87,6 +87,8 @@ class Values:
 
 # What a loss may ask other replicas for in turn, each after the answer to the one before.
 MOST_EXCHANGES = 8
+# The attribute under which a model keeps that a loss of it does so.
+ASKS_AS = "_asks_others_of_pipeline"
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 # What has a value on some of the examples, and the sum of their weights where they have any.
@@ -132,22 +134,34 @@ def together(tried: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]
 
 
 @contextlib.contextmanager
-def asking_nobody() -> Iterator[None]:
-    """Inside, a loss that asks other replicas finds itself alone where no step is made, as while a model is built."""
-    kept = tf.distribute.get_replica_context
-    tf.distribute.get_replica_context = lambda: kept() or _Pretended(0, [[]])
+def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
+    """Inside, a loss that asks other replicas finds itself alone where no step is made, as while a model is built.
+
+    The model, if it is there already, is remembered to have such a loss.
+    """
+    kept, asked = tf.distribute.get_replica_context, list[tf.Tensor]()
+    tf.distribute.get_replica_context = lambda: kept() or _Pretended(0, [[]], asked)
     try:
         yield
     finally:
         tf.distribute.get_replica_context = kept
+        if asked and model is not None:
+            # Past Keras's own setter, which would track it.
+            vars(model)[ASKS_AS] = True
+
+
+def asks_others(model: keras.Model) -> bool:
+    """True if a loss of the model has been found to ask other replicas by itself."""
+    return bool(vars(model).get(ASKS_AS))
 
 
 class _Pretended:
     """A replica's context, to whom others answer what they have given before: nothing at first."""
 
-    def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]]) -> None:
+    def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]], asked: list[tf.Tensor] | None = None) -> None:
+        """`asked` gets what it asks others for, in turn."""
         self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(given)
-        self._given, self.asked = given, list[tf.Tensor]()
+        self._given, self.asked = given, list[tf.Tensor]() if asked is None else asked
 
     def all_gather(self, value: Nested[tf.Tensor], axis: int, options: object = None) -> Nested[tf.Tensor]:
         """The values of all replicas, one after the other."""
