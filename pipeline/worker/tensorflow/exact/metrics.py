@@ -233,7 +233,8 @@ def _numbers(model: keras.Model, own: Sequence[keras.metrics.Metric], examples: 
     try:
         for metric in own:
             vars(metric)["update_state"] = partial(note, metric)
-        with keras.StatelessScope(_zeros(model.metrics_variables), collect_losses=True):
+        state = [*_zeros(model.metrics_variables), *_as_they_are(model.trainable_variables)]
+        with keras.StatelessScope(state, collect_losses=True):
             _step(model, examples)
     finally:
         for metric in own:
@@ -264,6 +265,8 @@ class _Try:
     metrics: Sequence[keras.metrics.Metric]
     update: Callable[[Batch], object]
     examples: Batch
+    # Which it reads: a scope without state knows of those alone that it is given, for penalties on weights.
+    weights: Sequence[keras.Variable] = ()
 
 
 def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
@@ -277,7 +280,7 @@ def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
             if not _is_known(metric):
                 yield _Try([metric], partial(_update, metric), given)
     if own := _own(model):
-        yield _Try(own, partial(_step, model), separable.made_up((x, y, weights), seed))
+        yield _Try(own, partial(_step, model), separable.made_up((x, y, weights), seed), model.trainable_variables)
 
 
 def _is_known(metric: keras.metrics.Metric) -> bool:
@@ -354,6 +357,10 @@ def _fresh(metric: keras.metrics.Metric) -> State:
     return [np.array(scope.get_current_value(variable), np.float64) for variable in metric.variables]
 
 
+def _as_they_are(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, keras.Variable]]:
+    return [(variable, variable) for variable in variables]
+
+
 def _zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
     return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
 
@@ -364,7 +371,7 @@ def _after(tried: _Try, fresh: Sequence[State], *batches: Batch) -> list[State]:
     values = [value for state in fresh for value in state]
     for batch in batches:
         state = [(variable, tf.cast(value, variable.dtype)) for variable, value in zip(variables, values, strict=True)]
-        with keras.StatelessScope(state, collect_losses=True) as scope:
+        with keras.StatelessScope([*state, *_as_they_are(tried.weights)], collect_losses=True) as scope:
             tried.update(batch)
         values = [np.array(scope.get_current_value(variable), np.float64) for variable in variables]
     counts = np.cumsum([len(state) for state in fresh])[:-1]
