@@ -116,7 +116,8 @@ class Trials:
         attributes = [(layer, dict(vars(layer))) for layer in self._model._flatten_layers()]
         # Those of TensorFlow, which Keras does not know of.
         others = [variable for variable in self._loop.beside if not isinstance(variable, keras.Variable)]
-        raw = [(variable.name, variable, variable.numpy()) for variable in others]
+        names = {id(value): f"{layer.name}/{name}" for layer, kept in attributes for name, value in kept.items()}
+        raw = [(names.get(id(variable), variable.name), variable, variable.numpy()) for variable in others]
 
         def apply(gradients: Sequence[Addend | None], *given: object) -> None:
             kept = zip(variables, gradients, strict=True)
