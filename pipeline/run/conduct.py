@@ -28,7 +28,7 @@ from pipeline.run.watch import Failure
 
 # What the learning rate is multiplied by when training goes back to a checkpoint because it diverged.
 ROLLBACK_SCALE = 0.5
-UNLIKE = "The replicas ended with different weights: something in the model is not synchronised."
+UNLIKE = "The replicas ended with different weights: something that steps go by is not the same on all of them."
 
 
 def conduct(

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from pipeline.private_keras import keras_variables
+from pipeline.worker.held import Variable, held, kept_by_metrics
 from pipeline.worker.loop import TrainingError
 from pipeline.worker.state import of_random_state, put_back_random_state
 
@@ -32,10 +33,15 @@ class Alone:
         model: keras.Model,
         make: Callable[[], keras.Model],
         weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
+        value: Callable[[Variable], np.ndarray] = keras.ops.convert_to_numpy,
     ) -> None:
-        """`weights` are the values of a model's variables, in the order that the copy has them."""
-        self._model, self._make, self._weights = model, make, weights
+        """`weights` are the values of a model's variables, in the order that the copy has them, and `value` that of any
+        other.
+        """
+        self._model, self._make, self._weights, self._value = model, make, weights, value
         self._copy: keras.Model | None = None
+        # Variables of losses and the like, and the copy's.
+        self._pairs: list[tuple[Variable, Variable]] = []
 
     @contextlib.contextmanager
     def answers(self) -> Iterator[None]:
@@ -58,7 +64,12 @@ class Alone:
                 vars(self._model).pop(name, None)
 
     def _answer(self, name: str, *arguments: object, **named: object) -> object:
-        return getattr(self._up_to_date(), name)(*arguments, **named)
+        answer = getattr(self._up_to_date(), name)(*arguments, **named)
+        for mine, its in self._pairs:
+            # A loss may change its own, wherever it is computed.
+            if not np.array_equal(self._value(mine), made := keras.ops.convert_to_numpy(its)):
+                mine.assign(made)
+        return answer
 
     def _refuse(self, name: str, *arguments: object, **named: object) -> None:
         raise TrainingError(
@@ -74,6 +85,18 @@ class Alone:
                 self._copy = self._make()
             finally:
                 put_back_random_state(state)
+            pairs = list(zip(_beside(self._model), _beside(self._copy), strict=False))
+            self._pairs = [
+                (mine, its) for mine, its in pairs if mine is not its and tuple(mine.shape) == tuple(its.shape)
+            ]
+        for mine, its in self._pairs:
+            its.assign(self._value(mine))
         for value, variable in zip(self._weights(self._model), self._copy.weights, strict=True):
             variable.assign(value)
         return self._copy
+
+
+def _beside(model: keras.Model) -> list[Variable]:
+    """The variables that a model's loss and metrics go by and that are no weights."""
+    listed = [*model.variables, *model.metrics_variables, model.optimizer]
+    return [*kept_by_metrics(model.metrics), *held([model], listed)]

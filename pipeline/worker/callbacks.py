@@ -1,9 +1,12 @@
 """Runs Keras callbacks once, in the first process, and lets every process obey what they decide.
 
-A callback may end training, set the learning rate or change weights. After each hook those three are sent from the
-first process to the others in one reduction; with one process nothing is sent.
+A callback may end training, set the learning rate or change any variable that training goes on with. After each hook
+the first two are sent from the first process to the others in one reduction, and then the variables that were changed;
+with one process nothing is sent.
 """
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,11 +14,14 @@ import keras
 import numpy as np
 
 from pipeline.worker.alone import Alone, weights_of
+from pipeline.worker.held import PLAIN, Plain, Variable, plain_values
 from pipeline.worker.loop import TrainingError
 
 # What every process calls with arrays of equal types and shapes; each gets the first one's.
 Agree: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
+# Sent from the first process in pieces of so many 8-byte numbers.
+PIECE = 1 << 22
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
@@ -53,20 +59,27 @@ class Callbacks:
         plain: Callable[[], keras.Model] | None = None,
         weights: Callable[[keras.Model], list[np.ndarray]] = weights_of,
         optimizers: Callable[[], Sequence[keras.optimizers.Optimizer]] = tuple,
+        variables: Callable[[], Sequence[Variable]] = tuple,
+        value: Callable[[Variable], np.ndarray] = keras.ops.convert_to_numpy,
+        metrics: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """`send` gives all processes the first one's values; `steps` is the number of steps in an epoch; `alone` says
         that there is no other process.
 
         `verbose` is that of Keras's own fit, whose progress bar the first process then shows. `plain` makes the model
         once more, outside the strategy, for callbacks that evaluate, with the `weights` of the other one. The
-        learning rates are those of the `optimizers`.
+        learning rates are those of the `optimizers`. All agree on the `variables`, of which `value` gives the values.
+        Inside `metrics` the first process may read and change what metrics count; all enter it together.
         """
         self.model, self.chief = model, chief
         self.own = list(callbacks)
-        self._alone = Alone(model, plain or keras.Model, weights)
-        self._optimizers = optimizers
+        self._alone = Alone(model, plain or keras.Model, weights, value)
+        self._optimizers, self._variables, self._value, self._metrics = optimizers, variables, value, metrics
         self._shares = bool(callbacks) and not alone
         self._batches_matter = any(map(_may_change_weights_at_batches, callbacks))
+        # What a step that is not yet traced reads, and code of a person's own may change.
+        self._plain = plain_values([model]) if self._shares and any(map(is_own, callbacks)) else {}
+        self._is_traced = False
         self._send = send
         model.stop_training = False
         self._list = keras.callbacks.CallbackList(
@@ -98,35 +111,77 @@ class Callbacks:
 
     def call(self, hook: str, *arguments: int | Mapping[str, float]) -> None:
         """Runs `hook`, such as "on_epoch_end", and makes its decisions everybody's."""
-        watched = self._shares and (self._batches_matter or "batch" not in hook)
-        before = self._weights() if watched and self.chief else []
-        if self.chief:
-            with self._alone.answers():
-                getattr(self._list, hook)(*arguments)
+        self._is_traced |= hook == "on_train_batch_end"
+        watched = self._shares and self.chief and (self._batches_matter or "batch" not in hook)
+        before = self._values() if watched else []
+        words = {name: place.get() for name, place in self._plain.items()} if watched else {}
+        with self._metrics() if self._is_of_own(hook) else contextlib.nullcontext():
+            if self.chief:
+                with self._alone.answers():
+                    getattr(self._list, hook)(*arguments)
         if self._shares:
-            after = self._weights() if before else []
-            changed = any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
-            self._obey(changed)
+            after = self._values() if before else []
+            self._obey([not _is_same(old, new) for old, new in zip(before, after, strict=True)], self._changed(words))
 
-    def _obey(self, changed: bool) -> None:
+    def _is_of_own(self, hook: str) -> bool:
+        """True if code of a person's own runs in a hook."""
+        hooks = TRAIN_BATCH_HOOKS if hook in TRAIN_BATCH_HOOKS else (hook,)
+        return any(is_own(callback) and overrides(callback, hooks) for callback in self.own)
+
+    def _changed(self, before: Mapping[str, Plain]) -> dict[str, Plain]:
+        """Numbers and words that were others `before`, by their names. Raises `TrainingError` for what is none."""
+        now = {name: self._plain[name].get() for name in before}
+        other = {name: value for name, value in now.items() if value is not before[name]}
+        for name, value in other.items():
+            if not isinstance(value, PLAIN) and not self._is_traced:
+                raise TrainingError(
+                    f"Expected callbacks to change variables and numbers that are there when training begins, of which "
+                    f"all processes learn, received {name.rpartition('/')[2]}, which one has made a "
+                    f"{type(value).__name__}. Try making it in model.build."
+                )
+        return {name: value for name, value in other.items() if isinstance(value, PLAIN) and value != before[name]}
+
+    def _obey(self, changed: list[bool], words: Mapping[str, Plain]) -> None:
+        """Has all processes stop, take the first one's learning rates, and take its values of what was changed."""
+        text = json.dumps(words).encode() if words else b""
         rates = [optimizer._learning_rate for optimizer in self._optimizers()]
         fixed = [rate for rate in rates if isinstance(rate, keras.Variable)]
-        mine = [float(self.model.stop_training), float(changed), *(float(_value(rate)) for rate in fixed)]
+        if changed:
+            told = {id(rate) for rate in fixed}
+            pairs = zip(self._variables(), changed, strict=True)
+            changed = [is_changed and id(variable) not in told for variable, is_changed in pairs]
+        mine = [self.model.stop_training, any(changed), len(text), *(_number(rate) for rate in fixed)]
         (decided,) = self._send([np.array(mine, np.float64)])
-        stop, changed_there, *learning_rates = np.asarray(decided)
+        stop, changed_there, length, *learning_rates = np.asarray(decided)
         self.model.stop_training = bool(stop)
         for rate, learning_rate in zip(fixed, learning_rates, strict=True):
-            if np.float32(learning_rate) != np.float32(_value(rate)):
+            if np.float32(learning_rate) != np.float32(_number(rate)):
                 rate.assign(learning_rate)
         if changed_there:
-            self._send_values(self.model.weights)
+            variables = self._variables()
+            (which,) = self._send([np.array(changed or [False] * len(variables), np.float64)])
+            self._send_values([one for one, is_changed in zip(variables, np.asarray(which), strict=True) if is_changed])
+        if length:
+            found = json.loads(self._sent(text.ljust(int(length))))
+            for name in found if not self.chief else ():
+                self._plain[name].put(found[name])
 
-    def _send_values(self, variables: list[keras.Variable]) -> None:
-        for variable, value in zip(variables, self._send([_value(variable) for variable in variables]), strict=True):
-            variable.assign(value)
+    def _send_values(self, variables: Sequence[Variable]) -> None:
+        """Gives variables the first process's values, of any type, which travel as their bytes."""
+        values = [self._value(variable) for variable in variables]
+        data, start = self._sent(b"".join(value.tobytes() for value in values)), 0
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(np.frombuffer(data, value.dtype, value.size, start).reshape(value.shape))
+            start += value.nbytes
 
-    def _weights(self) -> list[np.ndarray]:
-        return [_value(variable) for variable in self.model.weights]
+    def _sent(self, data: bytes) -> bytes:
+        """The first process's bytes, of which all have as many."""
+        words = np.frombuffer(data.ljust(-(-len(data) // 8) * 8, b"\0"), np.int64)
+        pieces = [words[start : start + PIECE] for start in range(0, len(words), PIECE)]
+        return b"".join(np.asarray(self._send([piece])[0]).tobytes() for piece in pieces)[: len(data)]
+
+    def _values(self) -> list[np.ndarray]:
+        return [self._value(variable) for variable in self._variables()]
 
 
 class Watched(list[keras.callbacks.Callback]):
@@ -144,8 +199,15 @@ class Watched(list[keras.callbacks.Callback]):
                 self.stopped_by = type(callback).__name__
 
 
-def _value(variable: keras.Variable | float) -> np.ndarray:
-    return np.array(keras.ops.convert_to_numpy(variable))
+def _number(rate: keras.Variable | float) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(rate))
+
+
+def _is_same(old: np.ndarray, new: np.ndarray) -> bool:
+    """True if two values are the same to the last bit, as they are where they lie in the same memory."""
+    if old.__array_interface__["data"] == new.__array_interface__["data"]:
+        return True
+    return np.array_equal(old.reshape(-1).view(np.uint8), new.reshape(-1).view(np.uint8))
 
 
 def overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:

@@ -1,5 +1,6 @@
 """What a training needs of an engine's loop, and what a call of the loop comes to, whichever engine makes it."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import Variable
 from pipeline.worker.model_error import TrainingError as TrainingError
 
 # What a step may wait for a batch that is there: TensorFlow's iterator takes 0.1 to 0.4 ms to hand one over on CPU.
@@ -120,6 +122,10 @@ class Loop(Protocol):
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
 
+    @property
+    def validates(self) -> bool:
+        """True if there is data to `evaluate`, around which others are to call the hooks."""
+
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
 
@@ -144,14 +150,23 @@ class Loop(Protocol):
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
 
+    def metrics_at_hand(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the first process may read and change what metrics count, over all replicas; all enter together."""
+
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
 
     def optimizers(self) -> Sequence[keras.optimizers.Optimizer]:
         """Those that update the weights, the first of which is told of."""
 
+    def variables(self) -> Sequence[Variable]:
+        """All that training goes on with, of losses and metrics too, without what metrics count."""
+
+    def value(self, variable: Variable) -> np.ndarray:
+        """A variable's value in this process, which need not be a copy."""
+
     def state(self) -> dict[str, np.ndarray]:
-        """The arrays of the model and its optimizer, without its metrics, by name."""
+        """The arrays of all that training goes on with, without what metrics count, by name."""
 
     def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Goes on from what `state` gave, also on other devices. Raises `TrainingError` where it does not fit."""
@@ -189,10 +204,10 @@ class Figures(TypedDict):
     val_metrics: dict[str, float]
 
 
-def split(logs: dict[str, float]) -> Figures:
-    """Returns Keras's flat logs as loss, metrics, val_loss and val_metrics.
+def figures(logs: Mapping[str, float]) -> Figures:
+    """Keras's flat logs as loss, metrics, val_loss and val_metrics.
 
-    >>> split({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
+    >>> figures({"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0})
     {'loss': 1.0, 'metrics': {'accuracy': 0.5}, 'val_loss': 2.0, 'val_metrics': {}}
     """
     own = {name: value for name, value in logs.items() if not name.startswith("val_")}

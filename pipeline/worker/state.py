@@ -2,14 +2,15 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
 from pipeline.private_keras import global_state
-from pipeline.worker.checkpoint import State, dtype_of
+from pipeline.worker.checkpoint import State, dtype_of, grouped
+from pipeline.worker.held import HELD, held
 
 _ARRAY, _TUPLE = "__array__", "__tuple__"
 _MONITORS = "__monitors__"
@@ -37,8 +38,43 @@ def put_back_random_state(values: Mapping[str, Any]) -> None:
         own.state.assign(np.array(values["keras"], own.state.dtype))
 
 
-def of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str, Plain], dict[str, np.ndarray]]:
-    """(plain values, arrays) of those attributes of a callback that are numbers, words, arrays, or made of them."""
+def of_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback], others: Sequence[object]
+) -> tuple[list[tuple[str, dict[str, Plain]]], dict[str, np.ndarray]]:
+    """(class and plain values of each callback, arrays of all): what they remember in attributes that are numbers,
+    words, arrays, or made of them, and in variables that they hold beside those that `others` do.
+    """
+    kept, arrays = list[tuple[str, dict[str, Plain]]](), dict[str, np.ndarray]()
+    for number, callback in enumerate(callbacks):
+        values, found = _of_callback(callback, f"callback/{number}")
+        variables = [np.array(keras.ops.convert_to_numpy(one)) for one in held([callback], known=others)]
+        kept.append((type(callback).__name__, values))
+        arrays |= found | grouped(_held_by(number), variables)
+    return kept, arrays
+
+
+def put_back_callbacks(
+    callbacks: Sequence[keras.callbacks.Callback],
+    kept: Sequence[tuple[str, Mapping[str, Plain]]],
+    state: State,
+    others: Sequence[object],
+) -> None:
+    """Gives those callbacks what `of_callbacks` took that are of the same class as then."""
+    for number, (callback, (name, values)) in enumerate(zip(callbacks, kept, strict=False)):
+        if type(callback).__name__ != name:
+            continue
+        _put_back_callback(callback, values, state)
+        variables, arrays = held([callback], known=others), state.group(_held_by(number))
+        if [tuple(variable.shape) for variable in variables] == [array.shape for array in arrays]:
+            for variable, array in zip(variables, arrays, strict=True):
+                variable.assign(array)
+
+
+def _held_by(number: int) -> str:
+    return f"callback/{number}.{HELD}"
+
+
+def _of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str, Plain], dict[str, np.ndarray]]:
     values: dict[str, Plain] = {_MONITORS: getattr(callback, "monitor_op", None) is not None}
     arrays: dict[str, np.ndarray] = {}
     for key, value in vars(callback).items():
@@ -53,8 +89,7 @@ def of_callback(callback: keras.callbacks.Callback, name: str) -> tuple[dict[str
     return values, arrays
 
 
-def put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, Plain], state: State) -> None:
-    """Gives a callback what `of_callback` took."""
+def _put_back_callback(callback: keras.callbacks.Callback, values: Mapping[str, Plain], state: State) -> None:
     if values.get(_MONITORS):
         # Keras sets these up at the end of the first epoch, which changes the sign of what they then compare with.
         callback._set_monitor_op()

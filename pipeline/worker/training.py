@@ -15,9 +15,9 @@ from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, 
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import Checkpointer, State, grouped
 from pipeline.worker.engine import Tell
-from pipeline.worker.loop import Call, Loop, TrainingError, split
+from pipeline.worker.loop import Call, Loop, TrainingError, figures
 from pipeline.worker.same import NEVER, SameWeights
-from pipeline.worker.state import of_callback, of_random_state, put_back_callback, put_back_random_state
+from pipeline.worker.state import of_callbacks, of_random_state, put_back_callbacks, put_back_random_state
 from pipeline.worker.variables import state_bytes
 
 # So many events of steps and epochs go with a checkpoint.
@@ -122,7 +122,8 @@ class Training:
         loop = self._loop
         self._hooks = hooks = self._make_hooks(
             self._callbacks, loop.model, loop.from_first, loop.chief, loop.alone, self._epochs, loop.steps_per_epoch,
-            optimizers=loop.optimizers,
+            optimizers=loop.optimizers, variables=loop.variables, value=loop.value,
+            metrics=loop.metrics_at_hand,
         )  # fmt: skip
         hooks.call("on_train_begin")
         self._epoch = first = hooks.first_epoch
@@ -137,9 +138,9 @@ class Training:
             logs = yield from self._train_epoch()
             logs |= {f"val_{name}": value for name, value in self._validate().items()}
             self._epoch, self._in_epoch, self._examples = self._epoch + 1, 0, 0
-            self.result = {"epochs": self._epoch, **split(logs), **loop.facts()}
+            self.result = {"epochs": self._epoch, **figures(logs), **loop.facts()}
             if loop.chief:
-                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **split(logs)))
+                self._tell_and_keep(Epoch(self._epoch, self._done, seconds=self._active() - began, **figures(logs)))
             hooks.call("on_epoch_end", self._epoch - 1, logs)
             self._after_epoch(logs)
         for optimizer in filter(lambda one: one.built, loop.optimizers()):
@@ -222,7 +223,16 @@ class Training:
             yield call
 
     def _validate(self) -> dict[str, float]:
-        """Loss and metrics over the validation data. Who is asked to leave meanwhile leaves as if it had not begun."""
+        """Loss and metrics over the validation data, between the hooks of callbacks that are around one."""
+        if not self._loop.validates:
+            return self._evaluate()
+        self._hooks.call("on_test_begin")
+        logs = self._evaluate()
+        self._hooks.call("on_test_end", logs)
+        return logs
+
+    def _evaluate(self) -> dict[str, float]:
+        """The same. Who is asked to leave meanwhile leaves as if it had not begun."""
         if self._survival is None:
             return self._loop.evaluate(self._steps_per_call, self._tell)
         metrics = self._of_metrics()
@@ -298,9 +308,8 @@ class Training:
 
     def _state(self, metrics: Mapping[str, np.ndarray], best: Mapping[str, float] | None) -> State:
         assert self._survival is not None
-        loop, own = self._loop, self._hooks.own
-        names = [type(callback).__name__ for callback in own]
-        callbacks = [of_callback(callback, f"callback/{number}") for number, callback in enumerate(own)]
+        loop = self._loop
+        callbacks, arrays = of_callbacks(self._hooks.own, self._others())
         values = {
             **self._survival.about,
             "time": time.time(),
@@ -316,15 +325,17 @@ class Training:
             "stopped_by": self._hooks.watched.stopped_by,
             "cut": self._cut,
             "rate_scale": self._survival.rate_scale,
-            "callbacks": [[name, kept] for name, (kept, _) in zip(names, callbacks, strict=True)],
+            "callbacks": callbacks,
             "chance": of_random_state(),
             "counts": loop.counts(),
             "told": [to_plain(event) for event in self._recent],
         }
-        arrays = loop.state() | dict(metrics)
-        for _, found in callbacks:
-            arrays |= found
-        return State(values, arrays)
+        return State(values, arrays | loop.state() | dict(metrics))
+
+    def _others(self) -> list[object]:
+        """What callbacks may refer to and is not theirs."""
+        model = self._loop.model
+        return [model, *model.metrics_variables, *self._loop.variables()]
 
     def _tell_and_keep(self, event: Event) -> None:
         """Tells an event, and keeps it for the next checkpoints."""
@@ -361,9 +372,7 @@ class Training:
             loop.set_metrics_state(state.group("metrics"))
             self._totals = loop.totals()
             self._totals.set_state(state.group("totals"))
-        for callback, (name, kept) in zip(self._hooks.own, values["callbacks"], strict=False):
-            if type(callback).__name__ == name:
-                put_back_callback(callback, kept, state)
+        put_back_callbacks(self._hooks.own, values["callbacks"], state, self._others())
         put_back_random_state(values["chance"])
         loop.model.stop_training = values["stop_training"]
         self._hooks.watched.stopped_by = values.get("stopped_by", self._hooks.watched.stopped_by)

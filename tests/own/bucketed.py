@@ -157,10 +157,8 @@ def compared(model, mesh):
 
     everywhere = step.everywhere(mesh)
     over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(OVER))
-    groups = (
-        model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables,
-    )  # fmt: skip
-    state = tuple([jax.device_put(one.value + 0, everywhere) for one in group] for group in groups)
+    variables = step.variables_of(model)
+    state = tuple([jax.device_put(one.value + 0, everywhere) for one in group] for group in variables)
     # As in the midst of an epoch.
     state[3][:] = [value + 3 for value in state[3]]
     far = {}
@@ -169,7 +167,9 @@ def compared(model, mesh):
         if weighted:
             batch = (*batch, np.linspace(0, 1, batch[1].size, dtype=np.float32).reshape(batch[1].shape))
         batch = jax.device_put(batch, over if count % 2 == 0 else everywhere)
-        with_it, without = jax.jit(partial(bucket.made_of, mesh, model)), jax.jit(partial(step.made_of, model))
+        with_it, without = (
+            jax.jit(partial(made_of, model, variables)) for made_of in (partial(bucket.made_of, mesh), step.made_of)
+        )
         far[kind] = max(
             float(np.max(np.abs(np.asarray(one) - np.asarray(other)), initial=0))
             for one, other in zip(*(jax.tree.leaves(made(state, batch)) for made in (with_it, without)), strict=True)
@@ -189,7 +189,7 @@ def main(out):
     import numpy as np
     from jax.sharding import Mesh
 
-    from pipeline.worker.jax import bucket
+    from pipeline.worker.jax import bucket, step
     from pipeline.worker.jax.devices import BATCH as OVER
     from pipeline.worker.jax.devices import MODEL
 
@@ -201,8 +201,8 @@ def main(out):
     for name, expected, model in models():
         model._symbolic_build(data_batch=batch_of(model, 2))
         model.optimizer.build(model.trainable_variables)
-        found[name] = {"expected": expected, "fits": bucket.fits(model, mirrored)}
-        found[name]["others"] = bucket.fits(model, one) or bucket.fits(model, cut)
+        found[name] = {"expected": expected, "fits": bucket.fits(model, step.variables_of(model), mirrored)}
+        found[name]["others"] = any(bucket.fits(model, step.variables_of(model), mesh) for mesh in (one, cut))
         if expected:
             found[name] |= compared(model, mirrored)
     Path(out).write_text(json.dumps(found))

@@ -81,6 +81,8 @@ def training(
     labels: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
     share: float | None = None,
+    loss: Callable[[], Any] = lambda: None,
+    metrics: Callable[[], Any] = lambda: None,
 ) -> tuple[keras.Model, Training]:
     """A training of `network` that goes on from `state`, in the first of all processes."""
     keras.utils.clear_session()
@@ -91,8 +93,9 @@ def training(
     if labels:
         part = (part[0] * labels, part[1])
     model, outputs = build.model(
-        lambda: network()[0], strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), rate_scale=rate_scale
-    )
+        lambda: network()[0], strategy, (tf.zeros((2, 6)), tf.zeros((2,), tf.int32)), optimizer(), None, loss(),
+        metrics(), rate_scale,
+    )  # fmt: skip
     layout = Layout(BATCH, replicas=1, first=0, local=1, counts=(EXAMPLES,))
     position = BEGINNING if state is None else Position(state.values["epoch"], state.values["examples"])
     loop = Loop(
@@ -135,6 +138,50 @@ def losses(told: Told) -> dict[int, float]:
     }
 
 
+class Remembering(keras.losses.Loss):
+    """Divides by a running mean of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [keras.Variable(1.0, trainable=False), tf.Variable(1.0, trainable=False)]
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        found = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+        self.scales[0].assign(0.9 * self.scales[0] + 0.1 * keras.ops.mean(found))
+        return found / self.scales[0] * self.scales[1]
+
+
+class Above(keras.metrics.Metric):
+    """Counts outputs above a threshold, which stays from epoch to epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="above")
+        self.threshold, self.found = keras.Variable(0.2, trainable=False), self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.found.assign_add(keras.ops.sum(keras.ops.cast(y_pred > self.threshold, "float32")))
+
+    def result(self) -> Any:
+        return self.found.value
+
+    def reset_state(self) -> None:
+        self.found.assign(0.0)
+
+
+class Raising(keras.callbacks.Callback):
+    """Raises what a loss and a metric go by with a variable of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = {"factors": [keras.Variable(1.0)]}
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.kept["factors"][0].assign_add(0.3)
+        self.model.loss.scales[1].assign(self.kept["factors"][0])
+        (above,) = (one for one in self.model._compile_metrics.metrics if one.name == "above")
+        above.threshold.assign(0.2 * self.kept["factors"][0])
+
+
 def patient() -> list[Any]:
     return [
         keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
@@ -154,6 +201,11 @@ CASES = {
     "a loss scale": {"policy": "mixed_float16"},
     "averaged weights": {"optimizer": lambda: keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=4)},
     "steps, not epochs": {"epochs": None, "steps": 13},
+    "what losses, metrics and callbacks hold": {
+        "callbacks": lambda: [Raising()],
+        "loss": Remembering,
+        "metrics": lambda: [Above()],
+    },
 }
 
 
@@ -163,6 +215,7 @@ CASES = {
     [
         ("adam", 4),
         ("adam", 5),
+        ("what losses, metrics and callbacks hold", 8),
         *sampled(
             (
                 ("a data set", 7),
@@ -505,6 +558,20 @@ def test_random_numbers_of_callbacks_go_on_where_they_were(tmp_path):
     random.seed(99)
     ran(training(tmp_path, told, state, callbacks=callbacks))
     assert mine[2].drawn == mine[0].drawn
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_with_though_it_holds_no_variables_of_losses(tmp_path):
+    told, options = Told(), CASES["what losses, metrics and callbacks hold"]
+    with pytest.raises(Preempted):
+        ran(training(tmp_path, told, **options, epochs=1, leave=lambda: max(losses(told), default=0) >= 2))
+    state = Checkpointer(Checkpoints(folder=str(tmp_path)), told).last()
+    assert state is not None
+    assert [name for name in state.arrays if "held/" in name] == [
+        "callback/0.held/00000", "held/00000", "held/00001", "held/00002",
+    ]  # fmt: skip
+    earlier = State(state.values, {name: array for name, array in state.arrays.items() if "held/" not in name})
+    _, rest = ran(training(tmp_path, told, earlier, **options, epochs=1))
+    assert rest.result["epochs"] == 1
 
 
 def test_a_model_that_has_changed_is_refused(tmp_path):

@@ -245,6 +245,29 @@ def test_losses_of_a_batch_as_a_whole_are_told_of_and_exact_where_outputs_are_ga
     assert told.endswith("Try train.gather=true, or gather=True in pipeline.fit.")
 
 
+def asking(how: str) -> Callable[[Any, Any], Any]:
+    """A loss that asks other replicas by itself: of each example beside those of all, of all, or for their number."""
+
+    def loss(y_true, y_pred):
+        replica = tf.distribute.get_replica_context()
+        if how == "count":
+            squares = ops.sum(ops.square(y_pred - ops.cast(ops.reshape(y_true, (-1, 1)), y_pred.dtype)))
+            return squares / replica.all_reduce("sum", ops.cast(ops.shape(y_pred)[0], y_pred.dtype))
+        labels, outputs = replica.all_gather(ops.reshape(y_true, (-1,)), 0), replica.all_gather(y_pred, 0)
+        mine, own = (labels, outputs) if how == "whole" else (ops.reshape(y_true, (-1,)), y_pred)
+        alike = ops.cast(ops.equal(mine[:, None], labels[None, :]), "float32")
+        near = ops.log_softmax(ops.matmul(own, ops.transpose(outputs)), -1)
+        return -ops.sum(alike * near, -1) / ops.sum(alike, -1)
+
+    return loss
+
+
+@pytest.mark.parametrize("how", ["pairs", *(pytest.param(how, marks=pytest.mark.slow) for how in ("whole", "count"))])
+def test_a_loss_that_asks_other_replicas_by_itself_is_one_device_s_and_nothing_is_told(mirrored, how):
+    for gather in (False, True):
+        assert_same(mirrored, lambda: plain(asking(how), outputs=4), CLASSES, gather=gather)
+
+
 def test_what_a_layer_adds_of_the_batch_as_a_whole_is_told_of(mirrored):
     _, _, (told,) = trained(mirrored, lambda: adding("as a whole"), Y, None, 20)
     assert "received what as_a_whole adds to the loss, which depends on the batch as a whole" in told

@@ -39,16 +39,16 @@ LOSSES = frozenset({
 })  # fmt: skip
 
 
-def made_of(mesh: Mesh, model: keras.Model, state: step.State, batch: Any) -> step.Made:
+def made_of(mesh: Mesh, model: keras.Model, variables: step.Variables, state: step.State, batch: Any) -> step.Made:
     """As `step.made_of`, of a model that `fits`."""
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     parts, (trainable, other, _, metrics) = mesh.shape[BATCH], state
     if weights is not None or any(leaf.shape[0] % parts for leaf in jax.tree.leaves(batch)):
-        return step.made_of(model, state, batch)
+        return step.made_of(model, variables, state, batch)
 
     def of_part(state: step.State, batch: Any) -> Any:
         none = [jnp.zeros(one.shape, one.dtype) for one in metrics]
-        loss, gradients, _, added = step.made_of(model, (*state[:3], none), batch)
+        loss, gradients, _, added = step.made_of(model, variables, (*state[:3], none), batch)
         return jax.lax.psum(_packed([loss, *gradients, *added]), BATCH)
 
     whole = PartitionSpec()
@@ -62,15 +62,15 @@ def made_of(mesh: Mesh, model: keras.Model, state: step.State, batch: Any) -> st
     return loss, gradients, other, [old + new for old, new in zip(metrics, added, strict=True)]
 
 
-def fits(model: keras.Model, mesh: Mesh) -> bool:
+def fits(model: keras.Model, variables: step.Variables, mesh: Mesh) -> bool:
     """Do a model's gradients travel so, and is it then trained as it would be otherwise?"""
-    trainable, metrics = model.trainable_variables, model._compile_metrics
+    (trainable, other, _, counted), metrics = variables, model._compile_metrics
     return (
         on_cpu(mesh)
         and mesh.shape[BATCH] > 1
         and mesh.shape[MODEL] == 1
-        and all(variable.dtype == "float32" for variable in (*trainable, *model.metrics_variables))
-        and not model.non_trainable_variables
+        and all(variable.dtype == "float32" for variable in (*trainable, *counted))
+        and not other
         and not model.losses
         and _is_of_examples(model)
         and _is_mean(model)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from pipeline.record.events import Beat
 from pipeline.worker.checkpoint import grouped
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import HELD, Variable, held, kept_by_metrics
 from pipeline.worker.input.layout import BEGINNING, Position
 from pipeline.worker.jax import bucket, step
 from pipeline.worker.jax.compiled import Steps
@@ -61,18 +62,20 @@ class JaxLoop:
         self.model, self.chief, self.alone, self._optimizers = model, chief, alone, updating(model.optimizer)
         self.train_data, self.validation_data = train, validation
         self.mesh, self._shardings, self.cut, self._alike = mesh, shardings, cut or {}, alike
-        self._variables = (
-            list(model.trainable_variables), list(model.non_trainable_variables), list(model.optimizer.variables),
-            list(model.metrics_variables),
-        )  # fmt: skip
+        listed = [one for group in step.variables_of(model) for one in group]
+        beside = held([model, model.optimizer], [*listed, *model.variables])
+        self._beside = [*kept_by_metrics(model.metrics), *beside]
+        self.groups = step.variables_of(model, beside)
         # The shardings of all of them.
         self.places: step.State = tuple(  # type: ignore[assignment]
-            [self._place(variable) for variable in group] for group in self._variables
+            [self._place(variable) for variable in group] for group in self.groups
         )
-        for group in self._variables:
+        # The arrays that are this loop's own, and that a step may take over.
+        self._own: dict[int, Any] = {}
+        for group in self.groups:
             for variable in group:
                 self._lay(variable)
-        made_of = partial(bucket.made_of, mesh) if bucket.fits(model, mesh) else step.made_of
+        made_of = partial(bucket.made_of, mesh) if bucket.fits(model, self.groups, mesh) else step.made_of
         self._train = self._steps(partial(step.train, made_of=made_of), train)
         self._validate: Steps | None = None
         self._results = step.results(model)
@@ -98,15 +101,26 @@ class JaxLoop:
 
     def call(self, count: int, wanted: int = 0) -> Call:
         """Trains `count` steps on the batches that follow those of the call before."""
+        if not self._train.compiling and len(self.model.trainable_variables) != len(self.groups[0]):
+            raise TrainingError(
+                f"Expected callbacks to leave what is trained as it was built under backend=jax, received a model of "
+                f"{len(self.model.trainable_variables)} trainable variables that was built with "
+                f"{len(self.groups[0])}. Try layer.trainable=False in model.build."
+            )
         began = time.perf_counter()
         losses, sizes, waited, compiling = self._through(self._train, self._reader, count)
         seconds = time.perf_counter() - began - compiling
         return Call(losses[:, None], sizes, seconds, np.full(len(sizes), waited / len(sizes)))
 
+    @property
+    def validates(self) -> bool:
+        """True if there is data to `evaluate`."""
+        return self.validation_data is not None and bool(self.validation_data.layout.examples)
+
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part; empty where there is none."""
         data = self.validation_data
-        if data is None or not data.layout.examples:
+        if data is None or not self.validates:
             return {}
         self.reset_metrics()
         if self._validate is None:
@@ -122,7 +136,7 @@ class JaxLoop:
 
     def metrics(self) -> dict[str, float]:
         """The metrics so far, without the loss."""
-        results = self._results([variable.value for variable in self._variables[3]])
+        results = self._results([variable.value for variable in self.groups[3]])
         return flat({name: result for name, result in results.items() if name != "loss"})
 
     def totals(self) -> Totals:
@@ -142,12 +156,16 @@ class JaxLoop:
 
     def metrics_state(self) -> list[np.ndarray]:
         """The values of the metrics' variables."""
-        return [whole(variable.value) for variable in self._variables[3]]
+        return [whole(variable.value) for variable in self.groups[3]]
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave."""
-        for variable, value in zip(self._variables[3], state, strict=True):
+        for variable, value in zip(self.groups[3], state, strict=True):
             self._put(variable, value)
+
+    def metrics_at_hand(self) -> contextlib.AbstractContextManager[None]:
+        """What is there anyhow: all processes have what metrics count."""
+        return contextlib.nullcontext()
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
@@ -157,19 +175,30 @@ class JaxLoop:
         """Returns those that update the weights."""
         return self._optimizers
 
+    def variables(self) -> list[Variable]:
+        """All that training goes on with; all processes have what metrics count, too."""
+        return [variable for group in self.groups for variable in group]
+
+    def value(self, variable: Variable) -> np.ndarray:
+        """A variable's value, whole wherever its parts are; no copy of it where that can be."""
+        value = variable.value
+        return np.asarray(value) if value.is_fully_addressable else whole(value)
+
     def state(self) -> dict[str, np.ndarray]:
-        """The arrays of the model and its optimizer, without its metrics, whole wherever their parts are."""
-        names = ("trained", "other", "optimizer")
+        """The arrays that training goes on with, without its metrics, whole wherever their parts are."""
         return {
             key: array
-            for name, variables in zip(names, self._variables, strict=False)
+            for name, variables in self._kept().items()
             for key, array in grouped(name, [whole(variable.value) for variable in variables]).items()
         }
 
     def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Goes on from what `state` gave, on this mesh or another. Raises `TrainingError` where it does not fit."""
-        for name, variables in zip(("trained", "other", "optimizer"), self._variables, strict=False):
+        for name, variables in self._kept().items():
             found = [array for key, array in arrays.items() if key.startswith(f"{name}/")]
+            if name == HELD and not found:
+                # Those of earlier versions have none.
+                continue
             shapes = [tuple(variable.shape) for variable in variables]
             if [array.shape for array in found] != shapes:
                 raise TrainingError(
@@ -178,6 +207,12 @@ class JaxLoop:
                 )
             for variable, array in zip(variables, found, strict=True):
                 self._put(variable, array)
+
+    def _kept(self) -> dict[str, Sequence[Variable]]:
+        """What a checkpoint holds, by the names of its groups."""
+        trained, _, optimizer, _ = self.groups
+        other = self.model.non_trainable_variables
+        return {"trained": trained, "other": other, "optimizer": optimizer, HELD: self._beside}
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all processes, which call it together."""
@@ -203,13 +238,13 @@ class JaxLoop:
 
     def held_bytes(self) -> int:
         """Bytes of weights and of the optimizer's state that a device holds."""
-        arrays = [variable.value for group in self._variables[:3] for variable in group]
+        arrays = [variable.value for group in self.groups[:3] for variable in group]
         return sum(array.addressable_shards[0].data.nbytes for array in arrays)
 
     def whole_model(self) -> keras.Model:
         """The model with its variables whole on one device of this process, to be saved; training is over."""
         here = jax.local_devices()[0]
-        for group in self._variables:
+        for group in self.groups:
             for variable in group:
                 variable.assign(jax.device_put(whole(variable.value), here))
         return self.model
@@ -220,13 +255,13 @@ class JaxLoop:
         found = []
         for row in rows:
             digest, mine = hashlib.sha256(), set(row)
-            for variable in self._variables[0]:
+            for variable in self.groups[0]:
                 digest.update(np.ascontiguousarray(whole(variable.value, mine)).tobytes())
             found.append(digest.hexdigest()[:16])
         return found
 
     def _steps(self, made: Callable[..., tuple[step.State, Any]], data: Data) -> Steps:
-        step_of = partial(made, self.model)
+        step_of = partial(made, self.model, self.groups)
         return Steps(step_of, self.mesh, self.values(), of_batch(data), data.layout.steps, self._alike)
 
     def _through(self, function: Steps, reader: Reader, count: int) -> tuple[np.ndarray, np.ndarray, float, float]:
@@ -246,21 +281,23 @@ class JaxLoop:
 
     def values(self) -> step.State:
         """The values of all variables, where the compiled functions take them."""
-        trained, other, optimizer, metrics = (
-            [self._there(variable.value, self._place(variable)) for variable in group] for group in self._variables
-        )
+        trained, other, optimizer, metrics = ([self._there(variable) for variable in group] for group in self.groups)
         return trained, other, optimizer, metrics
 
     def _keep(self, state: step.State) -> None:
-        for variables, values in zip(self._variables, state, strict=True):
+        for variables, values in zip(self.groups, state, strict=True):
             for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+                self._assign(variable, value)
+
+    def _assign(self, variable: Variable, value: Any) -> None:
+        variable.assign(value)
+        self._own[id(variable)] = variable.value
 
     def _lay(self, variable: keras.Variable) -> None:
         """Puts what a variable has where it is to be, without a copy where it is there already."""
         value, place = variable.value, self._place(variable)
         there = jax.device_put(value, place) if place.is_fully_addressable else step.over(np.asarray(value), place)
-        variable.assign(there)
+        self._assign(variable, there)
         if value.nbytes >= LARGE:
             del value
             _give_back()
@@ -270,16 +307,19 @@ class JaxLoop:
         # Copied: what is NumPy's is not handed on by a step, whose first one would hold the whole state twice.
         here = place.is_fully_addressable
         # `may_alias=False` would share NumPy's memory all the same.
-        variable.assign(jax.device_put(jnp.array(array), place) if here else step.over(array, place))
+        self._assign(variable, jax.device_put(jnp.array(array), place) if here else step.over(array, place))
 
     def _place(self, variable: keras.Variable) -> NamedSharding:
         return self._shardings.get(id(variable)) or step.everywhere(self.mesh)
 
-    @staticmethod
-    def _there(value: Any, sharding: NamedSharding) -> Any:
-        """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device."""
+    def _there(self, variable: Variable) -> Any:
+        """The value where it is to be: whoever assigns to a variable, as a callback, puts it on one device.
+
+        It may be another variable's value, too, which a step must not take over.
+        """
+        value, sharding = variable.value, self._place(variable)
         if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
-            return value
+            return value if value is self._own.get(id(variable)) else jnp.copy(value)
         return step.over(np.asarray(value), sharding)
 
 

@@ -7,6 +7,7 @@ import jax
 import keras
 
 from pipeline.worker import blocks
+from pipeline.worker.held import held
 
 
 def forget(model: keras.Model) -> None:
@@ -15,7 +16,8 @@ def forget(model: keras.Model) -> None:
 
 
 def _forgetful(block: keras.layers.Layer, kept: blocks.Call) -> blocks.Call:
-    changed = block.non_trainable_variables
+    listed = [*block.non_trainable_variables, *block.metrics_variables]
+    changed = [*listed, *held([block], [*listed, *block.trainable_variables])]
 
     @functools.wraps(kept)
     def call(*args: Any, **given: Any) -> Any:

@@ -52,7 +52,7 @@ def _step(loop: JaxLoop) -> tuple[Moment, int]:
     """(what a step holds on a device beside variables and slots, operations of it before XLA joins them)."""
     replicas, held, operations = loop.mesh.shape[BATCH], [], 0
     # Traced anew: the model may be called otherwise by now.
-    trained = partial(step.train, loop.model)
+    trained = partial(step.train, loop.model, loop.groups)
     for examples in (FEW, MANY):
         made = lowered(trained, loop.mesh, loop.places, *_shapes(loop, examples * replicas))
         operations, told = made.as_text().count("\n"), made.compile().memory_analysis()

@@ -12,52 +12,98 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# The values of trainable, other, optimizer's and metrics' variables.
+from pipeline.worker.held import Variable
+
+# A model's trainable variables, all others that a step may read, the optimizer's and the metrics'.
+Variables: TypeAlias = tuple[list[Variable], list[Variable], list[Variable], list[Variable]]
+# The values of these.
 State: TypeAlias = tuple[list[Any], list[Any], list[Any], list[Any]]
 # (state, a batch) -> (state, its loss)
 Step: TypeAlias = Callable[[State, Any], tuple[State, Any]]
 # What a batch makes of a model: its loss, the gradients, and the values of other and of metrics' variables.
 Made: TypeAlias = tuple[Any, list[Any], list[Any], list[Any]]
+# (model, its variables, their values, a batch) -> what it makes of the model
+MadeOf: TypeAlias = Callable[[keras.Model, Variables, State, Any], Made]
 
 
-def made_of(model: keras.Model, state: State, batch: Any) -> Made:
+def made_of(model: keras.Model, variables: Variables, state: State, batch: Any) -> Made:
     """What a batch makes of a model, before its weights are updated."""
-    trainable, other, optimizer, metrics = state
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    differentiated = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
-    (_, (loss, y_pred, other, metrics)), gradients = differentiated(
-        trainable, other, metrics, x, y, weights, training=True, optimizer_variables=optimizer
-    )
-    return loss, gradients, other, _counted(model, metrics, x, y, y_pred, weights)
+
+    def scaled(trainable: list[Any]) -> tuple[Any, tuple[Any, Any, State]]:
+        before = (trainable, *state[1:])
+        with _scope(variables, before, collect_losses=True) as scope:
+            loss, y_pred = _forward(model, scope, batch, training=True)
+            return model.optimizer.scale_loss(loss), (loss, y_pred, _values(variables, scope))
+
+    (_, (loss, y_pred, after)), gradients = jax.value_and_grad(scaled, has_aux=True)(state[0])
+    _, other, _, metrics = _counted(model, variables, (*state[:1], *after[1:]), batch, y_pred)
+    return loss, gradients, other, metrics
 
 
 def train(
-    model: keras.Model, state: State, batch: Any, made_of: Callable[[keras.Model, State, Any], Made] = made_of
+    model: keras.Model, variables: Variables, state: State, batch: Any, made_of: MadeOf = made_of
 ) -> tuple[State, Any]:
     """(state, loss) after the model has been trained on a batch."""
     trainable, _, optimizer, _ = state
-    loss, gradients, other, metrics = made_of(model, state, batch)
+    loss, gradients, other, metrics = made_of(model, variables, state, batch)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
     return (list(trainable), list(other), list(optimizer), list(metrics)), loss
 
 
-def validate(model: keras.Model, state: State, batch: Any) -> tuple[State, Any]:
-    """The same without training: the metrics alone change."""
-    trainable, other, optimizer, metrics = state
+def validate(model: keras.Model, variables: Variables, state: State, batch: Any) -> tuple[State, Any]:
+    """The same without training: weights and slots stay as they are."""
+    with _scope(variables, state, collect_losses=True) as scope:
+        loss, y_pred = _forward(model, scope, batch, training=False)
+        after = _values(variables, scope)
+    _, other, _, metrics = _counted(model, variables, (*state[:1], *after[1:]), batch, y_pred)
+    return (state[0], other, state[2], metrics), loss
+
+
+def variables_of(model: keras.Model, beside: Sequence[Variable] = ()) -> Variables:
+    """A model's variables and its optimizer's; those held `beside` them are among the others."""
+    return (
+        list(model.trainable_variables), [*model.non_trainable_variables, *beside], list(model.optimizer.variables),
+        list(model.metrics_variables),
+    )  # fmt: skip
+
+
+def _forward(model: keras.Model, scope: keras.StatelessScope, batch: Any, training: bool) -> tuple[Any, Any]:
+    """(the loss, what the model returns) of a batch, in a scope that has the values of all variables.
+
+    As Keras's own `stateless_call` and `stateless_compute_loss`, which know of the model's weights alone: what a layer
+    or a loss does to any other variable would be lost, and what it reads of one be a constant.
+    """
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    _, (loss, y_pred, _, metrics) = model.compute_loss_and_updates(
-        trainable, other, metrics, x, y, weights, training=False
-    )
-    return (trainable, other, optimizer, _counted(model, metrics, x, y, y_pred, weights)), loss
+    given = {"training": training} if model._call_has_training_arg else {}
+    call = model.call if model.dtype_policy.quantization_mode is None else model.quantized_call
+    if model._remat_mode is not None:
+        call = model.rematerialized_call(call, x, **given)
+    y_pred = call(x, **given)
+    added, scope.collect_losses = model.losses, False
+    vars(model)["_losses_override"] = added
+    try:
+        loss = model._compute_loss(x, y, y_pred, sample_weight=weights, training=training)
+    finally:
+        vars(model)["_losses_override"] = []
+    return loss, y_pred
 
 
-def _counted(model: keras.Model, metrics: Sequence[Any], x: Any, y: Any, y_pred: Any, weights: Any) -> list[Any]:
-    """The metrics' variables once a batch is counted."""
-    variables = model.metrics_variables
-    with keras.StatelessScope(state_mapping=list(zip(variables, metrics, strict=True))) as scope:
+def _counted(model: keras.Model, variables: Variables, state: State, batch: Any, y_pred: Any) -> State:
+    """The values of all variables once a batch is counted."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    with _scope(variables, state) as scope:
         model.compute_metrics(x, y, y_pred, weights)
-    found = [scope.get_current_value(variable) for variable in variables]
-    return [value if new is None else new for value, new in zip(metrics, found, strict=True)]
+        return _values(variables, scope)
+
+
+def _scope(variables: Variables, state: State, collect_losses: bool = False) -> keras.StatelessScope:
+    pairs = [pair for group, values in zip(variables, state, strict=True) for pair in zip(group, values, strict=True)]
+    return keras.StatelessScope(state_mapping=pairs, collect_losses=collect_losses)
+
+
+def _values(variables: Variables, scope: keras.StatelessScope) -> State:
+    first, second, third, fourth = ([scope.get_current_value(one) for one in group] for group in variables)
+    return first, second, third, fourth
 
 
 def results(model: keras.Model) -> Callable[[Sequence[Any]], dict[str, Any]]:

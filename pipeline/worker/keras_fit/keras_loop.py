@@ -16,6 +16,7 @@ from pipeline.private import pythonify_logs
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import Variable
 from pipeline.worker.input.part import Batches
 from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
 from pipeline.worker.keras_fit.agree import Agree
@@ -24,6 +25,7 @@ from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact.metrics import on_whole
+from pipeline.worker.tensorflow.exact.separable import asks_others
 from pipeline.worker.tensorflow.loop import Loop
 
 
@@ -92,7 +94,7 @@ class KerasLoop(Loop):
     @property
     def step_by_step(self) -> bool:
         """Do processes exchange whole global batches of any size, for which each call must make a single step?"""
-        return not self.alone and (self.gather or bool(on_whole(self.model)))
+        return not self.alone and (self.gather or bool(on_whole(self.model)) or asks_others(self.model))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -153,6 +155,11 @@ class KerasLoop(Loop):
             if self._steps is None:
                 self._passes.skip()
         return made
+
+    @property
+    def validates(self) -> bool:
+        """Never: `evaluate` calls the hooks itself, those of batches too."""
+        return False
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the validation data, where this epoch, whose steps are made, is due for it."""
@@ -247,12 +254,16 @@ class KerasHooks(Callbacks):
         epochs: int,
         steps: int,
         optimizers: Callable[[], Sequence[keras.optimizers.Optimizer]],
+        variables: Callable[[], Sequence[Variable]],
+        value: Callable[[Variable], np.ndarray],
+        metrics: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         known = None if steps == UNTIL_IT_ENDS else steps
         plain = partial(copied, model, loop.spec)
         super().__init__(
-            callbacks, model, send, chief, alone, epochs, known, verbose, plain, tables.weights, optimizers
-        )
+            callbacks, model, send, chief, alone, epochs, known, verbose, plain, tables.weights, optimizers, variables,
+            value, metrics,
+        )  # fmt: skip
         self.epoch, self._initial_epoch, self._without_others = 0, initial_epoch, alone
         self.every_test_batch = any(overrides(callback, TEST_BATCH_HOOKS) for callback in callbacks)
         loop.hooks = self
@@ -291,8 +302,8 @@ class KerasHooks(Callbacks):
         return mine
 
     def _send_restored(self) -> None:
-        """Weights, the optimizer's state and the epoch: `BackupAndRestore` has read them in the first process alone."""
-        self._send_values([*self.model.weights, *self.model.optimizer.variables])
+        """All variables and the epoch: `BackupAndRestore` has read them in the first process alone."""
+        self._send_values(self._variables())
         self.model._initial_epoch = int(self.from_first(self.model._initial_epoch or 0)) or None
 
 

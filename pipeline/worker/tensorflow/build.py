@@ -53,7 +53,7 @@ def model(
     `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. `arrays`: the
     data are arrays, and no data set. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
-    with strategy.scope():
+    with strategy.scope(), separable.asking_nobody():
         made = make()
         check_made(made)
         _check_distribution()
@@ -226,7 +226,7 @@ def lent(
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     kept: list[tuple[object, str, object]] = []
     try:
-        with strategy.scope():
+        with strategy.scope(), separable.asking_nobody(made):
             _check_distribution()
             _check_optimizer(made.optimizer, strategy)
             check_batches(made)

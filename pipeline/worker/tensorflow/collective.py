@@ -94,7 +94,7 @@ def _added(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> list[
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def total(*here: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Addend]]]:
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, list(here))
+        summed = rows.reduced(context, list(here))
         return summed, lambda *gradients: _added(context, list(gradients))
 
     with of_no_variables():
@@ -110,7 +110,7 @@ def _with_rows(context: tf.distribute.ReplicaContext, arrays: list[Addend]) -> l
         if not places:
             continue
         alike = [arrays[place] for place in places]
-        summed = rows.added(context, alike) if are_rows else context.all_reduce(tf.distribute.ReduceOp.SUM, alike)
+        summed = rows.added(context, alike) if are_rows else rows.reduced(context, alike)
         sums |= zip(places, summed, strict=True)
     return [sums[place] for place in range(len(arrays))]
 

@@ -16,6 +16,7 @@ from pipeline.worker import rates
 from pipeline.worker.checkpoint import State
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
+from pipeline.worker.held import Variable
 from pipeline.worker.input.batches import DEFAULT, stream
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.input.part import Batches, Part
@@ -26,7 +27,7 @@ from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
 from pipeline.worker.tensorflow.exact import metrics
 from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.state import of_model, put_back
+from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, value_of, variables_of
 
 # Of metrics, as a model gives them.
 Results: TypeAlias = dict[str, tf.Tensor]
@@ -95,6 +96,8 @@ class Loop:
         )
         self._train = self._compile()
         self._optimizers = tuple(one for outer in own_step.optimizers(model) for one in rates.updating(outer))
+        # Variables of losses and the like; and those of metrics that a loss has, which replicas count in apart.
+        self.beside, self.counted_beside = held_beside(model, self._metrics_variables())
         held_out = [data for data in (validation, rest) if data is not None and data.layout.examples]
         # A compiled function each, because one that has seen two shapes takes neither for granted.
         self._held_out = [(data, self._validation_function(data.layout)) for data in held_out]
@@ -106,6 +109,8 @@ class Loop:
 
     # Steps under way whose results are still to come, workers that step beside each other, and whether all have begun.
     pending, concurrent_steps, warm = 0, 1, True
+    # Do workers step apart, and their metrics' state lie here?
+    is_asynchronous = False
 
     @property
     def steps_per_epoch(self) -> int:
@@ -146,6 +151,11 @@ class Loop:
     def compiled_anew(self) -> steps.Steps:
         """Its compiled function once more, for a model that is called otherwise by now."""
         return self._compile()
+
+    @property
+    def validates(self) -> bool:
+        """True if there is data to `evaluate`."""
+        return bool(self._held_out)
 
     def evaluate(self, steps_per_call: int, tell: Tell) -> dict[str, float]:
         """Loss and metrics over the whole validation part, on all replicas; empty where there is none."""
@@ -199,8 +209,26 @@ class Loop:
 
     def set_metrics_state(self, state: Sequence[np.ndarray]) -> None:
         """Goes on from what `metrics_state` gave: the first replica has it all, the others nothing."""
-        for variable, value in zip(self._metrics_variables(), state, strict=True):
+        # Earlier versions have left out those of losses, which come last.
+        for variable, value in zip(self._counting(), state, strict=False):
             metrics.put(variable, value, self.chief)
+
+    @contextlib.contextmanager
+    def metrics_at_hand(self) -> Iterator[None]:
+        """Inside, the first process may read and change what metrics count, over all replicas; all enter together."""
+        if self.alone and not self.is_asynchronous:
+            yield
+            return
+        variables = self._counting()
+        before = [np.array(value) for value in self.metrics_state()][: len(variables)]
+        after = list(before)
+        with metrics.here(variables, after) if self.chief else contextlib.nullcontext():
+            yield
+        changed = np.array([not all(map(np.array_equal, before, after))], np.float64)
+        if self.alone:
+            self.set_metrics_state(after)
+        elif np.asarray(self.from_first([changed])[0])[0]:
+            self.set_metrics_state([np.asarray(value) for value in self.from_first(after)])
 
     def reset_metrics(self) -> None:
         """Begins the metrics anew, as for an epoch."""
@@ -232,8 +260,11 @@ class Loop:
     def _metrics_variables(self) -> list[keras.Variable]:
         return self.model.metrics_variables  # type: ignore[no-any-return]
 
+    def _counting(self) -> list[keras.Variable]:
+        return [*self._metrics_variables(), *self.counted_beside]
+
     def _sums_of_metrics(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(variable.value) for variable in self._metrics_variables()]
+        return [tf.convert_to_tensor(variable.value) for variable in self._counting()]
 
     def _metric_results(self) -> Results:
         return self._results()  # type: ignore[no-any-return]
@@ -242,13 +273,21 @@ class Loop:
         """Returns those that update the weights."""
         return self._optimizers
 
+    def variables(self) -> list[Variable]:
+        """All that training goes on with, without what metrics count."""
+        return variables_of(self.model, self.beside)
+
+    def value(self, variable: Variable) -> np.ndarray:
+        """A variable's value in this process."""
+        return value_of(variable)
+
     def state(self) -> dict[str, np.ndarray]:
-        """The arrays of the model and its optimizer, without its metrics, by name."""
-        return of_model(self.model)
+        """The arrays that training goes on with, without its metrics, by name."""
+        return of_model(self.model, self.beside)
 
     def set_state(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Goes on from what `state` gave. Raises `TrainingError` where it does not fit."""
-        put_back(self.model, State({}, dict(arrays)))
+        put_back(self.model, State({}, dict(arrays)), self.beside)
 
     def added(self, values: Sequence[float]) -> list[float]:
         """The sums of small numbers over all replicas; all processes call it together."""
@@ -263,9 +302,8 @@ class Loop:
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Inside, steps are made for the sake of measuring; afterwards model and optimizer are what they were."""
-        of_optimizers = [one for optimizer in own_step.optimizers(self.model) for one in optimizer.variables]
-        variables = [*self.model.variables, *of_optimizers]
-        kept = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+        variables = self.variables()
+        kept = [np.array(self.value(variable)) for variable in variables]
         yield
         for variable, value in zip(variables, kept, strict=True):
             variable.assign(value)

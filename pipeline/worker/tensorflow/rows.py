@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,8 @@ PIECE_BYTES = (1 << 20, 1 << 16, 1 << 12)
 # A larger piece is taken where so many of the next size would be needed in its place.
 FULL_ENOUGH = 4
 
+# A tensor, or a list of such.
+Arrays = TypeVar("Arrays")
 # What each replica of this process has.
 _Local: TypeAlias = list[tf.Tensor]
 
@@ -31,7 +33,7 @@ def added(context: tf.distribute.ReplicaContext, slices: Sequence[tf.IndexedSlic
     widths = [math.prod(one.values.shape[1:]) for one in slices]
     lengths = tf.stack([tf.shape(one.indices, tf.int64)[0] for one in slices])
     mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
-    counts = context.all_reduce(tf.distribute.ReduceOp.SUM, mine[:, None] * lengths)
+    counts = reduced(context, mine[:, None] * lengths)
     sums = dict[int, tf.IndexedSlices]()
     for width in dict.fromkeys(widths):
         places = [place for place, other in enumerate(widths) if other == width]
@@ -72,6 +74,13 @@ def _together(
         shape = [-1, *one.values.shape[1:]]
         sums.append(tf.IndexedSlices(tf.reshape(summed, shape), tf.cast(where, one.indices.dtype), one.dense_shape))
     return sums
+
+
+def reduced(context: tf.distribute.ReplicaContext, arrays: Arrays) -> Arrays:
+    """The sums over replicas as TensorFlow makes them, whatever answers others who ask for such; see `whole.py`."""
+    reduce = type(context).all_reduce
+    summed: Arrays = getattr(reduce, "answers_for", reduce)(context, tf.distribute.ReduceOp.SUM, arrays)
+    return summed
 
 
 def _gathered(

@@ -21,6 +21,7 @@ from pipeline.worker.input.part import Batch, Batches, Part
 from pipeline.worker.loop import Call, Counts, Facts
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.exact import metrics
 from pipeline.worker.tensorflow.loop import Data, Loop, Results
 from pipeline.worker.tensorflow.source import Source, source
 
@@ -65,9 +66,12 @@ class AsyncSteps:
         self._source = iter(self._coordinator.create_per_worker_dataset(source.made))
         model.reset_metrics()
         # The metrics' state before any batch, and now.
-        self._fresh = [np.array(variable) for variable in model.metrics_variables]
+        self.counted = metrics.counted(model)
+        self._fresh = [np.array(variable) for variable in self.counted]
         self._state = list(self._fresh)
-        self._call = scheduled_step.scheduled_steps(model, strategy, source.batch, self._fresh, gradient_bits)
+        self._call = scheduled_step.scheduled_steps(
+            model, strategy, source.batch, self.counted, self._fresh, gradient_bits
+        )  # fmt: skip
         self._results = tf.function(self._result_of, autograph=False)
         self._compiled: tf.types.experimental.ConcreteFunction | None = None
         # Steps handed out since training began, steps under way, and the calls that those are in.
@@ -211,7 +215,7 @@ class AsyncSteps:
                 self._coordinator.done()
 
     def _result_of(self, state: Sequence[tf.Tensor]) -> Nested[tf.Tensor]:
-        with keras.StatelessScope(zip(self.model.metrics_variables, state, strict=True)):
+        with keras.StatelessScope(zip(self.counted, state, strict=True)):
             # A metric may give its variable as it is, which has this state's value in here only.
             return tf.nest.map_structure(tf.convert_to_tensor, self.model.get_metrics_result())
 
@@ -262,8 +266,13 @@ class AsyncLoop(Loop):
         """Begins the metrics anew, as for an epoch."""
         self.async_steps.reset_metrics()
 
+    is_asynchronous = True
+
+    def _counting(self) -> list[keras.Variable]:
+        return self.async_steps.counted
+
     def _validation_function(self, layout: Layout | None) -> steps.Validate:
-        return scheduled_step.validation_alone(self.model)
+        return scheduled_step.validation_alone(self.model, metrics.counted(self.model))
 
     def _validate_some(self, validate: steps.Validate, iterator: Batches, count: int) -> tuple[np.ndarray, np.ndarray]:
         return self.async_steps.validate(validate, iterator, count)

@@ -30,6 +30,7 @@ def scheduled_steps(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     batch: Callable[..., Batch],
+    counted: Sequence[keras.Variable],
     fresh: Sequence[np.ndarray],
     gradient_bits: int = 32,
 ) -> ScheduledSteps:
@@ -40,17 +41,17 @@ def scheduled_steps(
         seconds that each step waited for its batch [steps], the metrics' state)
 
     Staleness counts the updates that were applied between reading the variables and updating them. A step's batch is
-    `batch(source, rows, edge, next edge)`; the metrics begin with the state `fresh`. With `gradient_bits` 16,
-    gradients travel as bfloat16.
+    `batch(source, rows, edge, next edge)`; the variables that metrics have `counted` in begin as `fresh`. With
+    `gradient_bits` 16, gradients travel as bfloat16.
     """
     call = caller(model)
-    variables = model.trainable_variables
     updates = model.optimizer.iterations.value
 
     def replica_step(batch: Batch, state: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        counts, variables = metrics.CountedApart(model, counted, state), model.trainable_variables
         before = updates.read_value()
-        with tf.control_dependencies([before]), tf.GradientTape() as tape:
+        with tf.control_dependencies([before]), counts.updated(), tf.GradientTape() as tape:
             y_pred = call(x, training=True)
             values = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=True)
             scaled = model.optimizer.scale_loss(values[0])
@@ -62,7 +63,8 @@ def scheduled_steps(
             gradients = [_sent_narrow(*pair) for pair in zip(gradients, variables, strict=True)]
         with tf.control_dependencies([stale]):
             model.optimizer.apply(gradients, variables)
-        return values, metrics.state_after(model, state, x, y, y_pred, weights), stale
+        counts.count(x, y, y_pred, weights)
+        return values, counts.state, stale
 
     def steps(source: Iterator[Batch], rows: tf.Tensor, edges: tf.Tensor) -> tuple[Nested[tf.Tensor], ...]:
         def one(index: tf.Tensor, state: Sequence[tf.Tensor], *arrays: tf.TensorArray) -> tuple[Carried, ...]:
@@ -89,7 +91,7 @@ def scheduled_steps(
     return tf.function(steps, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
-def validation_alone(model: keras.Model) -> ValidationAlone:
+def validation_alone(model: keras.Model, counted: Sequence[keras.Variable]) -> ValidationAlone:
     """A compiled function that evaluates `model` for a number of steps, on this process alone.
 
     (iterator over (examples, [a batch]), steps, the metrics' state) ->
@@ -105,11 +107,12 @@ def validation_alone(model: keras.Model) -> ValidationAlone:
         ) -> tuple[Carried, ...]:
             examples, (batch,) = next(iterator)
             x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-            y_pred = call(x, training=False)
-            with losses.without_keras_scaling():
+            counts = metrics.CountedApart(model, counted, state)
+            with counts.updated(), losses.without_keras_scaling():
+                y_pred = call(x, training=False)
                 loss = losses.weighted(model, x, y, y_pred, weights, tf.constant(1.0), training=False)
-            state = metrics.state_after(model, state, x, y, y_pred, weights)
-            return index + 1, state, values.write(index, loss), sizes.write(index, examples)
+            counts.count(x, y, y_pred, weights)
+            return index + 1, counts.state, values.write(index, loss), sizes.write(index, examples)
 
         arrays = (tf.TensorArray(tf.float32, size=count), tf.TensorArray(tf.float32, size=count))
         _, state, values, sizes = tf.while_loop(lambda index, *_: index < count, one, (0, list(state), *arrays))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Collective
+from pipeline.worker.held import HELD, Variable, held, kept_by_metrics
 from pipeline.worker.keras_fit.agree import from_one
 from pipeline.worker.loop import TrainingError
 from pipeline.worker.state import packed, unpacked
@@ -20,20 +21,54 @@ from pipeline.worker.tensorflow.tables import joined
 PIECE = 1 << 22
 
 
-def of_model(model: keras.Model) -> dict[str, np.ndarray]:
-    """The arrays of a model and its optimizer, without its metrics: `trained`, `other` and `optimizer`.
-
-    A table that is cut into shards is one array.
+def held_beside(model: keras.Model, metrics: Sequence[keras.Variable]) -> tuple[list[Variable], list[keras.Variable]]:
+    """(the variables that training goes on with beside those that a model and its optimizers list, and its `metrics`;
+    those that each replica counts in apart, as of a metric that a loss has).
     """
-    return {
+    applied = optimizers(model)
+    of_optimizers = [variable for optimizer in applied for variable in optimizer.variables]
+    found = held([model, *applied], [*model.variables, *of_optimizers, *metrics])
+    found = [*kept_by_metrics(model.metrics), *found]
+    apart = [one for one in found if _is_counted_apart(one)]
+    return [one for one in found if not _is_counted_apart(one)], [
+        one for one in apart if isinstance(one, keras.Variable)
+    ]
+
+
+def value_of(variable: Variable) -> np.ndarray:
+    """The value that this process has in its first copy; no copy of it where that can be."""
+    return np.asarray(tf.convert_to_tensor(_copies(variable)[0]))
+
+
+def variables_of(model: keras.Model, beside: Sequence[Variable]) -> list[Variable]:
+    """All variables that training goes on with: a model's, its optimizers', and those held `beside` them."""
+    # In an order that freezing a layer leaves as it is.
+    counted = {id(variable) for variable in model.metrics_variables}
+    own = [variable for variable in model.variables if id(variable) not in counted]
+    return [*own, *(variable for optimizer in optimizers(model) for variable in optimizer.variables), *beside]
+
+
+def of_model(model: keras.Model, beside: Sequence[Variable] = ()) -> dict[str, np.ndarray]:
+    """The arrays that training goes on with, without what metrics count: `trained`, `other`, `optimizer` and `held`.
+
+    A table that is cut into shards is one array. The last are of the variables held `beside` the model.
+    """
+    arrays = {
         key: array
         for name, variables in _parts(model).items()
         for key, array in grouped(name, [joined(shards) for shards in shards_together(variables)]).items()
     }
+    return arrays | grouped(HELD, [np.array(value_of(variable)) for variable in beside])
 
 
-def put_back(model: keras.Model, state: State) -> None:
+def put_back(model: keras.Model, state: State, beside: Sequence[Variable] = ()) -> None:
     """Gives a model and its optimizer what `of_model` took. Raises `TrainingError` where it does not fit."""
+    values = state.group(HELD)
+    # Those of earlier versions have none.
+    if values and [value.shape for value in values] != [tuple(variable.shape) for variable in beside]:
+        raise _unfit(f"{len(beside)} variables beside it, as of its loss,", f"{len(values)} others")
+    for variable, value in zip(beside, values, strict=False):
+        variable.assign(value)
     for name, variables in _parts(model).items():
         together, arrays = shards_together(variables), state.group(name)
         if len(together) != len(arrays):
@@ -80,6 +115,17 @@ def _parts(model: keras.Model) -> dict[str, Sequence[keras.Variable]]:
         "other": [variable for variable in model.variables if id(variable) not in own],
         "optimizer": [variable for optimizer in optimizers(model) for variable in optimizer.variables],
     }
+
+
+def _copies(variable: Variable) -> Sequence[tf.Variable]:
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return getattr(value, "values", (value,))
+
+
+def _is_counted_apart(variable: Variable) -> bool:
+    """True if each replica adds to a copy of its own, and their sum is the variable's value."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return hasattr(value, "values") and value.synchronization is tf.VariableSynchronization.ON_READ
 
 
 def _unfit(expected: str, received: str) -> TrainingError:

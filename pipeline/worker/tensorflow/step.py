@@ -80,11 +80,12 @@ def training_step(
     """One step of one replica: (examples of the global batch, this replica's batch) -> the summed loss vector."""
     all_reduce_once(model.optimizer)
     call = caller(model)
-    variables, (apart, shared) = model.trainable_variables, _counted_apart(model)
+    apart, shared = _counted_apart(model)
     moving = normalization.apart(model) if collective.replicas > 1 else []
 
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
-        share = share_of(batch, examples)
+        # A callback may have changed what is trained, before the step is traced.
+        share, variables = share_of(batch, examples), model.trainable_variables
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         there = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))

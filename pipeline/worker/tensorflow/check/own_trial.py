@@ -137,15 +137,15 @@ class OwnTrials:
         """All that a step may assign, once each."""
         of_metrics = [variable for metric, _ in self._own.train.metrics.values() for variable in metric.variables]
         of_optimizers = [variable for optimizer in self._own.optimizers for variable in optimizer.variables]
-        found = [*self._model.variables, *self._model.metrics_variables, *of_metrics, *of_optimizers, *self._raw()]
+        found = [
+            *self._model.variables,
+            *self._model.metrics_variables,
+            *of_metrics,
+            *of_optimizers,
+            *self._loop.beside,
+            *self._loop.counted_beside,
+        ]
         return list({id(variable): variable for variable in found}.values())
-
-    def _raw(self) -> Iterator[tf.Variable]:
-        """Variables of TensorFlow that layers have as attributes, which Keras does not know of."""
-        for layer in self._model._flatten_layers():
-            for value in list(vars(layer).values()):
-                inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-                yield from (one for one in inside if isinstance(one, tf.Variable))
 
     def _state(self) -> dict[str, list[np.ndarray]]:
         """The value on each replica here of what is no metric's, no optimizer's, and counts nothing that was drawn."""
@@ -154,7 +154,7 @@ class OwnTrials:
         drawn = [generator.state for layer in layers for generator in layer._seed_generators]
         passed = {id(variable) for variable in [*of_metrics, *self._model.metrics_variables, *drawn]}
         state: dict[str, list[np.ndarray]] = {}
-        for variable in [*self._model.variables, *self._raw()]:
+        for variable in [*self._model.variables, *self._loop.beside]:
             if id(variable) not in passed and variable.dtype != tf.string:
                 name = variable.path if isinstance(variable, keras.Variable) else variable.name
                 state[_unused(state, name, "number")] = [copy.numpy() for copy in _copies(variable)]

@@ -98,11 +98,14 @@ class Trials:
         return trial
 
     def _stateful(self) -> list[keras.Variable]:
-        """The model's variables, without its metrics' and those that count what was drawn."""
+        """The variables of a model and its losses, without its metrics' and those that count what was drawn."""
         layers = self._model._flatten_layers()
         others = [made.state for layer in layers for made in layer._seed_generators]
         passed = {id(variable) for variable in [*self._model.metrics_variables, *others]}
-        return [variable for variable in self._model.variables if id(variable) not in passed]
+        return [variable for variable in (*self._model.variables, *self._beside()) if id(variable) not in passed]
+
+    def _beside(self) -> list[keras.Variable]:
+        return [variable for variable in self._loop.beside if isinstance(variable, keras.Variable)]
 
     @contextmanager
     def _watched(
@@ -112,8 +115,9 @@ class Trials:
         optimizer, variables = self._model.optimizer, self._model.trainable_variables
         attributes = [(layer, dict(vars(layer))) for layer in self._model._flatten_layers()]
         # Those of TensorFlow, which Keras does not know of.
-        raw = [(f"{layer.name}/{name}", value, value.numpy()) for layer, kept in attributes
-               for name, value in kept.items() if isinstance(value, tf.Variable)]  # fmt: skip
+        others = [variable for variable in self._loop.beside if not isinstance(variable, keras.Variable)]
+        names = {id(value): f"{layer.name}/{name}" for layer, kept in attributes for name, value in kept.items()}
+        raw = [(names.get(id(variable), variable.name), variable, variable.numpy()) for variable in others]
 
         def apply(gradients: Sequence[Addend | None], *given: object) -> None:
             kept = zip(variables, gradients, strict=True)
@@ -139,7 +143,9 @@ class Trials:
     def _put_back(self, trial: Trial) -> Iterator[None]:
         """Inside, the first value is kept of each variable that is assigned; afterwards it has it again."""
         before: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
-        kept, metrics = keras_variables.Variable.assign, {id(variable) for variable in self._model.metrics_variables}
+        beside = self._loop.counted_beside
+        kept, metrics = keras_variables.Variable.assign, {id(one) for one in (*self._model.metrics_variables, *beside)}
+        counted = [(copy, copy.numpy()) for variable in beside for copy in copies(variable)]
 
         def assign(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
             if id(variable) not in metrics and id(variable) not in before:
@@ -156,6 +162,8 @@ class Trials:
                 if number in compared:
                     trial.state[variable.path] = [tf.convert_to_tensor(copy).numpy() for copy in copies(variable)]
                 variable.assign(value.numpy())
+            for copy, number_there in counted:
+                copy.assign(number_there)
 
     @contextmanager
     def _own_state(self, trial: Trial) -> Iterator[None]:
@@ -164,7 +172,8 @@ class Trials:
         Those of several replicas are read and assigned by all processes together.
         """
         model = self._model
-        variables = [*model.metrics_variables, *(variable for variable in model.variables if not variable.trainable)]
+        others = (variable for variable in model.variables if not variable.trainable)
+        variables = [*model.metrics_variables, *others, *self._beside(), *self._loop.counted_beside]
         variables = list({id(variable): variable for variable in variables}.values())
         kept = [variable.value for variable in variables]
         fresh = [tf.Variable(copies(variable)[0], trainable=False) for variable in variables]

@@ -20,7 +20,7 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.exact import separable
 from pipeline.worker.tensorflow.exact.separable import Rule
-from pipeline.worker.tensorflow.exact.whole import Whole
+from pipeline.worker.tensorflow.exact.whole import Whole, as_one_device
 
 
 @contextlib.contextmanager
@@ -91,7 +91,8 @@ def weighted(
     if whole is not None:
         x = whole.of(x) if separable.is_own(model, "compute_loss") else x
         y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
-    with traced(share, training, as_is=is_sum, on_whole=whole is not None) as values:
+    at_once = contextlib.nullcontext() if whole is None else as_one_device()
+    with at_once, traced(share, training, as_is=is_sum, on_whole=whole is not None) as values:
         total = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=training)
     parts = [tf.reduce_sum(tf.cast(value, tf.float32)) * share for value in [total, *values]]
     if is_sum or (whole is None and len(total.shape)):

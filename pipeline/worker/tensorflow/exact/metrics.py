@@ -4,6 +4,7 @@ Replicas each keep a state, and Keras adds these up. Where that is wrong the met
 which costs an exchange; which metrics those are is found out before training, on made-up examples.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ import tensorflow as tf
 from pipeline.data.nested import Nested
 from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
+from pipeline.worker.held import kept_by_metrics
 from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.exact import separable
@@ -34,6 +36,13 @@ def of_model(model: keras.Model) -> list[keras.metrics.Metric]:
     left_out = [compiled, model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss else [])]
     others = [metric for metric in model.metrics if not any(metric is other for other in left_out)]
     return list({id(metric): metric for metric in [*inner, *others]}.values())
+
+
+def _own(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics of a model and its layers that it is not compiled with."""
+    compiled = model._compile_metrics
+    inner = [] if compiled is None else compiled.metrics
+    return [metric for metric in of_model(model) if not any(metric is other for other in inner)]
 
 
 def count_on_whole(model: keras.Model, batch: Batch) -> None:
@@ -82,14 +91,70 @@ def put(variable: keras.Variable, value: np.ndarray, chief: bool) -> None:
         copy.assign(value if mine else np.zeros_like(value))
 
 
-def state_after(
-    model: keras.Model, state: Sequence[tf.Tensor], x: Batch, y: Batch, y_pred: Batch, weights: Batch | None
-) -> list[tf.Tensor]:
-    """`state`, the values of the model's metrics' variables, updated by a batch; the variables stay as they are."""
-    variables = model.metrics_variables
-    with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
-        model.compute_metrics(x, y, y_pred, sample_weight=weights)
-    return [scope.get_current_value(variable) for variable in variables]
+@contextlib.contextmanager
+def here(variables: Sequence[keras.Variable], values: list[np.ndarray]) -> Iterator[None]:
+    """Inside, metrics' variables have these values in this process alone; `values` gets what they come to."""
+    kept = [variable.value for variable in variables]
+    own = [tf.Variable(value, dtype=one.dtype, trainable=False) for one, value in zip(variables, values, strict=True)]
+    try:
+        for variable, value in zip(variables, own, strict=True):
+            # Past Keras's own setter, which would track it.
+            vars(variable)["_value"] = value
+        yield
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            vars(variable)["_value"] = value
+        for place, made in enumerate(variable.numpy() for variable in own):
+            # What was kept in more digits stays as it was.
+            if not np.array_equal(made, values[place].astype(made.dtype)):
+                values[place] = made.astype(values[place].dtype)
+
+
+def counted(model: keras.Model) -> list[keras.Variable]:
+    """The variables of a model's metrics that begin anew with each epoch."""
+    kept = {id(variable) for variable in kept_by_metrics(model.metrics)}
+    return [variable for variable in model.metrics_variables if id(variable) not in kept]
+
+
+class CountedApart:
+    """The values of the variables that a model's metrics count in, while the variables stay as they are."""
+
+    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable], state: Sequence[tf.Tensor]) -> None:
+        self._model, self._variables = model, variables
+        self._values = {id(variable): value for variable, value in zip(variables, state, strict=True)}
+
+    @property
+    def state(self) -> list[tf.Tensor]:
+        """The values now, in the order of the variables."""
+        return [self._values[id(variable)] for variable in self._variables]
+
+    @contextlib.contextmanager
+    def updated(self) -> Iterator[None]:
+        """Inside, metrics that layers update, or a loss of the model's own, count here."""
+        metrics = [metric for metric in _own(self._model) if "update_state" not in vars(metric)]
+        for metric in metrics:
+            # Past Keras's own setter, which would track it.
+            vars(metric)["update_state"] = partial(self._update, metric)
+        try:
+            yield
+        finally:
+            for metric in metrics:
+                vars(metric).pop("update_state")
+
+    def count(self, x: Batch, y: Batch, y_pred: Batch, weights: Batch | None) -> None:
+        """Counts a batch by the metrics that the model is compiled with, and whatever else its step counts by."""
+        with self._scope():
+            self._model.compute_metrics(x, y, y_pred, sample_weight=weights)
+
+    def _update(self, metric: keras.metrics.Metric, *given: Nested[tf.Tensor], **named: Nested[tf.Tensor]) -> None:
+        with self._scope():
+            type(metric).update_state(metric, *given, **named)
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        with keras.StatelessScope(zip(self._variables, self.state, strict=True)) as scope:
+            yield
+        self._values = {id(variable): scope.get_current_value(variable) for variable in self._variables}
 
 
 class _OnWhole:
@@ -139,9 +204,8 @@ def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: tf.T
 
 def _rules_of_numbers(model: keras.Model, batch: Batch, found: Sequence[keras.metrics.Metric]) -> dict[int, list[Rule]]:
     """How the numbers for a batch scale that metrics are given in a step, by the metric's identity."""
-    compiled = model._compile_metrics
-    inner = [] if compiled is None else compiled.metrics
-    own = [metric for metric in found if not any(metric is other for other in inner)]
+    of_its_own = _own(model)
+    own = [metric for metric in found if any(metric is other for other in of_its_own)]
     if not own:
         return {}
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
@@ -169,7 +233,8 @@ def _numbers(model: keras.Model, own: Sequence[keras.metrics.Metric], examples: 
     try:
         for metric in own:
             vars(metric)["update_state"] = partial(note, metric)
-        with keras.StatelessScope(_zeros(model.metrics_variables), collect_losses=True):
+        state = [*_zeros(model.metrics_variables), *_as_they_are(model.trainable_variables)]
+        with keras.StatelessScope(state, collect_losses=True):
             _step(model, examples)
     finally:
         for metric in own:
@@ -200,6 +265,8 @@ class _Try:
     metrics: Sequence[keras.metrics.Metric]
     update: Callable[[Batch], object]
     examples: Batch
+    # Which it reads: a scope without state knows of those alone that it is given, for penalties on weights.
+    weights: Sequence[keras.Variable] = ()
 
 
 def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
@@ -212,9 +279,8 @@ def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
         for metric, given in _given(compiled, *made):
             if not _is_known(metric):
                 yield _Try([metric], partial(_update, metric), given)
-    own = [metric for metric in of_model(model) if not any(metric is other for other in inner)]
-    if own:
-        yield _Try(own, partial(_step, model), separable.made_up((x, y, weights), seed))
+    if own := _own(model):
+        yield _Try(own, partial(_step, model), separable.made_up((x, y, weights), seed), model.trainable_variables)
 
 
 def _is_known(metric: keras.metrics.Metric) -> bool:
@@ -291,6 +357,10 @@ def _fresh(metric: keras.metrics.Metric) -> State:
     return [np.array(scope.get_current_value(variable), np.float64) for variable in metric.variables]
 
 
+def _as_they_are(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, keras.Variable]]:
+    return [(variable, variable) for variable in variables]
+
+
 def _zeros(variables: Sequence[keras.Variable]) -> list[tuple[keras.Variable, tf.Tensor]]:
     return [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
 
@@ -301,7 +371,7 @@ def _after(tried: _Try, fresh: Sequence[State], *batches: Batch) -> list[State]:
     values = [value for state in fresh for value in state]
     for batch in batches:
         state = [(variable, tf.cast(value, variable.dtype)) for variable, value in zip(variables, values, strict=True)]
-        with keras.StatelessScope(state, collect_losses=True) as scope:
+        with keras.StatelessScope([*state, *_as_they_are(tried.weights)], collect_losses=True) as scope:
             tried.update(batch)
         values = [np.array(scope.get_current_value(variable), np.float64) for variable in variables]
     counts = np.cumsum([len(state) for state in fresh])[:-1]

@@ -4,7 +4,7 @@ Compiled losses are tried on made-up labels and outputs, without the model. A mo
 or computes it by itself, is called on made-up examples; nothing of its state changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -186,15 +186,18 @@ def _rule(values: Values, in_validation: Values | None, exact: bool) -> Rule:
 
 def _rule_of_whole(model: keras.Model, pieces: Sequence[Batch], exact: bool, narrow: bool) -> Rule:
     """Whether the loss that a model computes by itself is a mean, once sums in it are brought to that, or a sum."""
-    scaled = _values([_whole(model, *piece) for piece in zip(pieces, SHARES, strict=True)], narrow)
+    scaled = _values(_on_pieces(lambda place: _whole(model, pieces[place], SHARES[place])), narrow)
     if not scaled.tell or scaled.rule() is Rule.MEAN:
         return Rule.MEAN
-    as_is = _values(
-        [_whole(model, piece, share, as_is=True) for piece, share in zip(pieces, SHARES, strict=True)], narrow
-    )
+    as_is = _values(_on_pieces(lambda place: _whole(model, pieces[place], SHARES[place], as_is=True)), narrow)
     if as_is.rule() is Rule.SUM:
         return Rule.SUM
     return Rule.NEITHER if exact else as_is.of_doubled()
+
+
+def _on_pieces(made: Callable[[int], tf.Tensor]) -> list[tf.Tensor]:
+    """What comes of each piece by its place, of the two parts of the examples as replicas have them."""
+    return [loss for places in ((0,), (1, 2), (3,)) for loss in separable.together(made, places)]
 
 
 def _whole(model: keras.Model, piece: Batch, share: float, as_is: bool = False) -> tf.Tensor:

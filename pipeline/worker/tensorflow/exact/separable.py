@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import FunctionType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -85,6 +85,12 @@ class Values:
         return abs(self.whole - value) <= self.tolerance * max(abs(self.whole), *map(abs, self.parts))
 
 
+# What a loss may ask other replicas for in turn, each after the answer to the one before.
+MOST_EXCHANGES = 8
+# The attribute under which a model keeps that a loss of it does so.
+ASKS_AS = "_asks_others_of_pipeline"
+Part = TypeVar("Part")
+Made = TypeVar("Made")
 # What has a value on some of the examples, and the sum of their weights where they have any.
 Tried: TypeAlias = Callable[[slice], tf.Tensor]
 
@@ -92,7 +98,7 @@ Tried: TypeAlias = Callable[[slice], tf.Tensor]
 def rule_of(tried: Tried, weights: tf.Tensor | None) -> Rule | None:
     """The rule that a function of some examples follows; None where what it gives does not tell."""
     try:
-        whole, *parts = (tried(rows) for rows in (WHOLE, *PARTS))
+        whole, *parts = *together(tried, [WHOLE]), *together(tried, PARTS)
     except Exception:  # whatever a loss of a person's own raises on made-up labels
         return None
     values = Values(
@@ -102,6 +108,90 @@ def rule_of(tried: Tried, weights: tf.Tensor | None) -> Rule | None:
         tolerance=tolerance(whole.dtype),
     )
     return values.rule() if values.tell else None
+
+
+def together(tried: Callable[[Part], Made], parts: Sequence[Part]) -> list[Made]:
+    """What comes of parts that replicas have at the same time, which may ask each other for what they have.
+
+    It is tried until each has got what the others give; at once where none asks.
+    """
+    given: list[list[tf.Tensor]] = [[] for _ in parts]
+    kept = tf.distribute.get_replica_context
+    try:
+        for _ in range(MOST_EXCHANGES):
+            made, asked = list[Made](), list[list[tf.Tensor]]()
+            for number, part in enumerate(parts):
+                context = _Pretended(number, given)
+                tf.distribute.get_replica_context = lambda context=context: context
+                made.append(tried(part))
+                asked.append(context.asked)
+            if _are_same(given, asked):
+                break
+            given = asked
+    finally:
+        tf.distribute.get_replica_context = kept
+    return made
+
+
+@contextlib.contextmanager
+def asking_nobody(model: keras.Model | None = None) -> Iterator[None]:
+    """Inside, a loss that asks other replicas finds itself alone where no step is made, as while a model is built.
+
+    The model, if it is there already, is remembered to have such a loss.
+    """
+    kept, asked = tf.distribute.get_replica_context, list[tf.Tensor]()
+    tf.distribute.get_replica_context = lambda: kept() or _Pretended(0, [[]], asked)
+    try:
+        yield
+    finally:
+        tf.distribute.get_replica_context = kept
+        if asked and model is not None:
+            # Past Keras's own setter, which would track it.
+            vars(model)[ASKS_AS] = True
+
+
+def asks_others(model: keras.Model) -> bool:
+    """True if a loss of the model has been found to ask other replicas by itself."""
+    return bool(vars(model).get(ASKS_AS))
+
+
+class _Pretended:
+    """A replica's context, to whom others answer what they have given before: nothing at first."""
+
+    def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]], asked: list[tf.Tensor] | None = None) -> None:
+        """`asked` gets what it asks others for, in turn."""
+        self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(given)
+        self._given, self.asked = given, list[tf.Tensor]() if asked is None else asked
+
+    def all_gather(self, value: Nested[tf.Tensor], axis: int, options: object = None) -> Nested[tf.Tensor]:
+        """The values of all replicas, one after the other."""
+        return tf.nest.map_structure(lambda leaf: tf.concat(self._of_all(leaf), axis), value)
+
+    def all_reduce(self, reduce_op: object, value: Nested[tf.Tensor], options: object = None) -> Nested[tf.Tensor]:
+        """The sum of all replicas' values, or their mean."""
+        name = str(getattr(reduce_op, "value", reduce_op)).upper()
+
+        def reduced(leaf: tf.Tensor) -> tf.Tensor:
+            values = self._of_all(leaf)
+            total = tf.add_n(values)
+            return total / tf.cast(len(values), total.dtype) if name == "MEAN" else total
+
+        return tf.nest.map_structure(reduced, value)
+
+    def _of_all(self, leaf: tf.Tensor) -> list[tf.Tensor]:
+        place = len(self.asked)
+        self.asked.append(tf.convert_to_tensor(leaf))
+        others = [list(given[place : place + 1]) for given in self._given]
+        others[self.replica_id_in_sync_group] = [self.asked[-1]]
+        return [value for values in others for value in values]
+
+
+def _are_same(given: Sequence[Sequence[tf.Tensor]], asked: Sequence[Sequence[tf.Tensor]]) -> bool:
+    """True if replicas have given again what they had given before."""
+    if [len(values) for values in given] != [len(values) for values in asked]:
+        return False
+    pairs = [pair for old, new in zip(given, asked, strict=True) for pair in zip(old, new, strict=True)]
+    return all(np.array_equal(old.numpy(), new.numpy()) for old, new in pairs)
 
 
 def agreed(rules: Sequence[Rule | None]) -> Rule | None:

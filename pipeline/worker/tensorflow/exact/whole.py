@@ -62,6 +62,16 @@ class Whole:
 
         return keras.tree.map_structure(lambda value: None if value is None else cut(value), values)
 
+    def counting(self, value: tf.Tensor) -> tf.Tensor:
+        """The value, through which nothing flows back from a replica without examples."""
+        return tf.where(self.share > 0, value, tf.stop_gradient(value))
+
+    def here_alone(self, value: tf.Tensor) -> tf.Tensor:
+        """A value of this replica, which is 0 where it has no examples."""
+        if not isinstance(value, tf.Tensor):
+            return value
+        return tf.where(self.share > 0, value, tf.zeros_like(value))
+
     def has(self, value: tf.Tensor) -> bool:
         """Is this a value for each of this replica's examples, as far as its shape says?"""
         return len(value.shape) > 0 and value.shape[0] == self._rows
@@ -121,6 +131,8 @@ class _Thread(threading.local):
     """Each replica is traced in a thread of its own."""
 
     whole: Whole | None = None
+    # Is what is computed of the whole global batch?
+    as_one = False
 
 
 _thread = _Thread()
@@ -128,12 +140,58 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def of_step(whole: Whole) -> Iterator[Whole]:
-    """Inside, this replica makes a step on its part of such a global batch."""
+    """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
+    _answer()
     kept, _thread.whole = _thread.whole, whole
     try:
         yield whole
     finally:
         _thread.whole = kept
+
+
+@contextlib.contextmanager
+def as_one_device() -> Iterator[None]:
+    """Inside, what is computed is of the whole global batch, and whoever asks for it has it already."""
+    _thread.as_one = True
+    try:
+        yield
+    finally:
+        _thread.as_one = False
+
+
+def _answer() -> None:
+    """Has TensorFlow's own ways of asking other replicas, which a person's loss may go, know the batch of the step.
+
+    Its `all_gather` fails between processes where batches in one compiled loop are of several sizes.
+    """
+    context = tf.distribute.ReplicaContext
+    if hasattr(context.all_gather, "answers_for"):
+        return
+    gather, reduce = context.all_gather, context.all_reduce
+
+    def all_gather(
+        self: tf.distribute.ReplicaContext, value: Nested[tf.Tensor], axis: int, options: object = None
+    ) -> Nested[tf.Tensor]:
+        if _thread.as_one:
+            return value
+        whole = _thread.whole
+        if whole is None or axis != 0 or not all(whole.has(leaf) for leaf in tf.nest.flatten(value)):
+            return gather(self, value, axis, options)
+        return tf.nest.map_structure(whole.counting, whole.of(value))
+
+    def all_reduce(
+        self: tf.distribute.ReplicaContext, reduce_op: object, value: Nested[tf.Tensor], options: object = None
+    ) -> Nested[tf.Tensor]:
+        if _thread.as_one:
+            return value
+        is_sum = str(getattr(reduce_op, "value", reduce_op)).upper() == "SUM"
+        if _thread.whole is not None and is_sum:
+            value = tf.nest.map_structure(_thread.whole.here_alone, value)
+        return reduce(self, reduce_op, value, options)
+
+    # What the sums of a step are made by, which are of what counts alone.
+    all_gather.answers_for, all_reduce.answers_for = gather, reduce  # type: ignore[attr-defined]
+    context.all_gather, context.all_reduce = all_gather, all_reduce
 
 
 def current() -> Whole | None:

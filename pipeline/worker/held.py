@@ -1,0 +1,195 @@
+"""Finds what a training goes on with and no model, metric or optimizer lists as its own: variables and plain values.
+
+A loss, a metric, a regularizer, an object of a person's own or a function may hold variables, which a step reads and a
+callback changes, and numbers, which are constants of the step once it is traced. They are found where Python finds
+them: in attributes, in lists and dictionaries, in what a function closes over and what its code names of its module.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+
+from pipeline.private_keras import keras_variables
+
+# A variable of Keras's, or one of TensorFlow's that Keras does not know of.
+Variable: TypeAlias = Any
+# What is no variable and holds none.
+Plain: TypeAlias = "bool | int | float | str | None"
+PLAIN = (bool, int, float, str, type(None))
+# The group of values of variables in a checkpoint.
+HELD = "held"
+# Libraries whose objects hold no variable of a training's, or hold it in memory of their own.
+PASSED_OVER = sys.stdlib_module_names | {"tensorflow", "jax", "jaxlib", "numpy", "pandas", "scipy", "h5py", "pipeline"}
+# Which layers have called each other is no state, and is as deep as the model.
+NODES = ("_inbound_nodes", "_outbound_nodes")
+# What decorators have wrapped: properties, `functools.partial`, class methods, `tf.function`.
+WRAPPED = ("fget", "func", "args", "keywords", "__func__", "python_function", "__wrapped__")
+# Values of a list or a dictionary, from which on they are data.
+MANY = 100
+
+
+class Place(NamedTuple):
+    """Where a value is: an attribute, a place in a list, a key of a dictionary, or what a function closes over."""
+
+    owner: Any
+    key: Any
+
+    def get(self) -> Any:
+        """What is stored there, and not computed by code of the owner's own; None where nothing is."""
+        try:
+            if isinstance(self.owner, dict | list | tuple | deque):
+                return self.owner[self.key]
+            if isinstance(self.owner, type):
+                return vars(self.owner)[self.key]
+            return object.__getattribute__(self.owner, self.key)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            return None
+
+    def put(self, value: Plain) -> None:
+        """Puts another value there."""
+        if isinstance(self.owner, dict | list):
+            self.owner[self.key] = value
+        else:
+            setattr(self.owner, self.key, value)
+
+
+def held(roots: Iterable[object], known: Iterable[object]) -> list[Variable]:
+    """The variables that can be reached from `roots`, without what is `known` and what that alone reaches.
+
+    They are in the same order in every process that has made the same objects.
+
+    >>> class Blend(keras.losses.Loss):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.parts = [{"alpha": keras.Variable(0.5, name="alpha")}]
+    >>> [variable.name for variable in held([Blend()], known=[])]
+    ['alpha']
+    """
+    return [thing for _, thing in _reached(roots, known) if is_variable(thing)]
+
+
+def plain_values(roots: Sequence[object]) -> dict[str, Place]:
+    """The places of numbers, words and truth values that can be reached from `roots`, by names.
+
+    They have the same names in every process that has made the same objects.
+
+    >>> from types import SimpleNamespace
+    >>> list(plain_values([SimpleNamespace(rate=0.5, inner=SimpleNamespace(on=True))]))
+    ['0/rate', '0/inner/on']
+    """
+    found: dict[str, Place] = {}
+    for name, thing in _reached(roots, ()):
+        if isinstance(thing, tuple | deque | property) or (isinstance(thing, dict | list) and len(thing) > MANY):
+            continue
+        found |= {f"{name}/{place.key}": place for place in _inside(thing) if isinstance(place.get(), PLAIN)}
+    return found
+
+
+def is_variable(thing: object) -> bool:
+    """True if it is a variable of Keras's or of TensorFlow's."""
+    kind = type(thing)
+    return isinstance(thing, keras_variables.Variable) or (hasattr(kind, "assign_add") and hasattr(kind, "read_value"))
+
+
+def kept_by_metrics(metrics: Sequence[keras.metrics.Metric]) -> list[keras.Variable]:
+    """The metrics' variables that beginning anew leaves as they are, such as a threshold."""
+    found = []
+    for metric in metrics:
+        fresh = [(variable, keras.ops.zeros(variable.shape, variable.dtype)) for variable in metric.variables]
+        try:
+            with keras.StatelessScope(fresh) as scope:
+                before = [scope.get_current_value(variable) for variable, _ in fresh]
+                metric.reset_state()
+                after = [scope.get_current_value(variable) for variable, _ in fresh]
+        except Exception:  # whatever a metric of a person's own raises
+            continue
+        found += [variable for (variable, _), old, new in zip(fresh, before, after, strict=True) if old is new]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _reached(roots: Iterable[object], known: Iterable[object]) -> Iterator[tuple[str, object]]:
+    """(name, thing) of all that is reached, once each, the nearest first."""
+    seen = {id(one) for one in known}
+    waiting = deque[tuple[str, object]]((f"{number}", root) for number, root in enumerate(roots))
+    # Held while it is looked through: what is made on asking, such as a bound method, would leave its number to others.
+    alive = []
+    while waiting:
+        name, thing = waiting.popleft()
+        if isinstance(thing, (*PLAIN, bytes, keras.KerasTensor)) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        alive.append(thing)
+        yield name, thing
+        if not is_variable(thing):
+            waiting.extend((f"{name}/{place.key}", place.get()) for place in _inside(thing))
+
+
+def _inside(thing: Any) -> Iterator[Place]:
+    """Where an object holds others, in an order that is the same wherever it was made in the same way."""
+    if isinstance(thing, dict):
+        yield from (Place(thing, key) for key in list(thing))
+    elif isinstance(thing, list | tuple | deque):
+        yield from (Place(thing, number) for number in range(len(thing)))
+    elif isinstance(thing, FunctionType):
+        yield from _of_function(thing)
+    elif isinstance(thing, MethodType):
+        yield from (Place(thing, "__self__"), Place(thing, "__func__"))
+    elif isinstance(thing, CellType):
+        yield Place(thing, "cell_contents")
+    elif isinstance(thing, type):
+        yield from () if _is_passed_over(thing) else (Place(thing, name) for name in list(vars(thing)))
+    elif not isinstance(thing, ModuleType):
+        yield from _of_object(thing)
+
+
+def _of_object(thing: Any) -> Iterator[Place]:
+    kinds = [kind for kind in type(thing).__mro__ if not _is_passed_over(kind)]
+    if not kinds:
+        yield from (Place(thing, name) for name in WRAPPED if hasattr(type(thing), name))
+    if not kinds and not isinstance(thing, SimpleNamespace):
+        return
+    yield from (Place(thing, name) for name in list(getattr(thing, "__dict__", {})) if name not in NODES)
+    for kind in kinds:
+        slots = vars(kind).get("__slots__", ())
+        yield from (Place(thing, name) for name in ((slots,) if isinstance(slots, str) else slots))
+        if not _is_of_keras(kind):
+            yield Place({kind.__name__: kind}, kind.__name__)
+
+
+def _of_function(function: FunctionType) -> Iterator[Place]:
+    """What a function closes over, its defaults, and what its code names of its module and of others."""
+    yield from (Place(function, name) for name in list(vars(function)))
+    if _is_passed_over(function) or _is_of_keras(function):
+        return
+    yield from (Place(function, name) for name in ("__closure__", "__defaults__", "__kwdefaults__"))
+    names = list(dict.fromkeys(_names(function.__code__)))
+    for name in names:
+        # What a function imports itself is no name of its module.
+        value = function.__globals__.get(name, sys.modules.get(name))
+        if not isinstance(value, ModuleType):
+            yield from [Place(function.__globals__, name)] if name in function.__globals__ else []
+        elif value.__name__.partition(".")[0] not in PASSED_OVER | {"keras"}:
+            yield from (Place(vars(value), inner) for inner in names if inner in vars(value))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_passed_over(thing: type | FunctionType) -> bool:
+    return _root(thing) in PASSED_OVER
+
+
+def _is_of_keras(thing: type | FunctionType) -> bool:
+    return _root(thing) == "keras"
+
+
+def _root(thing: type | FunctionType) -> str:
+    return (thing.__module__ or "").partition(".")[0]

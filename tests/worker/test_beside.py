@@ -1,0 +1,73 @@
+"""What a training goes on with beside weights and slots is the same in all processes, and in all that go on with it."""
+
+from importlib.util import find_spec
+
+import beside
+import numpy as np
+import pytest
+from conftest import QUICK, Ran, sampled
+from test_exact import last, weights
+
+TRAINED = (
+    "data.build._target_=beside.examples", "data.shuffle=false", f"train.epochs={beside.EPOCHS}", "train.check=off",
+    f"train.global_batch={beside.BATCH}",
+)  # fmt: skip
+CHANGED = ("model.build._target_=beside.net", "train.callbacks=[{_target_: beside.Changing}]")
+JAX = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def in_keras():
+    """(weights, the last epoch's logs) of `beside.net` by Keras's own fit on one device."""
+    (x, y), held_out = beside.examples()
+    model = beside.net()
+    history = model.fit(
+        x, y, beside.BATCH, beside.EPOCHS, verbose=0, callbacks=[beside.Changing()], validation_data=held_out,
+        validation_batch_size=beside.BATCH, shuffle=False,
+    )  # fmt: skip
+    return model.get_weights(), {name: values[-1] for name, values in history.history.items()}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("strategy=multi_worker", "workers=2"),
+        pytest.param(("strategy=mirrored", "workers=2"), marks=pytest.mark.slow),
+        pytest.param(("strategy=parameter_server", "workers=1"), marks=pytest.mark.slow),
+        pytest.param(("strategy=one_device", "backend=jax"), marks=[pytest.mark.slow, JAX]),
+        pytest.param(("strategy=multi_worker", "workers=2", "backend=jax"), marks=[pytest.mark.slow, JAX]),
+    ],
+    ids=" ".join,
+)
+def test_whatever_a_callback_changes_trains_what_keras_trains(pipeline, in_keras, layout):
+    expected, logs = in_keras
+    ran: Ran = pipeline(*QUICK, *TRAINED, *CHANGED, *layout)
+    assert ran.code == 0, ran.err
+    (folder,) = ran.run_folders
+    for ours, theirs in zip(weights(folder), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    epoch = last(folder, "epoch")
+    ours = {"loss": epoch["loss"], "val_loss": epoch["val_loss"], **epoch["metrics"]}
+    ours |= {f"val_{name}": value for name, value in epoch["val_metrics"].items()}
+    assert ours == pytest.approx(logs, rel=TOLERANCE, abs=TOLERANCE)
+    assert len({digest for event in ran.events("finished") for digest in event["weights"]}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["changed", "running"])
+def test_a_training_that_was_killed_goes_on_with_all_of_it(pipeline, tmp_path, kind):
+    (strategy,) = sampled(("mirrored", "multi_worker"), 1)
+    mark, changing = tmp_path / "died", "{_target_: beside.Changing}, " if kind == "changed" else ""
+    model = CHANGED[:1] if kind == "changed" else ("model.build._target_=beside.running", "train.gather=true")
+    steps = ("train.steps_per_call=1", "checkpoint.every_steps=4", "train.deterministic=true")
+    asked = (*QUICK, "resume=never", *TRAINED, *model, *steps, f"strategy={strategy}", "workers=2")
+    whole: Ran = pipeline(*asked, f"train.callbacks=[{changing.rstrip(', ')}]")
+    assert whole.code == 0, whole.err
+    died: Ran = pipeline(*asked, f"train.callbacks=[{changing}{{_target_: whole.Dies, mark: {mark}}}]")
+    assert died.code == 0, died.err
+    assert mark.exists()
+    for ours, theirs in zip(*map(weights, died.run_folders), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    first, second = (last(folder, "epoch") for folder in died.run_folders)
+    assert {**first, "seconds": 0, "time": 0} == {**second, "seconds": 0, "time": 0}
