@@ -29,6 +29,8 @@ _SYSTEM = (
 # What a folder has: examples themselves, folders of them, nothing at all, or files that are no examples.
 _EXAMPLES, _FOLDERS, _EMPTY, _OTHER = "examples", "folders", "empty", "other"
 
+LAYOUT = "Try data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/1.png."
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -75,6 +77,38 @@ def parts(root: Path, suffixes: Sequence[str], classes: Sequence[str] = ()) -> P
     if flat_parts or _may_be_parts(root, holders, suffixes):
         raise DataError(_question(root, filled, holders))
     return Parts(root)
+
+
+def arranged(
+    root: Path, suffixes: Sequence[str], chosen: Sequence[str] = (), validation_path: str | None = None
+) -> tuple[Parts, dict[str, int]]:
+    """Returns where the classes of each part are, and the classes by name, numbered from 0.
+
+    It reads names alone, and takes a moment. Raises `DataError` for folders that say neither parts nor classes.
+    """
+    for folder in (root, *([Path(validation_path)] if validation_path else [])):
+        if not folder.is_dir():
+            received = "a file" if folder.exists() else "no such folder"
+            raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {LAYOUT}")
+    found = parts(root, suffixes, chosen)
+    if validation_path is not None:
+        held_out = innermost(Path(validation_path).absolute(), suffixes)
+        found = replace(found, validation=held_out, notes=())
+    folder = found.train
+    names, notes = class_folders(folder, suffixes, chosen)
+    missing = sorted(set(chosen) - set(names))
+    if missing:
+        raise DataError(
+            f"Expected data.build.classes to be folders in {folder}, received {', '.join(missing)}. "
+            f"Try data.build.classes=null, which takes all."
+        )
+    if len(names) < 2:
+        received = f"one, {names[0]}" if names else "none"
+        raise DataError(
+            f"Expected two or more folders of images in {folder}, one a class, received {received}. {LAYOUT}"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    return replace(found, notes=(*found.notes, *notes)), numbers
 
 
 def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequence[str], tuple[str, ...]]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Listed: TypeAlias = tuple[NDArray[np.str_], NDArray[np.int32]]
 """The files of images, absolute, and the number of each one's class."""
 
-_LAYOUT = "Try data.path=FOLDER with a folder of images for each class: FOLDER/CLASS/1.png."
 # A BMP has its bits a pixel in this byte; from so many on it has no palette.
 _BMP_BITS_AT, _BMP_BITS = 28, 24
 
@@ -53,7 +52,7 @@ def images(
     vary = pictures.augmenter(augment)
     root = Path(expect_path("images", path, "a folder of images by class", "FOLDER")).absolute()
     chosen = list(map(str, [classes] if isinstance(classes, str) else classes or ()))
-    parts, numbers = arranged(root, chosen, validation_path)
+    parts, numbers = folders.arranged(root, PICTURES, chosen, validation_path)
     files, labels = _listed(parts.train, numbers)
     train, held = split(labels, validation_fraction, split_seed)
     if parts.validation is None:
@@ -107,38 +106,6 @@ def _maker(
     return make
 
 
-def arranged(
-    root: Path, chosen: Sequence[str] = (), validation_path: str | None = None
-) -> tuple[folders.Parts, dict[str, int]]:
-    """Returns where the classes of each part are, and the classes by name, numbered from 0.
-
-    It reads names alone, and takes a moment. Raises `DataError` for folders that say neither parts nor classes.
-    """
-    for folder in (root, *([Path(validation_path)] if validation_path else [])):
-        if not folder.is_dir():
-            received = "a file" if folder.exists() else "no such folder"
-            raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {_LAYOUT}")
-    parts = folders.parts(root, PICTURES, chosen)
-    if validation_path is not None:
-        held_out = folders.innermost(Path(validation_path).absolute(), PICTURES)
-        parts = dataclasses.replace(parts, validation=held_out, notes=())
-    folder = parts.train
-    names, notes = folders.class_folders(folder, PICTURES, chosen)
-    missing = sorted(set(chosen) - set(names))
-    if missing:
-        raise DataError(
-            f"Expected data.build.classes to be folders in {folder}, received {', '.join(missing)}. "
-            f"Try data.build.classes=null, which takes all."
-        )
-    if len(names) < 2:
-        received = f"one, {names[0]}" if names else "none"
-        raise DataError(
-            f"Expected two or more folders of images in {folder}, one a class, received {received}. {_LAYOUT}"
-        )
-    numbers = {name: number for number, name in enumerate(names)}
-    return dataclasses.replace(parts, notes=(*parts.notes, *notes)), numbers
-
-
 def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], train: Path) -> dict[str, int]:
     """The classes that a validation folder has; all of them must be of the training part."""
     names, _ = folders.class_folders(folder, PICTURES)
@@ -165,7 +132,7 @@ def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
         found += files
         labels += [number] * len(files)
     if not found:
-        raise DataError(f"Expected images ({', '.join(PICTURES)}) in {folder}, received none. {_LAYOUT}")
+        raise DataError(f"Expected images ({', '.join(PICTURES)}) in {folder}, received none. {folders.LAYOUT}")
     return np.array(found, dtype=np.str_), np.array(labels, dtype=np.int32)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import manifest
+from pipeline.data import dialect, folders, manifest
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.split import check_split
 
@@ -38,6 +38,8 @@ WITHOUT, PATTERNS = ("text", "tfds"), ("csv", "text")
 ENDINGS = {"images": PICTURES, "csv": TABLES, "numpy": (".npy",)}
 # Files of a folder that are looked at before it is left to its reader.
 MOST = 10_000
+# Tables of a folder whose first rows are looked at.
+FIRST_FILES = 20
 
 
 def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
@@ -65,6 +67,20 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
         manifest.load(given, lambda file: Path(file).read_text())
     else:
         _expect_files(reader, given)
+        _expect_understood(reader, given, arguments)
+
+
+def _expect_understood(reader: str, path: str, arguments: Mapping[str, Any]) -> None:
+    """Refuses images in neither parts nor classes, and tables whose first rows do not say how to read."""
+    if reader == "images":
+        classes = arguments.get("classes") or ()
+        chosen = [classes] if isinstance(classes, str) else classes
+        folders.arranged(Path(path).absolute(), PICTURES, list(map(str, chosen)), arguments.get("validation_path"))
+    if reader == "csv":
+        written = [arguments.get(name) for name in ("header", "separator", "decimal", "encoding")]
+        for file in itertools.islice(table_files(path), FIRST_FILES):
+            if not file.lower().endswith(".parquet"):
+                dialect.find(file, *written)
 
 
 def _expect_files(reader: str, path: str) -> None:
@@ -97,10 +113,27 @@ def _expect_files(reader: str, path: str) -> None:
     raise DataError(f"Expected {files} in data.path={path}, received {received}. Try data.path={example}.")
 
 
+def table_files(path: str) -> list[str]:
+    """Returns the files of tables at a path, in a folder or of a pattern, by name."""
+    where = Path(path)
+    if where.is_dir():
+        found = [str(file) for file in where.iterdir() if not file.name.startswith(".")]
+    else:
+        found = [path] if where.is_file() else glob.glob(path)
+    chosen = sorted(file for file in found if file.lower().endswith(TABLES))
+    if not chosen:
+        received = f"{found[0]}" if found else "no such file"
+        raise DataError(
+            f"Expected {path} to be or to have files that end in {', '.join(TABLES)}, received {received}. "
+            f"Try data.path=FILE.csv."
+        )
+    return chosen
+
+
 def _files(folder: Path) -> Iterator[str]:
     """The names of the files in a folder and below it, hidden ones left out."""
-    for _, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for _, inner, names in os.walk(folder, followlinks=True):
+        inner[:] = [name for name in inner if not name.startswith(".")]
         yield from (name for name in names if not name.startswith("."))
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,7 +14,7 @@ from pipeline.data import dialect, folders, narrow
 from pipeline.data.dialect import Dialect
 from pipeline.data.errors import DataError, expect_path
 from pipeline.data.examples import Broken, Examples, Leaf
-from pipeline.data.needed import TABLES as SUFFIXES
+from pipeline.data.needed import table_files
 from pipeline.data.split import split
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ def csv(
     where they are not given, see `dialect.find`. Raises `DataError`.
     """
     given = expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv")
-    trains, validates, said = folders.divided(given, _files(given))
+    trains, validates, said = folders.divided(given, table_files(given))
     paths = [*trains, *validates]
     known = [None if _is_parquet(each) else dialect.find(each, header, separator, decimal, encoding) for each in paths]
     table = _Table(paths, known, None if label is None else str(label))
@@ -278,7 +276,7 @@ def _is_number(values: pandas.Series) -> bool:
 
 
 def _is_parquet(path: str) -> bool:
-    return path.endswith(".parquet")
+    return path.lower().endswith(".parquet")
 
 
 def _is_unnamed(name: str) -> bool:
@@ -359,20 +357,3 @@ def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool)
         return values
     whole = given.str.fullmatch(r"[+-]?\d{1,18}").all()
     return pandas.Series(numbers, given.index).reindex(values.index).astype("Int64" if whole else "Float64")
-
-
-def _files(path: str) -> list[str]:
-    """The files at a path, in a folder or of a pattern, by name."""
-    where = Path(path)
-    if where.is_dir():
-        found = [str(file) for file in where.iterdir() if not file.name.startswith(".")]
-    else:
-        found = [path] if where.is_file() else glob.glob(path)
-    chosen = sorted(file for file in found if file.endswith(SUFFIXES))
-    if not chosen:
-        received = f"{found[0]}" if found else "no such file"
-        raise DataError(
-            f"Expected {path} to be or to have files that end in {', '.join(SUFFIXES)}, received {received}. "
-            f"Try data.path=FILE.csv."
-        )
-    return chosen

@@ -233,7 +233,9 @@ def test_a_value_of_another_type_is_written_as_what_it_stands_for(tmp_path, valu
     assert there == written or (written is None and not math.isfinite(there))
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", np.ones(2), 1j, [object()]], ids=str)
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, b"bytes", np.ones(2), 1j, [object()]], ids=lambda value: type(value).__name__
+)
 def test_a_value_that_json_has_not_is_an_error_and_no_text_of_it(tmp_path, value):
     with pytest.raises(TypeError, match="JSON"):
         to_line(Run(params={"key": value}))
