@@ -324,3 +324,21 @@ def _floats(state: State) -> Iterator[np.ndarray]:
 
 def _reason(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+@dataclass(frozen=True)
+class Survival:
+    """How a training is kept, and how it goes on: where checkpoints go, the state it begins with, and who is asked
+    whether to leave. A loss so many times the first one has exploded.
+    """
+
+    checkpointer: Checkpointer
+    state: State | None = None
+    leave: Callable[[], bool] = bool
+    divergence_factor: float | None = None
+    # What the learning rate is multiplied by; that of a checkpoint may have been another.
+    rate_scale: float = 1.0
+    # What every checkpoint says of its run: its `data`, and the `learning_rate` that was asked for.
+    about: Mapping[str, Any] = field(default_factory=dict)
+    # Of the time since the last one, what a checkpoint after each epoch may take.
+    share: float | None = None

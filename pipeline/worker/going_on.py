@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 from pipeline.plan.plan import Plan
 from pipeline.record import events
-from pipeline.worker.checkpoint import Checkpointer, State
+from pipeline.worker.checkpoint import Checkpointer, State, Survival
 from pipeline.worker.engine import Tell
 from pipeline.worker.input.layout import Layout, Position
 from pipeline.worker.saving import check_same_data, is_good
-from pipeline.worker.training import Survival
 
 
 def survival(

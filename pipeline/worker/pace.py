@@ -8,12 +8,13 @@ from pipeline.config import targets
 from pipeline.plan.plan import Plan
 from pipeline.record import commands, events
 from pipeline.worker.callbacks import Callbacks, check
+from pipeline.worker.checkpoint import Survival
 from pipeline.worker.cores import CoreClock
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, waited
 from pipeline.worker.same import NEVER, SameWeights
 from pipeline.worker.telling import Telling
-from pipeline.worker.training import Survival, Training
+from pipeline.worker.training import Training
 
 CALIBRATION_STEPS = 3
 

@@ -5,7 +5,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ import numpy as np
 
 from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, stamped, to_plain
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.checkpoint import Checkpointer, State, grouped
+from pipeline.worker.checkpoint import State, Survival, grouped
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import Call, Loop, TrainingError, figures
 from pipeline.worker.same import NEVER, SameWeights
@@ -30,24 +29,6 @@ class Preempted(Exception):
 
 class Diverged(TrainingError):
     """The loss is NaN, or has exploded."""
-
-
-@dataclass(frozen=True)
-class Survival:
-    """How a training is kept, and how it goes on: where checkpoints go, the state it begins with, and who is asked
-    whether to leave. A loss so many times the first one has exploded.
-    """
-
-    checkpointer: Checkpointer
-    state: State | None = None
-    leave: Callable[[], bool] = bool
-    divergence_factor: float | None = None
-    # What the learning rate is multiplied by; that of a checkpoint may have been another.
-    rate_scale: float = 1.0
-    # What every checkpoint says of its run: its `data`, and the `learning_rate` that was asked for.
-    about: Mapping[str, Any] = field(default_factory=dict)
-    # Of the time since the last one, what a checkpoint after each epoch may take.
-    share: float | None = None
 
 
 class Training:

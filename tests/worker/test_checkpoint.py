@@ -22,12 +22,12 @@ from tensorflow.python.framework.config import disable_op_determinism
 from pipeline.plan.plan import Checkpoints
 from pipeline.record.events import Event, to_plain
 from pipeline.worker import rates
-from pipeline.worker.checkpoint import Checkpointer, State, grouped
+from pipeline.worker.checkpoint import Checkpointer, State, Survival, grouped
 from pipeline.worker.input.layout import BEGINNING, Layout, Position
 from pipeline.worker.loop import TrainingError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.training import Diverged, Preempted, Survival, Training
+from pipeline.worker.training import Diverged, Preempted, Training
 
 EXAMPLES, BATCH = 70, 16
 

@@ -17,7 +17,7 @@ from pipeline.record.commands import Command
 from pipeline.record.events import Failed, Told
 from pipeline.worker import rates, variables
 from pipeline.worker.callbacks import Callbacks
-from pipeline.worker.checkpoint import State
+from pipeline.worker.checkpoint import State, Survival
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
 from pipeline.worker.input.broken import expect_batch
@@ -33,7 +33,7 @@ from pipeline.worker.pace import Pace
 from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
 from pipeline.worker.state import packed, unpacked
-from pipeline.worker.training import Diverged, Preempted, Survival
+from pipeline.worker.training import Diverged, Preempted
 
 UNCHECKED = "under backend=jax replicas make a step of the whole global batch together"
 

@@ -20,6 +20,7 @@ from pipeline.record.commands import Command
 from pipeline.record.events import Beat, Failed, Told, Warned
 from pipeline.worker import rates, variables
 from pipeline.worker.callbacks import Callbacks
+from pipeline.worker.checkpoint import Survival
 from pipeline.worker.collective import Pausable, collective_of
 from pipeline.worker.engine import Tell
 from pipeline.worker.going_on import survival
@@ -60,7 +61,7 @@ from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
 from pipeline.worker.tensorflow.state import on_all
 from pipeline.worker.tensorflow.switched import Switched
-from pipeline.worker.training import Preempted, Survival
+from pipeline.worker.training import Preempted
 
 # Weights up to which a training that is under way tells how large its step is.
 MOST_TRACED_AGAIN = 100
