@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 import rivals
-from hydra import compose, initialize_config_dir
 
 from pipeline.analyze import measure
 from pipeline.config import config as configs
+from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
 from pipeline.launch import machine as machines
 from pipeline.launch.local import LocalCluster
@@ -198,17 +198,13 @@ def make_config(strategy: str, model: str, workers: int, replica_batch: int, *ot
     data = ("data=synthetic", f"data.build.train_examples={TRAIN_EXAMPLES}")
     if any(other.startswith("data=") for other in others):
         data = ()
-    with initialize_config_dir(str(configs.folder()), version_base="1.3"):
-        composed = compose(
-            "config",
-            [
-                *(f"strategy={strategy}", f"model={model}", *spans, "hardware=2cpu", "tracking=none", *data, *others),
-                f"hardware.devices_per_host={workers}",
-                f"train.replica_batch={replica_batch}",
-                "tracking.system_metrics_seconds=0",
-            ],
-        )
-    return configs.typed(composed)
+    overrides = [
+        *(f"strategy={strategy}", f"model={model}", *spans, "hardware=2cpu", "tracking=none", *data, *others),
+        f"hardware.devices_per_host={workers}",
+        f"train.replica_batch={replica_batch}",
+        "tracking.system_metrics_seconds=0",
+    ]
+    return configs.typed(Composer("config", Config, None).compose(overrides))
 
 
 def alone(planned: Plan) -> list[Plan]:

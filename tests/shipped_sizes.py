@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from hydra import compose, initialize_config_dir
-
 from pipeline.config import config
+from pipeline.config.composing import Composer
 from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning, size
@@ -28,8 +27,7 @@ SHIPPED = [(*each, precision) for precision in ("float32", "mixed_bfloat16") for
 def configured(*overrides: str) -> Config:
     """The config of a command."""
     config.register()
-    with initialize_config_dir(str(config.folder()), version_base="1.3"):
-        return config.typed(compose("config", list(overrides)))
+    return config.typed(Composer("config", Config, None).compose(overrides))
 
 
 @functools.cache

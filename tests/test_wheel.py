@@ -71,7 +71,7 @@ def test_it_runs_from_any_folder_with_the_conf_inside_the_wheel(installed, tmp_p
 
 def test_it_plans_and_finds_its_own_functions(installed, tmp_path):
     shown = run(installed, tmp_path, "mode=plan", "strategy=multi_worker", "hardware=2cpu", "model=resnet20")
-    assert "resnet20 on mnist5k, multi_worker on 2cpu: 2 CPU workers" in shown.stdout
+    assert "resnet20 on mnist5k, multi_worker by shared_memory on 2cpu: 2 CPU workers" in shown.stdout
     assert shown.stderr == ""
 
 

@@ -76,7 +76,7 @@ def command_of(overrides: Sequence[str], options: Sequence[str] = ()) -> str:
     A ready sweep stays one whatever else is typed, so what its file says of a run is typed in its place.
 
     >>> command_of(["experiment=strategies", "strategy=mirrored", "sweep.name=mine"])
-    'python -m pipeline strategy=mirrored measure.baseline=fresh'
+    'python -m pipeline measure.baseline=fresh strategy=mirrored'
     """
     asked = {_key(override): override for override in overrides if not _key(override).startswith("sweep.")}
     ready = asked.pop(EXPERIMENT, None)

@@ -44,7 +44,7 @@ def test_a_run_leaves_a_result_a_model_and_an_mlflow_run(pipeline):
     assert result["strategy"] == "mirrored"
     assert result["workers"] == result["replicas"] == len(os.sched_getaffinity(0))
     assert result["examples_per_second_low"] <= result["examples_per_second"] <= result["examples_per_second_high"]
-    assert result["speedup"] == pytest.approx(result["examples_per_second"] / result["baseline_examples_per_second"])
+    assert result["speedup_low"] <= result["speedup"] <= result["speedup_high"]
     assert result["efficiency"] == pytest.approx(result["speedup"] / result["replicas"])
     assert result["step_ms_p50"] <= result["step_ms_p95"] <= result["step_ms_p99"]
     assert result["val_metrics"]["accuracy"] > 0.8
