@@ -76,11 +76,10 @@ def compared_every(config: Config, workers: int) -> int | None:
 
 
 def notes_on_sums(plan: Plan) -> list[str]:
-    """What adds up over processes of a host that compute on CPUs, and why, where that was left to the plan."""
+    """Returns why processes of a host that compute on CPUs share no memory, where that was left to the plan."""
     count, hosts = len(plan.leaders), plan.hardware.hosts
-    if plan.strategy.collective != AUTO or plan.hardware.kind != "cpu" or count <= hosts or plan.backend != TENSORFLOW:
+    left = plan.strategy.collective == AUTO and plan.collective == TENSORFLOW and plan.backend == TENSORFLOW
+    if not left or plan.hardware.kind != "cpu" or count <= hosts:
         return []
-    if plan.collective == SHARED_MEMORY:
-        return [f"{count} processes of one host add gradients through shared memory (strategy.collective=auto)."]
     why = f"are on {hosts} hosts" if hosts > 1 else "are to communicate by its rings"
     return [f"{count} processes add gradients by TensorFlow, since they {why} (strategy.collective=auto)."]

@@ -52,8 +52,8 @@ def test_what_shared_memory_cannot_add_is_refused(given, words):
 @pytest.mark.parametrize(
     ("given", "adds", "notes"),
     [
-        ({}, "shared_memory", 1),
-        ({"strategy__devices_per_process": 2}, "shared_memory", 1),
+        ({}, "shared_memory", 0),
+        ({"strategy__devices_per_process": 2}, "shared_memory", 0),
         ({"strategy__collective": "tensorflow"}, "tensorflow", 0),
         ({"strategy__collective": "shared_memory"}, "shared_memory", 0),
         (

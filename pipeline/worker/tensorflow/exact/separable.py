@@ -158,6 +158,9 @@ def asks_others(model: keras.Model) -> bool:
 class _Pretended:
     """A replica's context, to whom others answer what they have given before: nothing at first."""
 
+    # It makes no step, so that a variable is assigned as outside of all replicas.
+    strategy = None
+
     def __init__(self, number: int, given: Sequence[Sequence[tf.Tensor]], asked: list[tf.Tensor] | None = None) -> None:
         """`asked` gets what it asks others for, in turn."""
         self.replica_id_in_sync_group, self.num_replicas_in_sync = number, len(given)
