@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.analyze.comparable import doubts, efficiency_of
+from pipeline.analyze.comparable import doubts
 from pipeline.record.results import Result
 from pipeline.views.terminal.words import (
     bare_times,
@@ -69,8 +69,7 @@ def sentence(result: Result) -> str:
     said = f"**{throughput}**{brackets(listed(doubtful, ends))}"
     if speed.speedup is not None:
         of_speedup = span(speed.speedup_low, speed.speedup_high, bare_times, " to ")
-        share = efficiency_of(result)
-        efficiency = "" if share is None else f", {percent(share)} efficiency"
+        efficiency = "" if speed.efficiency is None else f", {percent(speed.efficiency)} efficiency"
         said = f"**{speed.speedup:.2f} times one device**{brackets(listed(doubtful, of_speedup))}{efficiency}: "
         said += f"{throughput}{brackets(ends)}"
     strategy = " on ".join(filter(None, [clean(result.choices.called), plural(layout.workers, "worker")]))
