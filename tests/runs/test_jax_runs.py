@@ -157,7 +157,8 @@ def test_a_sweep_over_both_engines_has_one_table_one_report_and_one_verdict_of_w
         "sweep.name=engines", "tracking.system_metrics_seconds=0", "launch.startup_timeout=120",
     )  # fmt: skip
     assert ran.code == 0, ran.err
-    assert re.findall(r"engine (\w+)(?:, input-bound)?\n", ran.out) == ["tensorflow", "jax"]
+    # What this machine did beside it follows the engine: busy, unsteady.
+    assert re.findall(r" engine (tensorflow|jax)(?:, [a-z -]+)*\n", ran.out) == ["tensorflow", "jax"]
     told = re.search(r"Of different engines \(tensorflow: point 0; jax: point 1\): each speedup is over one", ran.out)
     assert told, ran.out
     assert "Not comparable" not in ran.out
