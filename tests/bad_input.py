@@ -28,10 +28,10 @@ from hydra.errors import HydraException
 from pipeline.commands.verbs import VERBS
 from pipeline.config import config, shipped
 from pipeline.config.composing import options
-from pipeline.config.errors import ConfigError
 from pipeline.config.instead import LAYOUT, find
 from pipeline.config.overrides import check_overrides
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 
 Case = tuple[str, ...]
 
@@ -39,7 +39,7 @@ Case = tuple[str, ...]
 ZERO_IS_FINE = {
     "train.sample_tokens", "train.sample_temperature",
     "train.seed", "data.validation_examples", "measure.warmup_steps", "measure.steps", "launch.max_restarts",
-    "tracking.system_metrics_seconds", "tracking.drain_timeout", "data.prefetch",
+    "tracking.system_metrics_seconds", "tracking.drain_timeout", "data.prefetch", "measure.patience",
 }  # fmt: skip
 # A part of a command, and what stands in one for what only its person knows.
 TYPED = re.compile(r"-{1,2}[a-z]|[~+]*[\w./@]+=|python$|pipeline$|job$|searchpath$")
@@ -153,7 +153,7 @@ def _is_taken(said: str) -> bool:
         whole = [one for one in given if one.partition("=")[2].strip("'") not in PLACEHOLDERS]
         parsed = OverridesParser.create().parse_overrides(whole)
         check_overrides([one for one in parsed if not one.is_sweep_override()], Config, {**CHOICES}.__contains__)
-    except (ConfigError, HydraException):
+    except (UserError, HydraException):
         return False
     keys_there = all(not find(one.partition("=")[0].lstrip("+"))[3] or ".build." in one or "options" in one
                      for one in given if one.partition("=")[0] not in CHOICES)  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.analyze import comparable
-from pipeline.analyze.errors import HistoryError
+from pipeline.errors import UserError
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results, sweeps
@@ -106,7 +106,7 @@ class TimedRun:
 
 
 def find(name: str, output: Path) -> Path:
-    """The folder of the run that `name` names. Raises `HistoryError`."""
+    """The folder of the run that `name` names. Raises `UserError`."""
     if (Path(name) / results.FILE).is_file():
         return Path(name)
     there = [path.parent for path in sorted(output.glob(f"[rs]*/**/{results.FILE}"))]
@@ -118,12 +118,10 @@ def find(name: str, output: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        raise HistoryError(
-            f"Expected the name of one run, received {name}, which is that of {len(found)}. Try {found[0]}."
-        )
+        raise UserError("the name of one run", f"{name}, which is that of {len(found)}", f"{found[0]}")
     last = max(there, key=log.written, default=None)
     instead = f"Try {last}." if last else "Try output_dir=..."
-    raise HistoryError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
+    raise UserError(f"Expected a run's folder, its name or its id in MLflow, received {name}. {instead}")
 
 
 def of(folder: Path, result: Result) -> Run:
@@ -132,19 +130,20 @@ def of(folder: Path, result: Result) -> Run:
 
 
 def load(folder: Path) -> Run:
-    """The run in a folder. Raises `HistoryError`."""
+    """The run in a folder. Raises `UserError`."""
     result = results.read(folder)
     run = of(folder, result or Result())
     if result is None or not run.settings:
-        raise HistoryError(
-            f"Expected a run that was started, with result.json and plan.json, received {folder}, which has "
-            f"{'no result' if result is None else 'no plan'}. Try a run that ended."
+        raise UserError(
+            "a run that was started, with result.json and plan.json",
+            f"{folder}, which has {'no result' if result is None else 'no plan'}",
+            "a run that ended",
         )
     return run
 
 
 def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
-    """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `HistoryError`.
+    """The runs under `output`, or of one sweep, that ended and timed their steps, oldest first. Raises `UserError`.
 
     `of_sweep` is its folder, or its name.
     """
@@ -166,7 +165,7 @@ def finished(output: Path, of_sweep: str | None = None) -> list[TimedRun]:
 
 
 def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
-    """The folder of the sweep that `name`, given for `key`, names, by its name or path. Raises `HistoryError`, which
+    """The folder of the sweep that `name`, given for `key`, names, by its name or path. Raises `UserError`, which
     tells what can be typed `otherwise`.
     """
     for folder in (Path(name), output / "sweeps" / name):
@@ -174,7 +173,7 @@ def find_sweep(name: str, output: Path, key: str, otherwise: str) -> Path:
             return folder
     last = max(filter(_is_sweep, output.glob("sweeps/*")), key=log.written, default=None)
     instead = f"{key}={last.name}, or {otherwise}" if last else otherwise
-    raise HistoryError(f"Expected {key} to be a sweep's name or folder, received {name or 'none'}. Try {instead}.")
+    raise UserError(f"{key} to be a sweep's name or folder", name or "none", f"{instead}")
 
 
 def _is_sweep(folder: Path) -> bool:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.analyze import comparable, measure
-from pipeline.analyze.errors import PredictError
 from pipeline.analyze.fitting import CONFIDENCE, PRIOR_FREEDOM, SURPRISE, UNKNOWN, Fit, anchored, fit, interval
 from pipeline.analyze.history import TimedRun
 from pipeline.analyze.step_model import (
@@ -30,6 +29,7 @@ from pipeline.analyze.step_model import (
     one_run,
     terms,
 )
+from pipeline.errors import UserError
 from pipeline.plan.plan import Plan
 from pipeline.record.predictions import FittedOn
 
@@ -62,7 +62,7 @@ class Prediction:
 def predict(
     case: Case, runs: Sequence[Observed], timed: Observed | None = None, shared: float | None = None
 ) -> tuple[float, float, float, dict[str, float], list[str]]:
-    """(step time, low, high, parts as shares, notes) of a case. Raises `PredictError` where the runs say nothing.
+    """(step time, low, high, parts as shares, notes) of a case. Raises `UserError` where the runs say nothing.
 
     `timed` is a step of one worker, of the same model and replica batch, where none of the runs has that size. So many
     parameters as `shared` have room in the caches of a host.
@@ -109,9 +109,10 @@ def predict(
         off = sure * DRIFT_OF_DOUBLING * math.sqrt(_doublings(case, [*runs, timed])) + (1 - sure) * off
     low, high = interval(allowed, allowed.query(wanted), fitted, off) if fitted > 0 else (0.0, 0.0)
     if high >= fitted * UNKNOWN or low <= fitted / UNKNOWN:
-        raise PredictError(
-            f"Expected runs that tell how long a step of {case.workers} workers takes, received ones that leave it "
-            f"open. Try more of them, with other workers and train.replica_batch."
+        raise UserError(
+            f"runs that tell how long a step of {case.workers} workers takes",
+            "ones that leave it open",
+            "more of them, with other workers and train.replica_batch",
         )
     if wire:
         parts["communication"] = parts.get("communication", 0.0) + wire
@@ -133,7 +134,7 @@ def _parts(made: Sequence[tuple[float, Fit]], wanted: Mapping[str, float]) -> di
 def _take_out(
     wanted: dict[str, float], names: Sequence[str], case: Case, runs: Sequence[Observed], strange: bool
 ) -> None:
-    """Sets the terms to 0 that are the rest of others. Raises `PredictError` for those that no run tells of."""
+    """Sets the terms to 0 that are the rest of others. Raises `UserError` for those that no run tells of."""
     workers = _listed(sorted({run.case.workers for run in runs}))
     for name, value in list(wanted.items()):
         if value and "beyond" in name and name not in names:
@@ -143,15 +144,16 @@ def _take_out(
             here = "between hosts" if case.hosts > 1 else "within one host"
             there = "within one host" if case.hosts > 1 else "between hosts"
             link = ", or python -m pipeline doctor or hardware.link_gbps=... for how fast their link is"
-            raise PredictError(
-                f"Expected runs whose devices exchange {here}, as those of the {case.workers} workers would, received "
-                f"runs that do so {there} alone (workers={workers}). Try runs on such hardware first{link}."
+            raise UserError(
+                f"runs whose devices exchange {here}, as those of the {case.workers} workers would",
+                f"runs that do so {there} alone (workers={workers})",
+                f"runs on such hardware first{link}",
             )
         elif value and name not in names:
-            raise PredictError(
-                f"Expected runs of two workers or more to predict workers={case.workers} from, received "
-                f"workers={workers} alone, which says nothing of what workers cost each other ({name}). "
-                f"Try workers=2 first."
+            raise UserError(
+                f"runs of two workers or more to predict workers={case.workers} from",
+                f"workers={workers} alone, which says nothing of what workers cost each other ({name})",
+                "workers=2 first",
             )
 
 
@@ -201,34 +203,35 @@ class Basis:
 
 
 def basis(planned: Plan, history: Sequence[TimedRun], where: str) -> Basis:
-    """The runs in `history`, which is that of `where`, to predict `planned` from. Raises `PredictError` without any."""
+    """The runs in `history`, which is that of `where`, to predict `planned` from. Raises `UserError` without any."""
     if planned.hardware.rehearsal:
-        raise PredictError(
-            "Expected hardware whose speed can be measured, received a rehearsal. Try hardware.rehearse=false."
-        )
+        raise UserError("hardware whose speed can be measured", "a rehearsal", "hardware.rehearse=false")
     if planned.strategy.exchange is None:
-        raise PredictError(
-            f"Expected strategy.exchange to say what devices exchange, received none of "
-            f"strategy={planned.strategy.name}. "
-            f"Try strategy.exchange=all_reduce, if that is what they do."
+        raise UserError(
+            "strategy.exchange to say what devices exchange",
+            f"none of strategy={planned.strategy.name}",
+            "strategy.exchange=all_reduce, if that is what they do",
         )
     typed = f"strategy={planned.strategy.name} model={planned.model.name} data={planned.data.name}"
     first = f"`python -m pipeline -m {typed} workers=1,2`"
     if not history:
-        raise PredictError(f"Expected runs to predict from in {where}, received none. Try {first} first.")
+        raise UserError(f"runs to predict from in {where}", "none", f"{first} first")
     layouts = [(timed_run, timed_run.run.result.layout) for timed_run in history]
     timed = [timed_run for timed_run, layout in layouts if not (layout.rehearsal or layout.oversubscribed)]
     if not timed:
-        raise PredictError(
-            f"Expected runs to predict from in {where}, received {len(history)} that are rehearsals or oversubscribed, "
-            f"whose speed is not that of the devices. Try {first} first."
+        raise UserError(
+            f"runs to predict from in {where}",
+            f"{len(history)} that are rehearsals or oversubscribed, whose speed is not that of the devices",
+            f"{first} first",
         )
     alike = [timed_run for timed_run in timed if not comparable.apart(timed_run.plan, planned) and _whole(timed_run)]
     if not alike:
         why = min((comparable.apart(timed_run.plan, planned) for timed_run in timed), key=len)
-        raise PredictError(
-            f"Expected runs in {where} that say something of this one, received {len(timed)} that differ: the nearest "
-            f"in {_listed(why) or 'workers that it lost, or events that it lacks'}. Try {first} on such hardware first."
+        raise UserError(
+            f"runs in {where} that say something of this one",
+            f"{len(timed)} that differ: the nearest in "
+            f"{_listed(why) or 'workers that it lost, or events that it lacks'}",
+            f"{first} on such hardware first",
         )
     groups: dict[str, list[TimedRun]] = {}
     for timed_run in alike:
@@ -265,7 +268,7 @@ def _whole(timed_run: TimedRun) -> bool:
 def of_plan(
     planned: Plan, parameters: int, found: Basis, timed: Observed | None = None, luck: float | None = None
 ) -> Prediction:
-    """What `planned` would do with a model of so many parameters. Raises `PredictError`.
+    """What `planned` would do with a model of so many parameters. Raises `UserError`.
 
     `timed` is a step of one worker of it, where no run says how long that takes. Equal runs lie `luck` apart, as a
     standard deviation; None: as their repeats let expect. Lives of the step that was timed may lie further apart.

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.config.near import near
-
-
-class AskedError(ValueError):
-    """Arguments that make no sense: the message says what was expected, received, and what to type instead."""
+from pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,13 @@ class Verb:
         return "\n".join([self.usage, "", self.does, "", *keys])
 
     def asked(self, arguments: Sequence[str]) -> "Asked":
-        """What was typed. Raises `AskedError`."""
+        """What was typed. Raises `UserError`."""
         words: list[str] = []
         values = {key.name: key.default for key in self.keys}
         for place, argument in enumerate(arguments):
             name, equals, value = argument.partition("=")
             if argument.startswith("-"):
-                raise AskedError(self._option(name, value if equals else "".join(arguments[place + 1 : place + 2])))
+                raise UserError(self._option(name, value if equals else "".join(arguments[place + 1 : place + 2])))
             # What is there by that name is a word, whatever is in it.
             if not equals or (name not in values and "/" in name):
                 words.append(argument)
@@ -63,9 +60,7 @@ class Verb:
                 values[name] = value
             else:
                 closest = near(name, values) or [self.keys[0].name]
-                raise AskedError(
-                    f"Expected a key of {self.name} ({', '.join(values)}), received {name}. Try {closest[0]}={value}."
-                )
+                raise UserError(f"a key of {self.name} ({', '.join(values)})", name, f"{closest[0]}={value}")
         return Asked(tuple(words), values)
 
     def _option(self, option: str, value: str) -> str:

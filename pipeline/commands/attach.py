@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
+from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
 from pipeline.commands.train import PREEMPTED, code_of, say_left, tell
 from pipeline.config import config as configs
+from pipeline.errors import UserError
 from pipeline.launch import LaunchError, signals
 from pipeline.record.log import from_here
 from pipeline.run import run, sweep
-from pipeline.run.attach import Attached, AttachError, attach, found
+from pipeline.run.attach import Attached, attach, found
 from pipeline.run.point import Point
 from pipeline.run.points import devices
 from pipeline.run.session import Session
@@ -46,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = VERB.asked(arguments)
         if len(asked.words) != 1:
-            raise AskedError(f"Expected one run, received {len(asked.words)}. Try {VERB.usage}.")
+            raise UserError("one run", len(asked.words), f"{VERB.usage}")
         if asked["end"] not in ("true", "false"):
-            raise AskedError(f"Expected end to be true or false, received {asked['end']}. Try end=true.")
+            raise UserError("end to be true or false", asked["end"], "end=true")
         folder = found(asked.words[0], Path(asked["output_dir"]))
         with (
             signals.interrupt(run.leaves_running(session)),
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         ):
             code = _gone_on_with(attached, session)
         return code
-    except (AskedError, AttachError, LaunchError) as error:
+    except (UserError, LaunchError) as error:
         show.say_error(str(error))
         code = 2
         return code

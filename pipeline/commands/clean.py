@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, Asked, AskedError, Key, Verb, asks_for_help
+from pipeline.commands.asked import OUTPUT_DIR, Asked, Key, Verb, asks_for_help
+from pipeline.errors import UserError
 from pipeline.run import clean
 from pipeline.run.clean import Kept, Rules
 from pipeline.views import report
@@ -46,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = VERB.asked(arguments)
         if asked.words:
-            raise AskedError(f"Expected no words, received {asked.words[0]}. Try {VERB.usage}.")
+            raise UserError("no words", asked.words[0], f"{VERB.usage}")
         rules, dry = _rules(asked), _is_true(asked, "dry")
-    except AskedError as error:
+    except UserError as error:
         show.say_error(str(error))
         return 2
     console, now = show.console_on(sys.stdout), time.time()
@@ -69,23 +70,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rules(asked: Asked) -> Rules:
-    """What is to go. Raises `AskedError`."""
+    """What is to go. Raises `UserError`."""
     best, older_than = asked["keep_best"], asked["older_than"]
     age = clean.seconds_of(older_than)
     if age is None:
-        raise AskedError(
-            f"Expected older_than to be an age, as 12h, 30d or 8w, received {older_than or 'nothing'}. "
-            f"Try older_than=30d."
-        )
+        raise UserError("older_than to be an age, as 12h, 30d or 8w", older_than or "nothing", "older_than=30d")
     if not best.isdecimal():
-        raise AskedError(f"Expected keep_best to be a whole number, received {best or 'nothing'}. Try keep_best=5.")
+        raise UserError("keep_best to be a whole number", best or "nothing", "keep_best=5")
     return Rules(int(best), age, _is_true(asked, "unfinished"))
 
 
 def _is_true(asked: Asked, name: str) -> bool:
     if asked[name] not in ("true", "false"):
         received = asked[name] or "nothing"
-        raise AskedError(f"Expected {name} to be true or false, received {received}. Try {name}=true.")
+        raise UserError(f"{name} to be true or false", received, f"{name}=true")
     return asked[name] == "true"
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pipeline.analyze import comparable
 from pipeline.analyze.compare import Judge
-from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import Run, find, load
-from pipeline.commands.asked import AskedError, Verb, asks_for_help
+from pipeline.commands.asked import Verb, asks_for_help
+from pipeline.errors import UserError
 from pipeline.record.results import Result
 from pipeline.views import terminal as show
 from pipeline.views.terminal.verdict import pair_text, unlike_text
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = VERB.asked(arguments)
         if len(asked.words) < 2:
-            raise AskedError(f"Expected two runs or more, received {len(asked.words)}. Try {VERB.usage}.")
+            raise UserError("two runs or more", len(asked.words), f"{VERB.usage}")
         runs = [load(find(run, Path(asked["output_dir"]))) for run in asked.words]
-    except (AskedError, HistoryError) as error:
+    except UserError as error:
         show.say_error(str(error))
         return 2
     console = show.console_on(sys.stdout)

@@ -18,16 +18,14 @@ from pathlib import Path
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
-from pipeline.config.errors import ConfigError
-from pipeline.config.offers import OfferError
 from pipeline.config.schema import Config
 from pipeline.doctor import expecting
 from pipeline.doctor.examining import Examined, examine
 from pipeline.doctor.facts import CHECKS
 from pipeline.doctor.findings import Finding, Severity, worst
+from pipeline.errors import UserError
 from pipeline.launch import Cluster, LaunchError, asking, cluster_of, signals
 from pipeline.launch.asking import Helpers
-from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record import links, plain
@@ -37,7 +35,7 @@ from pipeline.views.mlflow import examined as store
 from pipeline.views.terminal.doctor import doctor_lines
 
 # What a plan comes to, or what there is to lay it over where none was asked for.
-Planned = Plan | Machine | PlanError | LaunchError
+Planned = Plan | Machine | UserError | LaunchError
 # Keys that say where something is trained, and not what.
 OF_CLUSTER = ("cluster", "tracking", "output_dir", "launch", "checkpoint", "hydra", "views", "resume")
 REFUSED = 2
@@ -80,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _config(overrides, given.config_dir)
         with signals.interrupt():
             return _doctor(config, checks, _of_training(overrides), given.json)
-    except (ConfigError, OfferError, LaunchError) as error:
+    except (UserError, LaunchError) as error:
         print(show.error_text(str(error)), file=sys.stderr)
         return REFUSED
     except signals.Interrupted as interrupted:
@@ -121,14 +119,14 @@ def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: b
 def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
     wrong = [override for override in overrides if override.startswith("-")]
     if wrong:
-        raise ConfigError(f"Expected options that exist, received {wrong[0]}. Try --help.")
+        raise UserError("options that exist", wrong[0], "--help")
     unknown = [check for check in checks if check not in CHECKS]
     if unknown:
-        raise ConfigError(f"Expected --only to name checks, received {unknown[0]}. Try --only {','.join(CHECKS)}.")
+        raise UserError("--only to name checks", unknown[0], f"--only {','.join(CHECKS)}")
 
 
 def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
-    """What a training of these keys would be made from. Raises `ConfigError`."""
+    """What a training of these keys would be made from. Raises `UserError`."""
     configs.register()
     return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
 
@@ -188,7 +186,7 @@ def _planned(config: Config, cluster: Cluster, of_training: bool) -> Planned:
         return planned_on(config, cluster)
     except LaunchError as error:
         return error
-    except PlanError as error:
+    except UserError as error:
         return error if of_training else cluster.inventory()
 
 

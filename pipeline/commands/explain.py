@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import find, load
-from pipeline.commands.asked import AskedError, Verb, asks_for_help
+from pipeline.commands.asked import Verb, asks_for_help
+from pipeline.errors import UserError
 from pipeline.views import terminal as show
 from pipeline.views.terminal.explained import explained_lines
 
@@ -26,15 +26,16 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = VERB.asked(arguments)
         if len(asked.words) != 1:
-            raise AskedError(f"Expected one run, received {len(asked.words)}. Try {VERB.usage}.")
+            raise UserError("one run", len(asked.words), f"{VERB.usage}")
         run = load(find(asked.words[0], Path(asked["output_dir"])))
         lines = explained_lines(run.result.explained, run.result.speed.efficiency)
         if not lines:
-            raise HistoryError(
-                f"Expected a run that was explained, received {run.folder}, which was not. "
-                f"Try python -m pipeline explain strategy=... to train and explain."
+            raise UserError(
+                "a run that was explained",
+                f"{run.folder}, which was not",
+                "python -m pipeline explain strategy=... to train and explain",
             )
-    except (AskedError, HistoryError) as error:
+    except UserError as error:
         show.say_error(str(error))
         return 2
     console = show.console_on(sys.stdout)

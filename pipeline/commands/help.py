@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.commands.verbs import DOES, VERBS
 from pipeline.config import meanings
 from pipeline.config.composing import Composer
-from pipeline.config.errors import ConfigError
 from pipeline.config.instead import find, keys, meant_by_key, typeable
 from pipeline.config.messages import in_words
 from pipeline.config.near import near
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 
 WIDEST, INDENT = 100, 4
 ALL = "all"
@@ -58,7 +58,7 @@ class Book:
 
 
 def text(composer: Composer, asked: Sequence[str], columns: int) -> str:
-    """The page about what is `asked`: topics, and overrides of choices. Raises `ConfigError` where a topic is none."""
+    """The page about what is `asked`: topics, and overrides of choices. Raises `UserError` where a topic is none."""
     overrides = [word for word in asked if "=" in word]
     topics = [word for word in asked if "=" not in word] + [word.partition("=")[0] for word in overrides]
     book = _book(composer, overrides)
@@ -130,10 +130,7 @@ def _page(topic: str, book: Book, width: int) -> Iterator[str]:
     else:
         names = [*VERBS, *book.choices, ALL, *(key.partition(".")[0] for key in known if "." in key)]
         closest = near(topic, dict.fromkeys(names)) or meant_by_key(topic) or [ALL]
-        raise ConfigError(
-            f"Expected --help with a group, a key, group=choice, a verb or {ALL}, received {topic}. "
-            f"Try --help {closest[0]}."
-        )
+        raise UserError(f"--help with a group, a key, group=choice, a verb or {ALL}", topic, f"--help {closest[0]}")
 
 
 def _group(group: str, book: Book, width: int) -> Iterator[str]:

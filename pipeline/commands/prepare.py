@@ -12,14 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.config import targets
-from pipeline.config.errors import ConfigError
 from pipeline.data.errors import DataError
+from pipeline.errors import UserError
 from pipeline.launch import machine, signals
-from pipeline.plan.errors import PlanError
 from pipeline.prepare import cluster, conduct, settings
-from pipeline.prepare.folder import FolderError
-from pipeline.prepare.layout import LayoutError
 from pipeline.views import terminal as show
 from pipeline.views.terminal.prepared import Progress, summary_lines
 
@@ -40,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = settings.compose(overrides, given.config_dir)
         settings.check(config, search)
-    except (ConfigError, PlanError, targets.TargetError) as error:
+    except UserError as error:
         return _tell(str(error), 2)
     console = show.console_on(sys.stdout)
     start = partial(
@@ -54,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             made = conduct.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
-    except (FolderError, LayoutError) as error:
+    except UserError as error:
         return _tell(str(error), 2)
     except (conduct.PrepareError, cluster.ClusterError, DataError) as error:
         return _tell(str(error), 1)

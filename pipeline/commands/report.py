@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import find_sweep
-from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
+from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
+from pipeline.errors import UserError
 from pipeline.views import report
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str]) -> int:
         asked = VERB.asked(arguments)
         output, name = Path(asked["output_dir"]), asked["sweep"] or "".join(asked.words[:1])
         if len(asked.words) + bool(asked["sweep"]) > 1:
-            raise AskedError(f"Expected one sweep, received {len(asked.words)}. Try {VERB.usage}.")
+            raise UserError("one sweep", len(asked.words), f"{VERB.usage}")
         written = report.write(find_sweep(name, output, "sweep", "`python -m pipeline -m ...` first"))
         problem = _track(written, output)
-    except (AskedError, HistoryError, OSError) as error:
+    except (UserError, OSError) as error:
         show.say_error(f"The report cannot be written: {error}." if isinstance(error, OSError) else str(error))
         return 2
     console.print(show.sweep_table(written.results))

@@ -5,7 +5,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
+from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
+from pipeline.errors import UserError
 from pipeline.views import terminal as show
 from pipeline.views.mlflow.stores import logged_in, prepare, sqlite_path, without_password
 from pipeline.views.mlflow.sync import local_uri, sync
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = VERB.asked(arguments)
         folders, uri = [*map(_folder, asked.words)], asked["uri"] and _store_uri(asked["uri"])
-    except AskedError as error:
+    except UserError as error:
         show.say_error(str(error))
         return 2
     prepare(os.environ)
@@ -40,9 +41,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _store_uri(text: str) -> str:
-    """The URI of a store, with an absolute path in it. Raises `AskedError`."""
+    """The URI of a store, with an absolute path in it. Raises `UserError`."""
     if not re.match(r"https?://|(sqlite|postgresql|mysql|mssql)(\+\w+)?://", text):
-        raise AskedError(
+        raise UserError(
             f"Expected uri to be an MLflow store, received {without_password(text)}. "
             f"Try uri=http://127.0.0.1:5000, or uri={local_uri(Path('outputs'))}"
         )
@@ -52,5 +53,5 @@ def _store_uri(text: str) -> str:
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise AskedError(f"Expected a run's folder, or one that holds some, received {text}. Try {VERB.usage}.")
+        raise UserError("a run's folder, or one that holds some", text, f"{VERB.usage}")
     return Path(text)

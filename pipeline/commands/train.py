@@ -19,16 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.analyze.errors import HistoryError
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer, options, where_configs_are
-from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
 from pipeline.run import run
-from pipeline.run.errors import SweepError
 from pipeline.run.points import Points, Served, compose, devices, most_at_once
 from pipeline.run.session import CLOSE_SECONDS, Key, PointRequest, Session
 from pipeline.run.views import Ahead, PointResult, Screen
@@ -65,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         composer = Composer(given.config_name or "config", Config, given.config_dir, given.config_path)
         if _shown(composer, given):
             return 0
-    except ConfigError as error:
+    except UserError as error:
         return _refuse(str(error))
     return command(composer, given)
 
@@ -143,7 +141,7 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
 
 def _refusal(error: Exception) -> str:
     """What is wrong with what was asked for, in words. Raises what is no person's making."""
-    if isinstance(error, SweepError | ConfigError):
+    if isinstance(error, UserError | UserError):
         return str(error)
     if isinstance(error, OSError):
         return (
@@ -262,7 +260,7 @@ def _report(points: Points, session: Session) -> "tuple[report.Written | None, s
             return written, None
         tracker = session.tracker(folder.parents[1] / "tracker.log")
         report.track(folder, written, tracker, store)
-    except (HistoryError, OSError) as error:
+    except (UserError, OSError) as error:
         show.say_error(f"The report of the sweep was not written: {error}")
         return None, None
     return written, report.unsent(folder, tracker, CLOSE_SECONDS)

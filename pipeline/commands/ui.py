@@ -19,7 +19,8 @@ import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.commands.asked import OUTPUT_DIR, AskedError, Key, Verb, asks_for_help
+from pipeline.commands.asked import OUTPUT_DIR, Key, Verb, asks_for_help
+from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import page
@@ -32,10 +33,6 @@ START_SECONDS, STOP_SECONDS = 120.0, 5.0
 GUARD = """read line; kill -s TERM -- -$0
 for second in 1 2 3 4 5; do sleep 1; kill -s 0 -- -$0 || exit; done
 kill -s KILL -- -$0"""
-
-
-class UiError(RuntimeError):
-    """A server that cannot be started: the message says what was expected, received and what to type instead."""
 
 
 VERB = Verb(
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = VERB.asked(arguments)
         output = asked["output_dir"]
         if asked.words:
-            raise AskedError(f"Expected no words, received {asked.words[0]}. Try {VERB.usage}.")
+            raise UserError("no words", asked.words[0], f"{VERB.usage}")
         with signals.interrupt():
             return _serve(_free(asked["port"]), Path(output))
     except signals.Interrupted:
@@ -64,17 +61,17 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         where, why = error.filename or output, error.strerror or error
         wrong = f"Expected to be able to write {where}, received: {why}. Try output_dir=..."
-    except (AskedError, UiError) as error:
+    except UserError as error:
         wrong = str(error)
     show.say_error(wrong)
     return 2
 
 
 def _free(port: str) -> int:
-    """The port, which nobody listens on. Raises `UiError`."""
+    """The port, which nobody listens on. Raises `UserError`."""
     number = int(port) if port.isascii() and port.isdigit() else 0
     if not 1 <= number <= 65535:
-        raise UiError(f"Expected a port from 1 to 65535, received {port}. Try port=5001.")
+        raise UserError("a port from 1 to 65535", port, "port=5001")
     with socket.socket() as listener:
         # A connection that has just ended does not count, nor does it for the server.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,7 +79,7 @@ def _free(port: str) -> int:
             listener.bind((HOST, number))
         except OSError as error:
             instead = number + 1 if number < 65535 else 5001
-            raise UiError(
+            raise UserError(
                 f"Expected port {number} of {HOST} to be free, received: {error.strerror}. Try port={instead}."
             ) from error
     return number
@@ -136,7 +133,7 @@ def address_of(server: str) -> str:
 
 
 def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
-    """Returns once the server answers. Raises `UiError` where it ended, or takes too long."""
+    """Returns once the server answers. Raises `UserError` where it ended, or takes too long."""
     until = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < until:
         with contextlib.suppress(urllib.error.URLError, OSError):
@@ -144,7 +141,7 @@ def _wait(process: subprocess.Popen[bytes], server: str, log: Path) -> None:
             return
         time.sleep(0.2)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    raise UiError(f"Expected MLflow's server to start, received: {lines[-1] if lines else 'nothing'} See {log}.")
+    raise UserError(f"Expected MLflow's server to start, received: {lines[-1] if lines else 'nothing'} See {log}.")
 
 
 def _open(url: str, environ: Mapping[str, str]) -> None:

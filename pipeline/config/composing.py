@@ -32,7 +32,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.config.config import NAMED
-from pipeline.config.errors import ConfigError
 from pipeline.config.hydra_node import check_alone, check_hydra
 from pipeline.config.instead import LAYOUT, find, fitting, in_shell, meant_by_key, usual
 from pipeline.config.messages import explain, missing_value
@@ -47,6 +46,7 @@ from pipeline.config.schema import (
     wrong_name,
 )
 from pipeline.config.shipped import LAYOUTS, folder
+from pipeline.errors import UserError
 
 # Its options that have a value, with one.
 WITH_VALUE = {
@@ -71,27 +71,27 @@ class Composed:
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Hydra's options and the overrides of a command line, in any order. Raises `ConfigError`.
+    """Hydra's options and the overrides of a command line, in any order. Raises `UserError`.
 
     >>> options(["workers=2", "--config-dir", "mine", "model=own", "-m"]).overrides
     ['workers=2', 'model=own']
     >>> options(["--workers", "2"])
     Traceback (most recent call last):
-    pipeline.config.errors.ConfigError: Expected options that exist, with their values, received: unrecognized \
+    pipeline.config.UserError: Expected options that exist, with their values, received: unrecognized \
 arguments: --workers. Try workers=2.
     """
     said = io.StringIO()
     with redirect_stderr(said), suppress(SystemExit):
         given = get_args_parser().parse_intermixed_args(arguments)
         if sum(getattr(given, name) not in (False, None) for name in COMMANDS) > 1:
-            raise ConfigError(f"Expected one of --{', --'.join(COMMANDS)}, received several. Try one of them.")
+            raise UserError(f"one of --{', --'.join(COMMANDS)}", "several", "one of them")
         if given.resolve and not given.cfg:
-            raise ConfigError("Expected --resolve beside --cfg, received it alone. Try --cfg job --resolve.")
+            raise UserError("--resolve beside --cfg", "it alone", "--cfg job --resolve")
         if given.experimental_rerun is not None:
-            raise ConfigError("Expected overrides, received a config in --experimental-rerun. Try typing it.")
+            raise UserError("overrides", "a config in --experimental-rerun", "typing it")
         return given
     problem = said.getvalue().rpartition("error: ")[2].strip()
-    raise ConfigError(
+    raise UserError(
         f"Expected options that exist, with their values, received: {problem}. Try {_instead_of(arguments, problem)}."
     )
 
@@ -133,18 +133,17 @@ def where_configs_are(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 class Composer:
-    """Hydra, on our choices and those of a person's own folder. All it does raises `ConfigError`."""
+    """Hydra, on our choices and those of a person's own folder. All it does raises `UserError`."""
 
     def __init__(self, name: str, schema: Schema, own: str | None, ours: str | None = None) -> None:
         for option, place in (("--config-dir", own), ("--config-path", ours)):
             if place is not None and not Path(place).is_dir():
-                raise ConfigError(
-                    f"Expected {option} to be a folder, received {place}. Try its path from here, or an absolute one."
-                )
+                raise UserError(f"{option} to be a folder", place, "its path from here, or an absolute one")
         if ours is not None and not any((Path(place) / f"{name}.yaml").is_file() for place in (own, ours) if place):
-            raise ConfigError(
-                f"Expected --config-path to be a folder with {name}.yaml, in place of this program's own choices, "
-                f"received {ours}, which has none. Try {in_shell(f'--config-dir={ours}')} for choices beside these."
+            raise UserError(
+                f"--config-path to be a folder with {name}.yaml, in place of this program's own choices",
+                f"{ours}, which has none",
+                f"{in_shell(f'--config-dir={ours}')} for choices beside these",
             )
         version.setbase("1.3")
         # Where files of choices are, a person's own first.
@@ -237,9 +236,8 @@ class Composer:
         for override in _parsed([*lines, *_task(whole)], self._loader):
             key = override.get_key_element()
             if override.is_interval_sweep():
-                raise ConfigError(
-                    f"Expected values of {key} that can be counted, received {override.input_line}. "
-                    f"Try -m {key}=1,2 or {key}=range(1,3)."
+                raise UserError(
+                    f"values of {key} that can be counted", override.input_line, f"-m {key}=1,2 or {key}=range(1,3)"
                 )
             swept = override.is_sweep_override()
             texts = self._swept(override) if swept else [override.get_value_element_as_str()]
@@ -247,7 +245,7 @@ class Composer:
         return itertools.product(*values.values())
 
     def _swept(self, override: Override) -> list[str]:
-        """Returns the values that a sweep has of a key. Raises `ConfigError` where there are none."""
+        """Returns the values that a sweep has of a key. Raises `UserError` where there are none."""
         key = override.get_key_element()
         try:
             texts = list(override.sweep_string_iterator())
@@ -257,16 +255,17 @@ class Composer:
         if not texts:
             choices = self.choices().get(override.key_or_group)
             values = choices[:2] if choices else usual(override.key_or_group, self._schema)[:1]
-            raise ConfigError(
-                f"Expected at least one value of {key} for a sweep, received {override.input_line}, which gives none. "
-                f"Try -m {in_shell(f'{key}=' + (','.join(values) or 'null'))}."
+            raise UserError(
+                f"at least one value of {key} for a sweep",
+                f"{override.input_line}, which gives none",
+                f"-m {in_shell(f'{key}=' + (','.join(values) or 'null'))}",
             )
         return texts
 
     def _written(self, composed: DictConfig, sweep: Path | None) -> Composed:
         """Writes a config into its folder, from then on `hydra.runtime.output_dir`."""
         if "strategy" in composed and OmegaConf.is_missing(composed.strategy, "name"):
-            raise ConfigError(missing_value("strategy.name"))  # which its folder is called by
+            raise UserError(missing_value("strategy.name"))  # which its folder is called by
         if OmegaConf.select(composed, "mode") in (Mode.plan, Mode.predict):
             # Of what starts nothing nothing stays.
             composed.hydra.output_subdir = None
@@ -295,7 +294,7 @@ class _Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """The composed config, Hydra's own part included. Raises `ConfigError`."""
+        """The composed config, Hydra's own part included. Raises `UserError`."""
         typed = _parsed(overrides, schema=self._schema)
         if run_mode is RunMode.RUN:
             check_not_swept(typed)
@@ -319,12 +318,12 @@ class _Loader(ConfigLoaderImpl):
         check_alone(plain["hydra"], plain["hydra"]["runtime"]["choices"])
         tracking = plain.get("tracking")
         if holds_password(tracking.get("uri") if isinstance(tracking, dict) else None):
-            raise ConfigError(WITH_PASSWORD)
+            raise UserError(WITH_PASSWORD)
         for key in ("sweep.name", "strategy.name"):
             with suppress(OmegaConfBaseException):
                 name = OmegaConf.select(composed, key)
                 if name is not None and (wrong := wrong_name(key, str(name))):
-                    raise ConfigError(wrong)
+                    raise UserError(wrong)
         return composed
 
     def get_group_options(
@@ -373,13 +372,13 @@ def _parsed(
 
 @contextmanager
 def _refused(schema: type, typed: Sequence[Override] = ()) -> Iterator[None]:
-    """Inside, what Hydra, OmegaConf and YAML raise is a `ConfigError` in our words."""
+    """Inside, what Hydra, OmegaConf and YAML raise is a `UserError` in our words."""
     try:
         yield
-    except ConfigError:
+    except UserError:
         raise
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise ConfigError(explain(error, schema, typed)) from error
+        raise UserError(explain(error, schema, typed)) from error
 
 
 def _lay_out(name: str) -> bool:

@@ -12,12 +12,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.errors import ConfigError
 from pipeline.config.instead import in_shell, usual
 from pipeline.config.json import Json
 from pipeline.config.messages import LISTS, explain, in_words
 from pipeline.config.schema import COMPOSED, Config, PrepareConfig
 from pipeline.config.shipped import folder as folder
+from pipeline.errors import UserError
 
 # What the schemas are called where a config names them.
 SCHEMAS: dict[type, str] = {Config: "schema", PrepareConfig: "prepare_schema"}
@@ -63,12 +63,12 @@ def _up_to_every_device(devices: Callable[[], int]) -> str:
 
 
 def typed(composed: DictConfig, overrides: Sequence[str] = ()) -> Config:
-    """The composed config of a run, see `typed_as`. Raises `ConfigError`."""
+    """The composed config of a run, see `typed_as`. Raises `UserError`."""
     return typed_as(Config, composed, overrides)
 
 
 def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str] = ()) -> Typed:
-    """The composed config as plain objects, checked once more: `+key=value` gets past Hydra. Raises `ConfigError`.
+    """The composed config as plain objects, checked once more: `+key=value` gets past Hydra. Raises `UserError`.
 
     Where `overrides` name another function for a choice, as in `model.build._target_=my_package.my_model`, the
     choice's own arguments, facts and name do not hold for it and are left behind.
@@ -83,7 +83,7 @@ def typed_as(schema: type[Typed], composed: DictConfig, overrides: Sequence[str]
                 _leave_behind(plain[group], _typed_in(group, typed))
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
     except OmegaConfBaseException as error:
-        raise ConfigError(explain(error, schema)) from error
+        raise UserError(explain(error, schema)) from error
     assert isinstance(config, schema)
     _check_items(config, schema)
     return config
@@ -96,10 +96,7 @@ def _check_names(composed: DictConfig) -> None:
     for group in ("strategy", "model", "data"):
         choice = plain.get(group)
         if isinstance(choice, dict) and choice.get("name") == "???" and choice.get("build"):
-            raise ConfigError(
-                f"Expected {group}.name, which this choice of {group} leaves open, received none. "
-                f"Try {group}.name=NAME."
-            )
+            raise UserError(f"{group}.name, which this choice of {group} leaves open", "none", f"{group}.name=NAME")
 
 
 def _check_items(node: "DataclassInstance", schema: type, prefix: str = "") -> None:
@@ -112,9 +109,10 @@ def _check_items(node: "DataclassInstance", schema: type, prefix: str = "") -> N
             argument for one in (kind, *typing.get_args(kind)) if one in LISTS for argument in typing.get_args(one)
         ):
             if value is not None and not all(isinstance(inner, item) for inner in value):
-                raise ConfigError(
-                    f"Expected {prefix}{name} to be {in_words(kind)}, received {value}. "
-                    f"Try {in_shell(f'{prefix}{name}={usual(prefix + name, schema)[0]}')}."
+                raise UserError(
+                    f"{prefix}{name} to be {in_words(kind)}",
+                    value,
+                    f"{in_shell(f'{prefix}{name}={usual(prefix + name, schema)[0]}')}",
                 )
 
 

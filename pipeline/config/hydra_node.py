@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from pipeline.config.errors import ConfigError
 from pipeline.config.json import Json
+from pipeline.errors import UserError
 
 # What Hydra may make by itself: its own parts, and what its logging is made of.
 HYDRA_S_OWN = ("hydra.", "hydra_plugins.")
@@ -24,7 +24,7 @@ def check_hydra(node: Json, key: str) -> None:
 
     >>> check_hydra({"_target_": "os.system"}, "hydra.callbacks.x")
     Traceback (most recent call last):
-    pipeline.config.errors.ConfigError: Expected hydra.callbacks.x._target_ to be one of Hydra's own, received \
+    pipeline.config.UserError: Expected hydra.callbacks.x._target_ to be one of Hydra's own, received \
 os.system. Try without it.
     """
     if isinstance(node, list):
@@ -35,11 +35,12 @@ os.system. Try without it.
     for name, inner in node.items():
         own = str(inner).startswith(HYDRA_S_OWN) if name == "_target_" else inner in LOGGING
         if (name in ("_target_", "()") or (name == "class" and "logging" in key)) and not own:
-            raise ConfigError(f"Expected {key}.{name} to be one of Hydra's own, received {inner}. Try without it.")
+            raise UserError(f"{key}.{name} to be one of Hydra's own", inner, "without it")
         if name == "env_set" and inner:
-            raise ConfigError(
-                f"Expected environment variables to be set in the shell, received {key}.env_set with "
-                f"{', '.join(map(str, inner))}. Try NAME=value before the command."
+            raise UserError(
+                "environment variables to be set in the shell",
+                f"{key}.env_set with {', '.join(map(str, inner))}",
+                "NAME=value before the command",
             )
         check_hydra(inner, f"{key}.{name}")
 
@@ -51,7 +52,7 @@ def check_alone(hydra: Mapping[str, Json], choices: Mapping[str, str | None]) ->
         target = node.get("_target_") if isinstance(node, dict) else node
         if target != f"hydra._internal.core_plugins.basic_{name}.Basic{name.capitalize()}":
             choice = choices.get(f"hydra/{name}")
-            raise ConfigError(not_alone(name, target if choice in (None, "basic") else choice))
+            raise UserError(not_alone(name, target if choice in (None, "basic") else choice))
 
 
 def not_alone(name: str, received: object) -> str:

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import shipped, targets
 from pipeline.config.near import elsewhere, near, near_keys
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 
 # Hosts, where there are several, and the devices of each: 8gpu, 2x8gpu.
 LAYOUT = re.compile(r"(?:([1-9]\d{0,4})x)?([1-9]\d{0,3})(cpu|gpu)$")
@@ -173,7 +174,7 @@ def callback(name: str = "") -> str:
         return targets.written(name, "")
     try:
         targets.check({targets.KEY: f"keras.callbacks.{name}"}, "train.callbacks", search=sys.path)
-    except targets.TargetError:
+    except UserError:
         return usual
     return targets.written(name, "keras.callbacks")
 

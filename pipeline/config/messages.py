@@ -28,6 +28,7 @@ from pipeline.config.hydra_node import ALONE, not_alone
 from pipeline.config.instead import chosen, find, groups_of, in_shell, keys, meant, meant_by_key, repaired, usual
 from pipeline.config.near import near
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 
 LISTS = (list[int], list[str])
 HELP = "Try `python -m pipeline --help` for the choices and keys."
@@ -131,7 +132,7 @@ def _new_argument(error: OmegaConfBaseException, override: Override, schema: typ
     if isinstance(node, DictConfig) and targets.KEY in node:
         try:
             targets.check({targets.KEY: str(node[targets.KEY]), name: None}, group, search=sys.path)
-        except targets.TargetError as refused:
+        except UserError as refused:
             if key in str(refused):
                 return str(refused)
     return f"Expected {_known(key, schema)} that is there already, received {key}. Try {in_shell(f'+{line}')}."

@@ -5,19 +5,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.near import near
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-class OfferError(ValueError):
-    """A name that nothing stands for: the message says what was expected, received, and what to type instead."""
-
-
 def find(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> Any:
     """What `name` stands for: of `ours` (names to "module:attribute"), or an entry point of the group `pipeline.KIND`.
 
-    `key` is where a person types the name, `instead` what they may type in its place. Raises `OfferError`.
+    `key` is where a person types the name, `instead` what they may type in its place. Raises `UserError`.
     """
     offered = check(kind, name, key, ours, instead)
     if name in ours:
@@ -26,14 +23,15 @@ def find(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) 
     try:
         return offered[name].load()
     except Exception as error:
-        raise OfferError(
-            f"Expected {offered[name].value}, which a package offers as {key}={name}, to be there, received "
-            f"{type(error).__name__}: {error}. Try {instead}, or install that package again."
+        raise UserError(
+            f"{offered[name].value}, which a package offers as {key}={name}, to be there",
+            f"{type(error).__name__}: {error}",
+            f"{instead}, or install that package again",
         ) from error
 
 
 def check(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str) -> "dict[str, EntryPoint]":
-    """What packages offer of a kind, by name, where `name` is not of `ours`. Raises `OfferError` where nothing is.
+    """What packages offer of a kind, by name, where `name` is not of `ours`. Raises `UserError` where nothing is.
 
     Imports nothing of theirs.
     """
@@ -47,5 +45,5 @@ def check(kind: str, name: str, key: str, ours: Mapping[str, str], instead: str)
         names = ", ".join(sorted({*ours, *offered})) or "none is installed"
         closest = near(name, [*ours, *offered])
         instead = f"{key}={closest[0]}" if closest else instead
-        raise OfferError(f"Expected {key} to be one that is there ({names}), received {name}. Try {instead}.")
+        raise UserError(f"{key} to be one that is there ({names})", name, f"{instead}")
     return offered

@@ -8,9 +8,9 @@ from hydra.core.override_parser.types import Override
 
 from pipeline.config import shipped
 from pipeline.config.config import NAMED
-from pipeline.config.errors import ConfigError
 from pipeline.config.instead import find, fitting, in_shell, is_list, misfit, typeable
 from pipeline.config.messages import HELP, explain, unknown_key
+from pipeline.errors import UserError
 
 # A number written with a comma in each thousand.
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
@@ -26,39 +26,34 @@ def check_not_swept(overrides: Sequence[Override]) -> None:
             value = line.partition("=")[2]
             one = f"{key}=[{value}]" if is_list(key) else f"{key}={value.replace(',', '')}"
             instead = f"{in_shell(one)}, or " if is_list(key) or THOUSANDS.fullmatch(value) else ""
-            raise ConfigError(
-                f"Expected one value, received {line}. Try {instead}-m {in_shell(line)} for a run with each."
-            )
+            raise UserError("one value", line, f"{instead}-m {in_shell(line)} for a run with each")
 
 
 def check_overrides(overrides: Sequence[Override], schema: type, is_group: Callable[[str], bool]) -> None:
-    """Refuses keys that are not in the schema, values of another type, and what can be no choice. Raises `ConfigError`.
+    """Refuses keys that are not in the schema, values of another type, and what can be no choice. Raises `UserError`.
 
     What depends on the files of choices, as the arguments of a function do, shows when it is composed.
     """
     for override in overrides:
         key = override.key_or_group
         if override.is_sweep_override() and key.replace("/", ".").split(".")[0] in WHOLE:
-            raise ConfigError(
-                f"Expected one value of {key} for a whole sweep, received {override.input_line}. "
-                f"Try a command for each."
-            )
+            raise UserError(f"one value of {key} for a whole sweep", override.input_line, "a command for each")
         _, kind, default, rest = find(key, schema)
         value = override.value()
         if override.is_delete():
             if not rest and key not in NAMED:
-                raise ConfigError(_kept(key, kind, default))
+                raise UserError(_kept(key, kind, default))
         elif is_group(key) and not isinstance(value, dict):
             if not isinstance(value, str | list) and not override.is_sweep_override():
                 received = "null" if value is None else value
                 instead = f"Try {fitting(f'{key}={value}', schema)}." if key in shipped.choices() else HELP
-                raise ConfigError(f"Expected the name of a choice after a group, received {received}. {instead}")
+                raise UserError(f"Expected the name of a choice after a group, received {received}. {instead}")
         elif rest and dataclasses.is_dataclass(kind) and key.split(".")[0] != "hydra":
-            raise ConfigError(unknown_key(key, schema, str(override.input_line).partition("=")[2]))
+            raise UserError(unknown_key(key, schema, str(override.input_line).partition("=")[2]))
         elif rest or override.is_sweep_override() or "${" in str(override.input_line):
             continue
         elif (error := misfit(key, value, schema)) is not None:
-            raise ConfigError(explain(error, schema, [override])) from error
+            raise UserError(explain(error, schema, [override])) from error
 
 
 def _kept(key: str, kind: object, default: object) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.config.json import Json
 from pipeline.config.near import elsewhere, near
+from pipeline.errors import UserError
 
 KEY = "_target_"
 # What every list of allowed packages has besides: this program's choices, and Keras.
@@ -26,10 +27,6 @@ SAFE = {"safe_mode": True, "allow_pickle": False}
 HOPS = 8
 
 
-class TargetError(ValueError):
-    """A `_target_` that cannot be called: the message says what was expected, received, and what to type instead."""
-
-
 def check(
     node: Json, key: str, given: Sequence[str] = (), search: Sequence[str] = (), allowed: Sequence[str] | None = None
 ) -> None:
@@ -38,7 +35,7 @@ def check(
     `key` is where the node stands in the config, `given` are the arguments that the program adds where the
     signature asks for them, `search` the folders to look for modules in. Where `allowed` names packages, a function
     of another one is refused, save for ours and Keras's. What cannot be told from source files is left to the call.
-    Raises `TargetError`.
+    Raises `UserError`.
     """
     for place, called in _called(node, key):
         packages = None if allowed is None else (*OURS, *allowed)
@@ -49,9 +46,10 @@ def check_allowed(allowed: Sequence[str] | None) -> None:
     """Refuses a list of allowed packages in which something is none."""
     for name in allowed or ():
         if not isinstance(name, str) or not _is_dotted(name):
-            raise TargetError(
-                f"Expected allowed_targets to be a list of packages, yours or a library's, received {name!r} in it. "
-                f"Try allowed_targets=[my_package], or null."
+            raise UserError(
+                "allowed_targets to be a list of packages, yours or a library's",
+                f"{name!r} in it",
+                "allowed_targets=[my_package], or null",
             )
 
 
@@ -131,13 +129,13 @@ def _import(target: str, key: str) -> Callable[..., object]:
             module, _, name = module.rpartition(".")
             parts.insert(0, name)
             if not module:
-                raise TargetError(f"Expected {key}._target_ to name a function, received {target}.") from error
+                raise UserError(f"Expected {key}._target_ to name a function, received {target}.") from error
     for part in parts:
         if not hasattr(found, part):
-            raise TargetError(f"Expected {key}._target_ to name a function, received {target}: no {part} there.")
+            raise UserError(f"Expected {key}._target_ to name a function, received {target}: no {part} there.")
         found = getattr(found, part)
     if not callable(found):
-        raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
+        raise UserError(f"Expected {key}._target_ to name a function, received {target}, which cannot be called.")
     function: Callable[..., object] = found
     return function
 
@@ -151,10 +149,10 @@ def _check_one(
         path, rest = _module(real, search)
         module = ".".join(real.split(".")[: -len(rest)]) if rest else real
         if path is not None and not rest:
-            raise TargetError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
+            raise UserError(f"Expected {key}._target_ to name a function, received {target}, which is a module.")
         found = _definition(path, rest[0], module) if path is not None and path.suffix == ".py" else None
         if real == target and (path is None or isinstance(found, list)):
-            raise TargetError(_not_there(key, target, rest, module, found))
+            raise UserError(_not_there(key, target, rest, module, found))
         if not isinstance(found, str):
             break
         # An import: what it stands for counts.
@@ -162,10 +160,10 @@ def _check_one(
     if real == target and path is not None and path.suffix != ".py":
         return
     if isinstance(found, ast.FunctionDef) and len(rest) > 1:
-        raise TargetError(f"Expected {key}._target_ to name a function, received {target}: {rest[0]} is one itself.")
+        raise UserError(f"Expected {key}._target_ to name a function, received {target}: {rest[0]} is one itself.")
     if allowed is not None and len(rest) > 1 and not isinstance(found, ast.ClassDef):
         # What is behind a name that only an import can tell may be another package.
-        raise TargetError(
+        raise UserError(
             f"Expected {key}._target_ to name a function of a module directly, since allowed_targets is set, "
             f"received {target}: what {module}.{rest[0]} is cannot be told from its source."
         )
@@ -214,15 +212,15 @@ def _check_safe(node: Mapping[str, Json], key: str) -> str:
     target = node[KEY]
     if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
         received = "none" if target is None else repr(target)
-        raise TargetError(
-            f"Expected {key}._target_ to be like package.function, received {received}. "
-            f"Try {_as_typed(key, 'my_package.my_function')}."
+        raise UserError(
+            f"{key}._target_ to be like package.function", received, f"{_as_typed(key, 'my_package.my_function')}"
         )
     for name, safe in SAFE.items():
         if node.get(name, safe) is not safe:
-            raise TargetError(
-                f"Expected {key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is "
-                f"loaded, received {node[name]}. Try {key}.{name}={str(safe).lower()}."
+            raise UserError(
+                f"{key}.{name} to be {str(safe).lower()}, since a file may hold code that runs when it is loaded",
+                node[name],
+                f"{key}.{name}={str(safe).lower()}",
             )
     return target
 
@@ -238,9 +236,10 @@ def _check_place(place: str, target: str, key: str, allowed: Sequence[str] | Non
     instead = f"a function of theirs, or allowed_targets=[{','.join([*theirs, package])}] if you trust {package}"
     if package == "pipeline":
         instead = "a function of theirs"
-    raise TargetError(
-        f"Expected {key}._target_ to be in an allowed package ({others}keras, or this program's strategies, models "
-        f"and data), received {target}{stands}. Try {instead}."
+    raise UserError(
+        f"{key}._target_ to be in an allowed package ({others}keras, or this program's strategies, models and data)",
+        f"{target}{stands}",
+        f"{instead}",
     )
 
 
@@ -272,19 +271,20 @@ def _check_arguments(
         if name != KEY and name not in names and (more or signature.kwarg is None):
             meant = [line.partition("=")[0].rpartition(".")[2] for line in elsewhere(name, "")]
             closest = [one for one in meant if one in names] or near(name, names)
-            raise TargetError(
+            raise UserError(
                 f"Expected an argument of {node[KEY]} ({', '.join(names) or 'it takes none'}), received {key}.{name}."
                 + (f" Try {key}.{closest[0]}." if closest else "")
             )
     missing = [name for name in required if name not in node and name not in given]
     if missing:
-        raise TargetError(
-            f"Expected every argument of {node[KEY]} that has no default, received none for {', '.join(missing)}. "
-            f"Try +{key}.{missing[0]}=..."
+        raise UserError(
+            f"every argument of {node[KEY]} that has no default",
+            f"none for {', '.join(missing)}",
+            f"+{key}.{missing[0]}=..",
         )
     for name in node:
         if name != KEY and name in given:
-            raise TargetError(f"Expected {key}.{name} to be left to the program, which gives it, received a value.")
+            raise UserError(f"Expected {key}.{name} to be left to the program, which gives it, received a value.")
 
 
 def _module(target: str, search: tuple[str, ...]) -> tuple[Path | None, list[str]]:
@@ -362,7 +362,7 @@ def _statements(path: Path) -> list[ast.stmt]:
     try:
         return ast.parse(path.read_text()).body
     except SyntaxError as error:
-        raise TargetError(
+        raise UserError(
             f"Expected Python in {path}, received a syntax error in line {error.lineno}: {error.msg}."
         ) from error
     except (OSError, UnicodeDecodeError):

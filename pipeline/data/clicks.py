@@ -97,8 +97,9 @@ def _check(
     """
     if len(categories) < 1 or min(categories) < 1:
         raise DataError(
-            f"Expected categories of one or more columns of at least 1 for data=clicks, received {list(categories)}. "
-            f"Try 'data.build.categories=[1000,200,20]'."
+            "categories of one or more columns of at least 1 for data=clicks",
+            list(categories),
+            "'data.build.categories=[1000,200,20]'",
         )
     limits = (
         ("dense_features", dense_features, 1, 8),

@@ -89,7 +89,7 @@ def find(
         skipped, records = skipped + 1, records[1:]
     records = [record for record in records if any(field.strip() for field in record)]
     if not records:
-        raise DataError(f"Expected rows in {path}, received none. Try another data.path.")
+        raise DataError(f"rows in {path}", "none", "another data.path")
     named = _is_named(path, records) if header is None else header
     decimal = decimal or _decimal(path, records[1:] if named else records)
     names = _names(path, records[0]) if named else tuple(str(place) for place in range(len(records[0])))
@@ -169,13 +169,14 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
     except UnicodeError as error:
         offer = "latin-1" if encoding.startswith("utf-8") else "utf-8"
         raise DataError(
-            f"Expected {path} to be text in {encoding.removesuffix('-sig')}, received bytes that are none. "
-            f"Try data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8."
+            f"{path} to be text in {encoding.removesuffix('-sig')}",
+            "bytes that are none",
+            f"data.build.encoding={offer}, or cp1252, or saving it anew in UTF-8",
         ) from error
     except csv.Error as error:
         if strict:
             raise
-        raise DataError(f"Expected {path} to be a table, received {error}. Try another data.path.") from error
+        raise DataError(f"{path} to be a table", error, "another data.path") from error
 
 
 def _opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
@@ -184,9 +185,7 @@ def _opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
         with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
             return use(cast("BinaryIO", file))
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"Expected {path} to be a table that can be read, received {error}. Try another data.path."
-        ) from error
+        raise DataError(f"{path} to be a table that can be read", error, "another data.path") from error
 
 
 def _tabbed(line: str) -> str:
@@ -200,24 +199,20 @@ def _first(records: Iterator[Record]) -> list[Record]:
 def _check(header: bool | None, separator: str | None, decimal: str | None, encoding: str | None) -> None:
     """Refuses values that say nothing of a file."""
     if header not in (None, True, False):
-        raise DataError(
-            f"Expected data.build.header to be true or false, received {header}. Try data.build.header=false."
-        )
+        raise DataError("data.build.header to be true or false", header, "data.build.header=false")
     if separator is not None and separator not in SEPARATORS and (len(separator) != 1 or separator in '"\r\n'):
         raise DataError(
-            f"Expected data.build.separator to be {', '.join(SEPARATORS)} or one character, received {separator!r}. "
-            f"Try data.build.separator=semicolon."
+            f"data.build.separator to be {', '.join(SEPARATORS)} or one character",
+            f"{separator!r}",
+            "data.build.separator=semicolon",
         )
     if decimal not in (None, *DECIMALS, *DECIMALS.values()):
-        raise DataError(
-            f"Expected data.build.decimal to be point or comma, received {decimal!r}. Try data.build.decimal=comma."
-        )
+        raise DataError("data.build.decimal to be point or comma", f"{decimal!r}", "data.build.decimal=comma")
     try:
         codecs.lookup(encoding or "utf-8")
     except LookupError as error:
         raise DataError(
-            f"Expected data.build.encoding to be one that Python knows, received {encoding}. "
-            f"Try data.build.encoding=latin-1."
+            "data.build.encoding to be one that Python knows", encoding, "data.build.encoding=latin-1"
         ) from error
 
 
@@ -245,15 +240,17 @@ def _separator(path: str, encoding: str) -> str:
         rows = [record for record in read(path, encoding, SEPARATORS["space"], _first) if record]
         if rows and all(len(record) == len(rows[0]) > 1 for record in rows):
             raise DataError(
-                f"Expected columns separated by commas in {path}, received lines without any, but with spaces. "
-                f"Try data.build.separator=space."
+                f"columns separated by commas in {path}",
+                "lines without any, but with spaces",
+                "data.build.separator=space",
             )
         return ","
     best = [name for name, score in scores.items() if score == max(scores.values())]
     if len(best) > 1:
         raise DataError(
-            f"Expected columns with one separator in {path}, received lines that can be divided at each "
-            f"{' or '.join(best)}. Try data.build.separator={best[0]}."
+            f"columns with one separator in {path}",
+            f"lines that can be divided at each {' or '.join(best)}",
+            f"data.build.separator={best[0]}",
         )
     return SEPARATORS[best[0]]
 
@@ -283,8 +280,9 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
     if not words and (again or len(set(digits)) < values or not all(name.isdecimal() for name in digits)):
         return False
     raise DataError(
-        f"Expected a first line of names in {path}, received {first_of(first, between=', ', last=' and')}, "
-        f"which may be names or a row. Try data.build.header=false, if it is a row, or data.build.header=true."
+        f"a first line of names in {path}",
+        f"{first_of(first, between=', ', last=' and')}, which may be names or a row",
+        "data.build.header=false, if it is a row, or data.build.header=true",
     )
 
 
@@ -302,8 +300,9 @@ def _decimal(path: str, records: Sequence[Record]) -> str | None:
                 found.setdefault(said, field)
     if len(found) > 1:
         raise DataError(
-            f"Expected numbers with one decimal sign in {path}, received {' and '.join(found.values())}. "
-            f"Try data.build.decimal=point, or comma, which says what it is."
+            f"numbers with one decimal sign in {path}",
+            " and ".join(found.values()),
+            "data.build.decimal=point, or comma, which says what it is",
         )
     return next(iter(found), None)
 
@@ -326,7 +325,8 @@ def _names(path: str, record: Record) -> tuple[str, ...]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
-            f"Expected columns of different names in {path}, received {first_of(twice, between=', ', last=' and')} "
-            f"more than once. Try another name for one of them, or data.build.header=false, if that is a row."
+            f"columns of different names in {path}",
+            f"{first_of(twice, between=', ', last=' and')} more than once",
+            "another name for one of them, or data.build.header=false, if that is a row",
         )
     return tuple(names)

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from pipeline.errors import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """A data set that is not there, cannot be read, or was asked for what it does not hold."""
 
 
@@ -14,9 +16,7 @@ def expect_at_least(data: str, limits: Iterable[tuple[str, float, float, float]]
     """
     for name, value, least, usual in limits:
         if value < least:
-            raise DataError(
-                f"Expected {name} of at least {least} for data={data}, received {value}. Try data.build.{name}={usual}."
-            )
+            raise DataError(f"{name} of at least {least} for data={data}", value, f"data.build.{name}={usual}")
 
 
 def expect_path(data: str, path: str | None, what: str, example: str) -> str:
@@ -26,7 +26,7 @@ def expect_path(data: str, path: str | None, what: str, example: str) -> str:
     'photos'
     """
     if not path:
-        raise DataError(f"Expected data.path to be {what} for data={data}, received none. Try data.path={example}.")
+        raise DataError(f"data.path to be {what} for data={data}", "none", f"data.path={example}")
     return path
 
 

@@ -99,8 +99,9 @@ def arranged(
     missing = sorted(set(chosen) - set(names))
     if missing:
         raise DataError(
-            f"Expected data.build.classes to be folders in {folder}, received {', '.join(missing)}. "
-            f"Try data.build.classes=null, which takes all."
+            f"data.build.classes to be folders in {folder}",
+            ", ".join(missing),
+            "data.build.classes=null, which takes all",
         )
     if len(names) < 2:
         received = f"one, {names[0]}" if names else "none"
@@ -176,8 +177,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(
-            f"Expected to be able to read the folder {folder}, received {error.strerror}. "
-            f"Try giving yourself permission, or another data.path."
+            f"to be able to read the folder {folder}",
+            error.strerror,
+            "giving yourself permission, or another data.path",
         ) from error
 
 
@@ -217,8 +219,9 @@ def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str]
         named = [name for name in holders if role(name) == part]
         if len(named) > 1:
             raise DataError(
-                f"Expected one folder to validate on in {root}, received {' and '.join(named)}. "
-                f"Try data.path={root / train} data.build.validation_path={root / named[0]}."
+                f"one folder to validate on in {root}",
+                " and ".join(named),
+                f"data.path={root / train} data.build.validation_path={root / named[0]}",
             )
         chosen = chosen or (named[0] if named else None)
     others = [name for name in filled if name not in (train, chosen)]

@@ -115,8 +115,9 @@ def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], trai
     if (unknown and not chosen) or not known:
         offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if known else ""
         raise DataError(
-            f"Expected {folder} to have classes that train ({', '.join(classes)}), received "
-            f"{', '.join(unknown) or 'no folders'}. Try {offer}the same folders as in {train}."
+            f"{folder} to have classes that train ({', '.join(classes)})",
+            ", ".join(unknown) or "no folders",
+            f"{offer}the same folders as in {train}",
         )
     return known
 
@@ -141,9 +142,7 @@ def _check_file(path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"Expected names of files in UTF-8, received {os.fsencode(path)!r}. Try renaming it."
-        ) from error
+        raise DataError("names of files in UTF-8", f"{os.fsencode(path)!r}", "renaming it") from error
     if not path.lower().endswith(".bmp"):
         return
     try:
@@ -157,8 +156,7 @@ def _check_file(path: str) -> None:
         return
     if reason == pictures.UNREAD_BMP:
         raise DataError(
-            f"Expected BMP files of 24 or 32 bits a pixel, or grey ones of 8, received {path}, which {reason}. "
-            f"Try converting it to PNG."
+            "BMP files of 24 or 32 bits a pixel, or grey ones of 8", f"{path}, which {reason}", "converting it to PNG"
         )
 
 
@@ -172,9 +170,7 @@ def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:
                 return image.height, image.width
         except Exception:  # each format has errors of its own
             continue
-    raise DataError(
-        f"Expected images in {root}, received {len(files)} files of which none can be read. Try another data.path."
-    )
+    raise DataError(f"images in {root}", f"{len(files)} files of which none can be read", "another data.path")
 
 
 def _broken(files: NDArray[np.str_], share: range, size: pictures.Size | None) -> list[Broken]:

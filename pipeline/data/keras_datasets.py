@@ -92,8 +92,9 @@ def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str]
     if file not in absent and not (folder / file).exists():
         received += ", and that Keras deleted when it could not download it again"
     return DataError(
-        f"Expected {folder / file} for data={name}, received {received} ({error}). "
-        f"Try putting {sources[file]} there under that name, or data=mnist5k, which needs no download."
+        f"{folder / file} for data={name}",
+        f"{received} ({error})",
+        f"putting {sources[file]} there under that name, or data=mnist5k, which needs no download",
     )
 
 
@@ -129,8 +130,9 @@ def _parts(loaded: Loaded, name: str, train_examples: int | None) -> tuple[Part,
     count = len(x_train) if train_examples is None else train_examples
     if not 1 <= count <= len(x_train):
         raise DataError(
-            f"Expected train_examples from 1 to {len(x_train)} for data={name}, received {count}. "
-            f"Try data.build.train_examples={len(x_train)}."
+            f"train_examples from 1 to {len(x_train)} for data={name}",
+            count,
+            f"data.build.train_examples={len(x_train)}",
         )
     return _scale(x_train[:count], y_train[:count]), _scale(*validation)
 

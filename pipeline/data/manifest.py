@@ -90,8 +90,9 @@ def from_json(text: str, where: str) -> Manifest:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
-            f"Expected {where} to be a manifest of prepared data, received a file that is none ({error}). "
-            f"Try `python -m pipeline prepare data=SOURCE out=FOLDER` anew."
+            f"{where} to be a manifest of prepared data",
+            f"a file that is none ({error})",
+            "`python -m pipeline prepare data=SOURCE out=FOLDER` anew",
         ) from error
 
 
@@ -140,7 +141,8 @@ def load(folder: str, read: Callable[[str], str]) -> Manifest:
         text = read(path)
     except OSError as error:
         raise DataError(
-            f"Expected {path}, received no such file ({error.strerror or error}). "
-            f"Try `python -m pipeline prepare data=SOURCE out={folder}` first."
+            f"{path}",
+            f"no such file ({error.strerror or error})",
+            f"`python -m pipeline prepare data=SOURCE out={folder}` first",
         ) from error
     return from_json(text, path)

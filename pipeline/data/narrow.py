@@ -45,8 +45,9 @@ def floats(array: Array, dtype: DTypeLike, name: str) -> Array:
     over = lost(array, dtype)
     if over is not None:
         raise DataError(
-            f"Expected numbers in {name} that {np.dtype(dtype)} holds, received {over:g}. "
-            f"Try dividing them by their largest, or another unit."
+            f"numbers in {name} that {np.dtype(dtype)} holds",
+            f"{over:g}",
+            "dividing them by their largest, or another unit",
         )
     return array.astype(dtype)
 
@@ -61,8 +62,7 @@ def whole(arrays: Sequence[Array], name: str) -> list[Array]:
         over = lost(array, np.int64)
         if over is not None:
             raise DataError(
-                f"Expected whole numbers in {name} that int64 holds, received {over}. "
-                f"Try {name}.astype('float32'), or numbers below {2**63}."
+                f"whole numbers in {name} that int64 holds", over, f"{name}.astype('float32'), or numbers below {2**63}"
             )
     fits = all(lost(array, np.int32) is None for array in arrays)
     return [array.astype(np.int32 if fits else np.int64) for array in arrays]

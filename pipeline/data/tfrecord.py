@@ -38,22 +38,18 @@ def tfrecord(
     `pipeline.data.pictures.augmenter`. Raises `DataError`.
     """
     if not path:
-        raise DataError(
-            "Expected data.path to be a folder that `python -m pipeline prepare` filled, received none. "
-            "Try data.path=FOLDER."
-        )
+        raise DataError("data.path to be a folder that `python -m pipeline prepare` filled", "none", "data.path=FOLDER")
     made = manifest.load(path, files.text_of)
     if not made.examples(manifest.TRAIN):
         raise DataError(
-            f"Expected training examples in {path}, received a manifest without any. "
-            f"Try `python -m pipeline prepare data=SOURCE out={path}` anew."
+            f"training examples in {path}",
+            "a manifest without any",
+            f"`python -m pipeline prepare data=SOURCE out={path}` anew",
         )
     made = _with_images(made, channels, image_size, path)
     vary = pictures.augmenter(augment)
     if vary and not any(_is_image(feature) for feature in made.features):
-        raise DataError(
-            f"Expected images x of one size to augment, received {path} without any. Try data.build.augment=null."
-        )
+        raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
     parts = [_part(made, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
     return dataclasses.replace(parts[0], augment=_augmented(vary)), parts[1] if parts[1].raw else None
 
@@ -73,8 +69,9 @@ def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int]
     }
     if any(None in shape for shape in shapes.values()):
         raise DataError(
-            f"Expected images of one size, or a size that they are brought to, received {path} with images of several. "
-            f"Try 'data.build.image_size=[32,32]'."
+            "images of one size, or a size that they are brought to",
+            f"{path} with images of several",
+            "'data.build.image_size=[32,32]'",
         )
     features = tuple(
         dataclasses.replace(feature, shape=shapes.get(feature.name, feature.shape)) for feature in made.features

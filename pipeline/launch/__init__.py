@@ -141,7 +141,7 @@ def outlives(name: str, detach: bool) -> bool:
 
 
 def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool = False) -> Cluster:
-    """The cluster that a config names. Raises `OfferError` where there is none, `LaunchError` where it is broken.
+    """The cluster that a config names. Raises `UserError` where there is none, `LaunchError` where it is broken.
 
     `detach`: its processes are to outlive this command.
     """
@@ -149,8 +149,9 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool =
     made = find("clusters", config.name, "cluster", ours, "cluster=local")
     if detach and config.name not in OUTLIVING:
         raise LaunchError(
-            f"Expected a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for "
-            f"launch.detach=true, received cluster={config.name}. Try launch.detach=false."
+            f"a cluster whose processes outlive this command ({', '.join(OUTLIVING)}), for launch.detach=true",
+            f"cluster={config.name}",
+            "launch.detach=false",
         )
     if config.name in CLUSTERS:
         _check_hosts(config)
@@ -159,9 +160,7 @@ def cluster_of(config: ClusterConfig, environ: Mapping[str, str], detach: bool =
     built = _Offered(config.name, lambda *given: made(*given))(config, environ)
     for part in ("serve", "inventory", "warm_up", "addresses", "start", "close"):
         if not callable(getattr(built, part, None)):
-            raise LaunchError(
-                f"Expected cluster={config.name} to have {part}(), received one without. Try cluster=local."
-            )
+            raise LaunchError(f"cluster={config.name} to have {part}()", "one without", "cluster=local")
     offered: Any = _Offered(config.name, built)
     return offered  # type: ignore[no-any-return]
 
@@ -172,8 +171,9 @@ def _check_hosts(config: ClusterConfig) -> None:
         return
     said = f"cluster.hosts=[{','.join(config.hosts)}]" if config.hosts else "cluster.copy=true"
     raise LaunchError(
-        f"Expected {said.partition('=')[0]} under cluster=hosts alone, received {said} under cluster={config.name}. "
-        f"Try cluster=hosts {shlex.quote(said)}."
+        f"{said.partition('=')[0]} under cluster=hosts alone",
+        f"{said} under cluster={config.name}",
+        f"cluster=hosts {shlex.quote(said)}",
     )
 
 
@@ -195,5 +195,5 @@ class _Offered:
             raise
         except Exception as error:
             raise LaunchError(
-                f"Expected cluster={self._name} to work, received {type(error).__name__}: {error}. Try cluster=local."
+                f"cluster={self._name} to work", f"{type(error).__name__}: {error}", "cluster=local"
             ) from error

@@ -75,8 +75,9 @@ class DetachedCluster(DiallingCluster):
         said = b"" if self._agent.stderr is None else self._agent.stderr.read()
         lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
         raise LaunchError(
-            f"Expected an agent that outlives this command, received one that has ended with {self._agent.returncode}"
-            f"{f': {lines[-1]}' if lines else ''}. Try launch.detach=false."
+            "an agent that outlives this command",
+            f"one that has ended with {self._agent.returncode}{f': {lines[-1]}' if lines else ''}",
+            "launch.detach=false",
         )
 
     def end(self) -> None:

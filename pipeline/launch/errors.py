@@ -1,7 +1,9 @@
 """What cannot be started."""
 
+from pipeline.errors import UserError
 
-class LaunchError(RuntimeError):
+
+class LaunchError(UserError):
     """Processes that cannot be started: the message says what was expected, received, and what to type instead."""
 
 

@@ -121,8 +121,9 @@ class HostsCluster(DiallingCluster):
                 other = there.setdefault((known.hello.network, core), known)
                 if other is not known:
                     raise LaunchError(
-                        f"Expected cluster.hosts to be different machines, received {other.link.name} and "
-                        f"{known.link.name}, which are one. Try one of these."
+                        "cluster.hosts to be different machines",
+                        f"{other.link.name} and {known.link.name}, which are one",
+                        "one of these",
                     )
 
     def waiting(self) -> str:
@@ -270,16 +271,17 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 def _check(hosts: Sequence[str], targets: Mapping[str, str]) -> None:
     """Refuses hosts that are none. Raises `LaunchError`."""
     if not hosts:
-        raise LaunchError("Expected cluster.hosts to name machines, received none. Try 'cluster.hosts=[a,b]'.")
+        raise LaunchError("cluster.hosts to name machines", "none", "'cluster.hosts=[a,b]'")
     if len(targets) < len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1 or targets[host.rpartition("@")[2]] != host)
-        raise LaunchError(f"Expected each of cluster.hosts once, received {twice} again. Try each of them once.")
+        raise LaunchError("each of cluster.hosts once", f"{twice} again", "each of them once")
     for name, target in targets.items():
         user = target.rpartition("@")[0]
         if not HOST.fullmatch(name) or user.startswith("-"):
             raise LaunchError(
-                f"Expected cluster.hosts to be names or addresses of machines, received {target}. "
-                f"Try NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']."
+                "cluster.hosts to be names or addresses of machines",
+                target,
+                "NAME or USER@NAME, and a port in cluster.options.ssh=[ssh,-p,'2222']",
             )
 
 
@@ -293,8 +295,9 @@ def _packed(folder: Path) -> bytes:
             size += path.stat().st_size
             if size > MOST_COPIED:
                 raise LaunchError(
-                    f"Expected no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy, received "
-                    f"more. Try cluster.copy=false, or the command in a folder of its own."
+                    f"no more than {MOST_COPIED >> 20} MiB of Python files in {folder} to copy",
+                    "more",
+                    "cluster.copy=false, or the command in a folder of its own",
                 )
             archive.add(path, path.relative_to(folder).as_posix())
     return made.getvalue()

@@ -117,8 +117,9 @@ class MpiCluster(DiallingCluster):
                     return code
             time.sleep(POLL_SECONDS)
         raise LaunchError(
-            f"Expected the first process of the MPI job to conduct, received nothing of it in {self._path} for "
-            f"{self._options.timeout:g} s. Try an output_dir that all hosts share, or cluster.options.timeout=600."
+            "the first process of the MPI job to conduct",
+            f"nothing of it in {self._path} for {self._options.timeout:g} s",
+            "an output_dir that all hosts share, or cluster.options.timeout=600",
         )
 
     def listens_at(self) -> str:
@@ -220,8 +221,9 @@ class MpiCluster(DiallingCluster):
         """This process's place."""
         if self._place is None:
             raise LaunchError(
-                f"Expected a process that an MPI launcher has started, received one that has none of its variables. "
-                f"Try `{LAUNCH.format(size=2)}`, or cluster=local."
+                "a process that an MPI launcher has started",
+                "one that has none of its variables",
+                f"`{LAUNCH.format(size=2)}`, or cluster=local",
             )
         return self._place
 
@@ -281,8 +283,9 @@ def _check_cores(places: Sequence[Host], machines: Mapping[str, str]) -> None:
         both = set(one.cores) & set(other.cores)
         if machines.get(one.hostname) == machines.get(other.hostname) and len(both) > 1:
             raise LaunchError(
-                f"Expected each process of the MPI job to have cores of its own, received {one.hostname} and "
-                f"{other.hostname}, which were both bound to {len(both)} of them. Try mpirun --bind-to none."
+                "each process of the MPI job to have cores of its own",
+                f"{one.hostname} and {other.hostname}, which were both bound to {len(both)} of them",
+                "mpirun --bind-to none",
             )
 
 

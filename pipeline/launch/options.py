@@ -41,16 +41,18 @@ Try cluster.options.timeout=60.0.
         if key not in names:
             near = difflib.get_close_matches(key, names, 1) or names[:1]
             raise LaunchError(
-                f"Expected an option of cluster={config.name} ({', '.join(names)}), received {key}. "
-                f"Try cluster.options.{near[0]}, as in conf/cluster/{config.name}.yaml."
+                f"an option of cluster={config.name} ({', '.join(names)})",
+                key,
+                f"cluster.options.{near[0]}, as in conf/cluster/{config.name}.yaml",
             )
         try:
             plain.made_of(kind, {key: value})
         except plain.MismatchError:
             default = json.dumps(getattr(usual, key)).replace('"', "")
             raise LaunchError(
-                f"Expected cluster.options.{key} to be {_words(get_type_hints(type(usual))[key])}, received {value}. "
-                f"Try cluster.options.{key}={default}."
+                f"cluster.options.{key} to be {_words(get_type_hints(type(usual))[key])}",
+                value,
+                f"cluster.options.{key}={default}",
             ) from None
     return plain.made_of(kind, config.options)
 

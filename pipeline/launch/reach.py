@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Any
 
+from pipeline.errors import UserError
+
 CONNECT_SECONDS = 3.0
 # From connecting to the whole answer; what no timeout bounds, such as looking up a name, ends a second later.
 ANSWER_SECONDS = 4.0
@@ -21,16 +23,12 @@ GET_WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 VERBOSITY = "GRPC_VERBOSITY"
 
 
-class NoAnswerError(RuntimeError):
-    """Not what was expected answers at an address: the message says what was, what did, and what to type instead."""
-
-
 class _Instead(Exception):
     """What was found in place of a server that answers."""
 
 
 def expect_tpu(address: str, key: str = "strategy.build.address") -> None:
-    """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT, and raises `NoAnswerError` elsewhere.
+    """Returns where a TPU's worker listens at `address`, grpc://HOST:PORT, and raises `UserError` elsewhere.
 
     `key` is what a person sets to name another.
     """
@@ -41,23 +39,25 @@ def expect_tpu(address: str, key: str = "strategy.build.address") -> None:
         missing = "a TensorFlow worker without a TPU"
     except _Instead as instead:
         missing = str(instead)
-    raise NoAnswerError(
-        f"Expected a TPU at {key}={address}, received {missing}. Try the address of a TPU that is running, "
-        f"or hardware.rehearse=true to run the same plan on logical CPU devices."
+    raise UserError(
+        f"a TPU at {key}={address}",
+        missing,
+        "the address of a TPU that is running, or hardware.rehearse=true to run the same plan on logical CPU devices",
     )
 
 
 def expect_data_service(address: str) -> None:
-    """Returns where a tf.data service with one worker listens at `address`, HOST:PORT. Raises `NoAnswerError`."""
+    """Returns where a tf.data service with one worker listens at `address`, HOST:PORT. Raises `UserError`."""
     try:
         workers = _count(_ask(address, GET_WORKERS, "a gRPC server that is no dispatcher of tf.data"))
         missing = f"one with {workers or 'none'}"
     except _Instead as instead:
         workers, missing = 0, str(instead)
     if workers != 1:
-        raise NoAnswerError(
-            f"Expected a tf.data service with one worker at data.service={address}, received {missing}. "
-            f"Try a dispatcher for each worker, and all their addresses with commas between; or data.service=2."
+        raise UserError(
+            f"a tf.data service with one worker at data.service={address}",
+            missing,
+            "a dispatcher for each worker, and all their addresses with commas between; or data.service=2",
         )
 
 

@@ -68,9 +68,7 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
     }
     for name, value in numbers.items():
         if value is not None and not value.isdecimal():
-            raise LaunchError(
-                f"Expected {name} to be a number, as {variables.name} sets it, received {value}. Try cluster=local."
-            )
+            raise LaunchError(f"{name} to be a number, as {variables.name} sets it", value, "cluster=local")
     known = {name: int(value) for name, value in numbers.items() if value is not None}
     rank, size = known[variables.rank], known[variables.size]
     local_rank = known.get(variables.local_rank, 0)
@@ -84,4 +82,4 @@ def place_of(variables: Variables, environ: Mapping[str, str]) -> Place | None:
 
 def _check(rank: int, size: int, rank_name: str, size_name: str | None) -> None:
     if rank >= size:
-        raise LaunchError(f"Expected {rank_name} below {size_name}, received {rank} and {size}. Try cluster=local.")
+        raise LaunchError(f"{rank_name} below {size_name}", f"{rank} and {size}", "cluster=local")

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.patterns import matched
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer
@@ -17,16 +17,17 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
     """The part of each layer. A part's cost is its share of all bytes plus its share of all work.
 
     Of all cuts into consecutive parts it takes that with the least sum of squared costs, by dynamic programming, as
-    for the linear partition problem (Skiena, The Algorithm Design Manual, 8.5). Raises `PlanError`.
+    for the linear partition problem (Skiena, The Algorithm Design Manual, 8.5). Raises `UserError`.
 
     >>> balanced([Layer(name, 4, 1, True) for name in "abcd"], 2)
     [0, 0, 1, 1]
     """
     starts = [place for place, layer in enumerate(layers) if layer.begins]
     if len(starts) < parts:
-        raise PlanError(
-            f"Expected a model of at least {parts} layers with kernels or tables, one for each device that shares it, "
-            f"received {len(starts)}. Try strategy.devices_per_replica={max(1, len(starts))}."
+        raise UserError(
+            f"a model of at least {parts} layers with kernels or tables, one for each device that shares it",
+            len(starts),
+            f"strategy.devices_per_replica={max(1, len(starts))}",
         )
     # What comes before the first start is in the first part.
     edges = [0, *starts[1:], len(layers)]
@@ -54,7 +55,7 @@ def balanced(layers: Sequence[Layer], parts: int) -> list[int]:
 
 
 def laid_out(plan: Plan, layers: Sequence[Layer]) -> list[int]:
-    """The part of each layer, as the plan says. Raises `PlanError`."""
+    """The part of each layer, as the plan says. Raises `UserError`."""
     parts, layout = plan.strategy.devices_per_replica, plan.strategy.build.get("layout")
     return written(layers, layout, parts) if isinstance(layout, dict) else balanced(layers, parts)  # type: ignore[arg-type] # checked beforehand
 
@@ -62,7 +63,7 @@ def laid_out(plan: Plan, layers: Sequence[Layer]) -> list[int]:
 def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> list[int]:
     """The part of each layer, by the pattern that matches its whole name; one that none matches follows the one before.
 
-    Refused are patterns that match nothing, two that match one layer, and a part without weights. Raises `PlanError`.
+    Refused are patterns that match nothing, two that match one layer, and a part without weights. Raises `UserError`.
 
     >>> written([Layer(name, 4, 1, True) for name in ("a_0", "a_1", "b")], {"a_.": 1, "b": 0}, 2)
     [1, 1, 0]
@@ -77,8 +78,9 @@ def written(layers: Sequence[Layer], layout: Mapping[str, int], parts: int) -> l
         sum(layer.bytes for layer, part in zip(layers, found, strict=True) if part == number) for number in range(parts)
     ]
     if 0 in held:
-        raise PlanError(
-            f"Expected strategy.build.layout to give weights to each of the {parts} devices, received one that leaves "
-            f"device {held.index(0)} without. Try a pattern for it, or strategy.devices_per_replica={parts - 1}."
+        raise UserError(
+            f"strategy.build.layout to give weights to each of the {parts} devices",
+            f"one that leaves device {held.index(0)} without",
+            f"a pattern for it, or strategy.devices_per_replica={parts - 1}",
         )
     return found

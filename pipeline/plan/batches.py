@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 
 from pipeline.config.schema import Config, Scaling
+from pipeline.errors import UserError
 from pipeline.plan.backends import JAX, MODEL_PARALLEL
 from pipeline.plan.checks import MOST
-from pipeline.plan.errors import PlanError
 
 DEFAULT_BATCH = 64
 
@@ -19,7 +19,7 @@ def shared(asked: str, files: Sequence[int], processes: int) -> str:
     """How processes divide files that have so many examples each: "file" or "element".
 
     By file where each process gets as many examples as the others, or nearly so: one with fewer waits at the end of
-    each epoch while the others go on. Raises `PlanError` where there are too few files to be divided as was asked.
+    each epoch while the others go on. Raises `UserError` where there are too few files to be divided as was asked.
 
     >>> shared("auto", [100] * 8, processes=2), shared("auto", [100] * 3, processes=2)
     ('file', 'element')
@@ -28,9 +28,10 @@ def shared(asked: str, files: Sequence[int], processes: int) -> str:
         return "element"
     if asked == "file":
         if len(files) < processes:
-            raise PlanError(
-                f"Expected data.shard=file with a file for each of {processes} processes, received {len(files)}. "
-                f"Try data.shard=element, or `python -m pipeline prepare` with shards={processes}."
+            raise UserError(
+                f"data.shard=file with a file for each of {processes} processes",
+                len(files),
+                f"data.shard=element, or `python -m pipeline prepare` with shards={processes}",
             )
         return "file"
     most = max(sum(files[place] for place in part) for part in dealt(files, processes))
@@ -59,23 +60,24 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     """
     train, declared = config.train, config.measure.scaling
     if train.replica_batch and train.global_batch:
-        raise PlanError(
-            f"Expected train.replica_batch or train.global_batch, received both ({train.replica_batch} and "
-            f"{train.global_batch}). Try train.replica_batch=null or train.global_batch=null."
+        raise UserError(
+            "train.replica_batch or train.global_batch",
+            f"both ({train.replica_batch} and {train.global_batch})",
+            "train.replica_batch=null or train.global_batch=null",
         )
     scaling = declared or (Scaling.strong if train.global_batch else Scaling.weak)
     if scaling is Scaling.weak and train.global_batch:
-        raise PlanError(
-            f"Expected train.replica_batch with measure.scaling=weak, which holds it fixed, received "
-            f"train.global_batch={train.global_batch}. "
-            f"Try train.replica_batch={max(1, train.global_batch // replicas)} train.global_batch=null, "
-            f"or measure.scaling=strong."
+        raise UserError(
+            "train.replica_batch with measure.scaling=weak, which holds it fixed",
+            f"train.global_batch={train.global_batch}",
+            f"train.replica_batch={max(1, train.global_batch // replicas)} train.global_batch=null, or "
+            "measure.scaling=strong",
         )
     if scaling is Scaling.strong and train.replica_batch:
-        raise PlanError(
-            f"Expected train.global_batch with measure.scaling=strong, which holds it fixed, received "
-            f"train.replica_batch={train.replica_batch}. Try train.global_batch={train.replica_batch * replicas} "
-            f"train.replica_batch=null, or measure.scaling=weak."
+        raise UserError(
+            "train.global_batch with measure.scaling=strong, which holds it fixed",
+            f"train.replica_batch={train.replica_batch}",
+            f"train.global_batch={train.replica_batch * replicas} train.replica_batch=null, or measure.scaling=weak",
         )
     # Of little data, which an epoch's worth is known of, the batch that nobody named is smaller than usual.
     there = config.data.train_examples or MOST
@@ -86,9 +88,10 @@ def split_batch(config: Config, replicas: int) -> tuple[str, int, int]:
     global_batch = train.global_batch or usual
     if global_batch % replicas:
         nearest = max(replicas, round(global_batch / replicas) * replicas)
-        raise PlanError(
-            f"Expected a global batch that divides evenly over {replicas} replicas, received {global_batch}. "
-            f"Try train.global_batch={nearest}."
+        raise UserError(
+            f"a global batch that divides evenly over {replicas} replicas",
+            global_batch,
+            f"train.global_batch={nearest}",
         )
     return scaling.value, global_batch // replicas, global_batch
 
@@ -102,21 +105,22 @@ def check_micro_batches(config: Config, replica_batch: int) -> None:
         return
     key, count = "strategy.build.micro_batches", config.strategy.build.get("micro_batches", 1)
     if type(count) is not int or count < 1:
-        raise PlanError(f"Expected {key} to be 1 or more, received {json.dumps(count)}. Try {key}=1.")
+        raise UserError(f"{key} to be 1 or more", json.dumps(count), f"{key}=1")
     if count > 1 and config.backend == JAX:
-        raise PlanError(
-            f"Expected {key}=1 under backend=jax, which cuts layers, so that all devices compute at once, received "
-            f"{count}. Try {key}=1, or backend=tensorflow."
+        raise UserError(
+            f"{key}=1 under backend=jax, which cuts layers, so that all devices compute at once",
+            count,
+            f"{key}=1, or backend=tensorflow",
         )
     if count > 1 and (config.strategy.devices_per_replica or 1) == 1:
-        raise PlanError(
-            f"Expected {key}=1 with strategy.devices_per_replica=1, where no device waits for another, received "
-            f"{count}. Try strategy.devices_per_replica=2."
+        raise UserError(
+            f"{key}=1 with strategy.devices_per_replica=1, where no device waits for another",
+            count,
+            "strategy.devices_per_replica=2",
         )
     if count > replica_batch:
-        raise PlanError(
-            f"Expected {key} to be at most the examples of a replica's batch ({replica_batch}), received {count}. "
-            f"Try {key}={replica_batch}."
+        raise UserError(
+            f"{key} to be at most the examples of a replica's batch ({replica_batch})", count, f"{key}={replica_batch}"
         )
 
 
@@ -128,8 +132,9 @@ def left_out(examples: int, workers: int, global_batch: int) -> int:
     """
     if examples < global_batch:
         fitting = f"train.replica_batch={examples // workers}" if examples >= workers else f"workers={examples}"
-        raise PlanError(
-            f"Expected training data for at least one whole batch of {global_batch}, since a TPU takes no other, "
-            f"received {examples} examples. Try {fitting}."
+        raise UserError(
+            f"training data for at least one whole batch of {global_batch}, since a TPU takes no other",
+            f"{examples} examples",
+            f"{fitting}",
         )
     return examples % global_batch

@@ -16,8 +16,8 @@ from pipeline.config.schema import (
     TrainConfig,
     holds_password,
 )
+from pipeline.errors import UserError
 from pipeline.plan.collectives import check_collective
-from pipeline.plan.errors import PlanError
 from pipeline.plan.keras_names import LOSSES, METRICS, OPTIMIZERS
 
 # Hosts on which nothing listens beyond this machine, and what a host looks like.
@@ -102,7 +102,7 @@ def _check_counts(config: Config) -> None:
     }
     for key, (value, least) in at_least.items():
         if value is not None and not least <= value < math.inf:
-            raise PlanError(f"Expected {key} to be {least} or more, received {value}. Try {key}={least}.")
+            raise UserError(f"{key} to be {least} or more", value, f"{key}={least}")
         _check_size(key, value, least)
 
 
@@ -126,26 +126,30 @@ def _check_amounts(config: Config) -> None:
     }
     for key, (number, usual) in above_zero.items():
         if number is not None and not 0 < number < math.inf:
-            raise PlanError(f"Expected {key} to be above 0, received {number}. Try {key}={usual}.")
+            raise UserError(f"{key} to be above 0", number, f"{key}={usual}")
         _check_size(key, number, usual)
 
 
 def _check_batch_statistics(config: Config) -> None:
     whose, strategy = config.train.batch_statistics, config.strategy
     if whose not in ("global", "host", "replica"):
-        raise PlanError(
-            f"Expected train.batch_statistics to be global, host or replica, received {whose}. "
-            f"Try train.batch_statistics={(near(whose, ('global', 'host', 'replica')) or ['global'])[0]}."
+        raise UserError(
+            "train.batch_statistics to be global, host or replica",
+            whose,
+            f"train.batch_statistics={(near(whose, ('global', 'host', 'replica')) or ['global'])[0]}",
         )
     if strategy.asynchronous and whose != "global":
-        raise PlanError(
-            f"Expected train.batch_statistics=global, since the workers of {strategy.name} step by themselves and each "
-            f"normalizes by its own batch, received {whose}. Try strategy=multi_worker."
+        raise UserError(
+            f"train.batch_statistics=global, since the workers of {strategy.name} step by themselves and "
+            "each normalizes by its own batch",
+            whose,
+            "strategy=multi_worker",
         )
     if strategy.exchange is Exchange.central and whose == "replica":
-        raise PlanError(
-            f"Expected train.batch_statistics=global, since the replicas of {strategy.name} share their moving "
-            f"statistics, received {whose}. Try strategy=mirrored."
+        raise UserError(
+            f"train.batch_statistics=global, since the replicas of {strategy.name} share their moving statistics",
+            whose,
+            "strategy=mirrored",
         )
 
 
@@ -162,43 +166,44 @@ def _check_names(config: Config) -> None:
         ("cluster.name", config.cluster.name, "local"),
     ):
         if not text.strip():
-            raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={default}.")
+            raise UserError(f"{key} to be a name", "nothing", f"{key}={default}")
 
 
 def _check_training(config: Config) -> None:
     """Refuses what contradicts itself in how is trained."""
     train = config.train
     if train.seed >= 2**31:
-        raise PlanError(f"Expected train.seed to be below 2147483648, received {train.seed}. Try train.seed=0.")
+        raise UserError("train.seed to be below 2147483648", train.seed, "train.seed=0")
     if train.gradient_bits not in (16, 32):
-        raise PlanError(
-            f"Expected train.gradient_bits to be 16 or 32, received {train.gradient_bits}. Try train.gradient_bits=32."
-        )
+        raise UserError("train.gradient_bits to be 16 or 32", train.gradient_bits, "train.gradient_bits=32")
     if train.gather and config.strategy.asynchronous:
-        raise PlanError(
-            "Expected train.gather=false under asynchronous workers, each of whose batches is a whole one, received "
-            "train.gather=true. Try train.gather=false, or strategy=multi_worker."
+        raise UserError(
+            "train.gather=false under asynchronous workers, each of whose batches is a whole one",
+            "train.gather=true",
+            "train.gather=false, or strategy=multi_worker",
         )
     if train.remat and config.strategy.asynchronous:
-        raise PlanError(
-            f"Expected train.remat=false under strategy={config.strategy.name}, whose workers take Keras's own steps, "
-            f"received true. Try train.remat=false, or strategy=multi_worker."
+        raise UserError(
+            f"train.remat=false under strategy={config.strategy.name}, whose workers take Keras's own steps",
+            "true",
+            "train.remat=false, or strategy=multi_worker",
         )
     if train.epochs and train.steps:
-        raise PlanError(
-            f"Expected train.epochs or train.steps, received both ({train.epochs} and {train.steps}). "
-            f"Try train.epochs=null or train.steps=null."
+        raise UserError(
+            "train.epochs or train.steps",
+            f"both ({train.epochs} and {train.steps})",
+            "train.epochs=null or train.steps=null",
         )
     shape = config.data.input_shape
     if shape is not None and not all(1 <= size <= MOST for size in shape):
-        raise PlanError(
-            f"Expected data.input_shape of sizes from 1 to {MOST:,}, received {shape}. Try data.input_shape=null."
-        )
+        raise UserError(f"data.input_shape of sizes from 1 to {MOST:,}", shape, "data.input_shape=null")
     class_weights(train.class_weight)
     if check_of(train) == "strict" and config.strategy.on_tpu:
-        raise PlanError(
-            f"Expected train.check=true under strategy={config.strategy.name}, whose steps are compiled for static "
-            f"shapes and compared with nothing, received strict. Try train.check=true, or strategy=mirrored."
+        raise UserError(
+            f"train.check=true under strategy={config.strategy.name}, whose steps are compiled for static "
+            "shapes and compared with nothing",
+            "strict",
+            "train.check=true, or strategy=mirrored",
         )
     _check_optimizer(train.optimizer)
     _check_named("train.loss", train.loss, LOSSES, "sparse_categorical_crossentropy")
@@ -207,7 +212,7 @@ def _check_training(config: Config) -> None:
 
 
 def class_weights(given: Json) -> dict[str, float] | None:
-    """What examples of each class count, by its number, which is a text in JSON. Raises `PlanError`."""
+    """What examples of each class count, by its number, which is a text in JSON. Raises `UserError`."""
     if given is None:
         return None
     pairs = list(given.items()) if isinstance(given, Mapping) else [(given, None)]
@@ -217,9 +222,10 @@ def class_weights(given: Json) -> dict[str, float] | None:
         for label, weight in pairs
     )  # fmt: skip
     if not numbers or not any(weight for _, weight in pairs):
-        raise PlanError(
-            f"Expected train.class_weight to give numbers of classes weights from 0 on, one of them above 0, received "
-            f"{given}. Try train.class_weight='{{0: 1.0, 1: 5.0}}', or null."
+        raise UserError(
+            "train.class_weight to give numbers of classes weights from 0 on, one of them above 0",
+            given,
+            "train.class_weight='{0: 1.0, 1: 5.0}', or null",
         )
     return {str(label): float(str(weight)) for label, weight in pairs}
 
@@ -229,9 +235,10 @@ def check_of(train: TrainConfig) -> str:
     # YAML's true is a word here.
     asked = train.check.strip().lower()
     if asked not in CHECKS:
-        raise PlanError(
-            f"Expected train.check to be true, strict or off, received {train.check or 'nothing'}. "
-            f"Try train.check={'off' if asked == 'false' else 'true'}."
+        raise UserError(
+            "train.check to be true, strict or off",
+            train.check or "nothing",
+            f"train.check={'off' if asked == 'false' else 'true'}",
         )
     return asked
 
@@ -240,23 +247,19 @@ def _check_cluster_and_tracking(config: Config) -> None:
     """Refuses addresses that are none."""
     base_port = config.cluster.base_port
     if base_port is not None and not 1 <= base_port <= 65535:
-        raise PlanError(
-            f"Expected cluster.base_port between 1 and 65535, received {base_port}. Try cluster.base_port=null."
-        )
+        raise UserError("cluster.base_port between 1 and 65535", base_port, "cluster.base_port=null")
     _check_host(config.cluster.host)
     uri = config.tracking.uri
     if holds_password(uri):
-        raise PlanError(WITH_PASSWORD)
+        raise UserError(WITH_PASSWORD)
     if config.tracking.store is Store.server and not SERVER.fullmatch(uri or ""):
-        raise PlanError(
-            f"Expected tracking.uri to be an MLflow server's address, received {uri or 'none'}. "
-            f"Try tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store."
+        raise UserError(
+            "tracking.uri to be an MLflow server's address",
+            uri or "none",
+            "tracking.uri=http://127.0.0.1:5000, or tracking=sqlite for a local store",
         )
     if uri is not None and not (SERVER.fullmatch(uri) or DATABASE.match(uri)):
-        raise PlanError(
-            f"Expected tracking.uri to be null or a store's address, received {uri or 'nothing'}. "
-            f"Try tracking.uri=null."
-        )
+        raise UserError("tracking.uri to be null or a store's address", uri or "nothing", "tracking.uri=null")
 
 
 def stays_here(address: str | None) -> bool:
@@ -272,11 +275,12 @@ def check_path(data: DataConfig) -> None:
     """Refuses a path that is none, and one that nothing reads."""
     path = data.path
     if path is not None and not path.strip():
-        raise PlanError("Expected data.path to be a folder or a file, received nothing. Try data.path=FOLDER.")
+        raise UserError("data.path to be a folder or a file", "nothing", "data.path=FOLDER")
     if path is not None and "path" not in data.build:
-        raise PlanError(
-            f"Expected data.path=null with data={data.name}, which reads none, received {path}. "
-            f"Try data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do."
+        raise UserError(
+            f"data.path=null with data={data.name}, which reads none",
+            path,
+            "data.path=null, or data=images, numpy, csv, tfds or tfrecord, which do",
         )
 
 
@@ -284,19 +288,22 @@ def _check_survival(config: Config) -> None:
     """Refuses what contradicts itself in how a run is kept and resumed."""
     asked = config.checkpoint
     if config.resume_changes and config.resume in ("auto", "never"):
-        raise PlanError(
-            f"Expected resume_changes with the run that they are changes of, received resume={config.resume}. "
-            f"Try resume=RUN, or resume_changes=[]."
+        raise UserError(
+            "resume_changes with the run that they are changes of",
+            f"resume={config.resume}",
+            "resume=RUN, or resume_changes=[]",
         )
     if config.launch.elastic and not config.strategy.spans_processes:
-        raise PlanError(
-            f"Expected launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process, "
-            f"received true. Try strategy=multi_worker, or launch.elastic=false."
+        raise UserError(
+            f"launch.elastic=false under strategy={config.strategy.name}, whose workers are in one process",
+            "true",
+            "strategy=multi_worker, or launch.elastic=false",
         )
     if asked.best_is is not None and asked.keep_best is None:
-        raise PlanError(
-            f"Expected checkpoint.best_is with checkpoint.keep_best, received {asked.best_is.value} alone. "
-            f"Try checkpoint.keep_best=val_loss, or checkpoint.best_is=null."
+        raise UserError(
+            "checkpoint.best_is with checkpoint.keep_best",
+            f"{asked.best_is.value} alone",
+            "checkpoint.keep_best=val_loss, or checkpoint.best_is=null",
         )
     for key, text, instead in (
         ("checkpoint.folder", asked.folder, "null"),
@@ -305,7 +312,7 @@ def _check_survival(config: Config) -> None:
         ("predict.sweep", config.predict.sweep, "null"),
     ):
         if text is not None and not text.strip():
-            raise PlanError(f"Expected {key} to be a name, received nothing. Try {key}={instead}.")
+            raise UserError(f"{key} to be a name", "nothing", f"{key}={instead}")
 
 
 def _check_size(key: str, value: float | None, instead: float) -> None:
@@ -313,23 +320,25 @@ def _check_size(key: str, value: float | None, instead: float) -> None:
     group = key.partition(".")[0]
     most = MOST_SECONDS if group in ("launch", "tracking") else MOST_WORKERS if group == "hardware" else MOST
     if value is not None and value > most:
-        raise PlanError(f"Expected {key} to be no more than {most:,}, received {value:g}. Try {key}={instead}.")
+        raise UserError(f"{key} to be no more than {most:,}", f"{value:g}", f"{key}={instead}")
 
 
 def _check_host(host: str) -> None:
     """Refuses what processes cannot listen on and reach each other at."""
     if not HOST.fullmatch(host) or host == "0.0.0.0" or (host.startswith("127.") and host not in LOOPBACK):
-        raise PlanError(
-            f"Expected cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one, "
-            f"received {host or 'nothing'}. Try cluster.host=127.0.0.1."
+        raise UserError(
+            "cluster.host to be 127.0.0.1, or an address or name at which other machines reach this one",
+            host or "nothing",
+            "cluster.host=127.0.0.1",
         )
 
 
 def _check_optimizer(optimizer: Json) -> None:
     if isinstance(optimizer, list) or (isinstance(optimizer, dict) and "_target_" not in optimizer):
-        raise PlanError(
-            f"Expected train.optimizer to be a Keras optimizer's name or {{_target_: ...}}, received {optimizer!r}. "
-            f"Try train.optimizer=adam."
+        raise UserError(
+            "train.optimizer to be a Keras optimizer's name or {_target_: ...}",
+            f"{optimizer!r}",
+            "train.optimizer=adam",
         )
     name = optimizer.lower() if isinstance(optimizer, str) else optimizer
     _check_named("train.optimizer", name, OPTIMIZERS, "adam")
@@ -347,16 +356,19 @@ def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None
         what, one = key.removeprefix("train.").replace("metrics", "metric"), (near(node, reversed(names)) or [usual])[0]
         if "." in node:
             one = f"{{_target_: {node}}}"
-        raise PlanError(
-            f"Expected {key} to be Keras's name of {'an' if what == 'optimizer' else 'a'} {what}, or a function "
-            f"{{_target_: ...}}, received {node.strip() or 'nothing'}. Try {shlex.quote(form.format(key, one))}."
+        raise UserError(
+            f"{key} to be Keras's name of {'an' if what == 'optimizer' else 'a'} {what}, or a function "
+            "{_target_: ...}",
+            node.strip() or "nothing",
+            f"{shlex.quote(form.format(key, one))}",
         )
     if isinstance(node, str):
         return
     if not isinstance(node, dict | list) or not node:
-        raise PlanError(
-            f"Expected {key} to be Keras's names or functions {{_target_: ...}}, received {node!r}. "
-            f"Try {shlex.quote(form.format(key, usual))}."
+        raise UserError(
+            f"{key} to be Keras's names or functions {{_target_: ...}}",
+            f"{node!r}",
+            f"{shlex.quote(form.format(key, usual))}",
         )
     for item in node.values() if isinstance(node, dict) else node:
         _check_named(key, item, names, usual)
@@ -365,7 +377,8 @@ def _check_named(key: str, node: Json, names: Sequence[str], usual: str) -> None
 def check_ports(base_port: int | None, processes: int) -> None:
     """Refuses a first port that leaves too few above it."""
     if base_port is not None and processes > 1 and base_port + processes - 1 > 65535:
-        raise PlanError(
-            f"Expected cluster.base_port to leave {processes} processes a port each up to 65535, received {base_port}. "
-            f"Try cluster.base_port=null, or {65536 - processes}."
+        raise UserError(
+            f"cluster.base_port to leave {processes} processes a port each up to 65535",
+            base_port,
+            f"cluster.base_port=null, or {65536 - processes}",
         )

@@ -1,7 +1,7 @@
 """Refuses what a collective cannot add, before anything is started."""
 
 from pipeline.config.schema import Config
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan
 
 HOROVOD = "horovod"
@@ -17,48 +17,51 @@ COMPARED_EVERY = 100
 
 
 def check_collective(config: Config) -> None:
-    """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `PlanError`."""
+    """Refuses another collective than TensorFlow's where replicas add nothing up by it. Raises `UserError`."""
     strategy, asked = config.strategy, config.strategy.collective
     if strategy.asynchronous and asked not in (AUTO, TENSORFLOW):
-        raise PlanError(
-            f"Expected strategy.collective={AUTO}, since the workers of {strategy.name} step by "
-            f"themselves and add nothing up, received {asked}. Try strategy=multi_worker."
+        raise UserError(
+            f"strategy.collective={AUTO}, since the workers of {strategy.name} step by themselves and add nothing up",
+            asked,
+            "strategy=multi_worker",
         )
     if strategy.asynchronous and config.train.compare_weights_every is not None:
-        raise PlanError(
-            f"Expected train.compare_weights_every=null, since the workers of {strategy.name} have no weights of their "
-            f"own, received {config.train.compare_weights_every}. Try train.compare_weights_every=null."
+        raise UserError(
+            f"train.compare_weights_every=null, since the workers of {strategy.name} have no weights of their own",
+            config.train.compare_weights_every,
+            "train.compare_weights_every=null",
         )
     if asked in OVER_PROCESSES and not strategy.spans_processes:
-        raise PlanError(
-            f"Expected a strategy of several processes for strategy.collective={asked}, which {OVER_PROCESSES[asked]}, "
-            f"received strategy={strategy.name}. Try strategy=multi_worker, or strategy.collective=auto."
+        raise UserError(
+            f"a strategy of several processes for strategy.collective={asked}, which {OVER_PROCESSES[asked]}",
+            f"strategy={strategy.name}",
+            "strategy=multi_worker, or strategy.collective=auto",
         )
     if asked == HOROVOD and config.train.gradient_bits == 16:
-        raise PlanError(
-            "Expected train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16, received 16. "
-            "Try train.gradient_bits=32, or strategy.collective=auto."
+        raise UserError(
+            "train.gradient_bits=32 under strategy.collective=horovod, which has no bfloat16",
+            "16",
+            "train.gradient_bits=32, or strategy.collective=auto",
         )
 
 
 def check_laid_out(config: Config, kind: str, per_process: int, hosts: int) -> None:
-    """Refuses devices that a collective does not add over: so many of a kind in each process. Raises `PlanError`."""
+    """Refuses devices that a collective does not add over: so many of a kind in each process. Raises `UserError`."""
     asked = config.strategy.collective
     if asked == HOROVOD and per_process > 1:
-        raise PlanError(
-            f"Expected one device in each process under strategy.collective=horovod, received {per_process}. "
-            f"Try strategy.devices_per_process=1, or strategy.collective=auto."
+        raise UserError(
+            "one device in each process under strategy.collective=horovod",
+            per_process,
+            "strategy.devices_per_process=1, or strategy.collective=auto",
         )
     if asked == SHARED_MEMORY and hosts > 1:
-        raise PlanError(
-            f"Expected one host under strategy.collective=shared_memory, received {hosts}. "
-            f"Try strategy.collective=auto."
-        )
+        raise UserError("one host under strategy.collective=shared_memory", hosts, "strategy.collective=auto")
     if asked in OVER_PROCESSES and kind == "gpu":
         why = "`make horovod` builds for them alone" if asked == HOROVOD else "have their gradients in a host's memory"
-        raise PlanError(
-            f"Expected CPUs under strategy.collective={asked}, which {why}, received GPUs. "
-            f"Try hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL."
+        raise UserError(
+            f"CPUs under strategy.collective={asked}, which {why}",
+            "GPUs",
+            "hardware.kind=cpu, or strategy.collective=auto, which adds up by NCCL",
         )
 
 

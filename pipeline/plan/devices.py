@@ -4,8 +4,8 @@ import re
 
 from pipeline.config.json import Object
 from pipeline.config.schema import Baseline, Config, Kind, Precision
+from pipeline.errors import UserError
 from pipeline.plan.batches import left_out
-from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 
 # Where a TPU's worker listens; the port that Google's TPUs have is 8470.
@@ -36,9 +36,10 @@ def devices_of(config: Config, machine: Machine, present: bool) -> tuple[str, in
         lacks = f"hardware={hardware.name} has {here} GPUs, {whose} has {gpus} and {cores} CPU cores"
         if present:
             instead = f"hardware={gpus}gpu" if gpus in (1, 2, 4, 8) else "hardware=auto"
-            raise PlanError(
-                f"Expected the devices that the hardware names, received a machine without them: {lacks}. "
-                f"Try {instead}, or hardware.rehearse=true to run the same layout on logical CPU devices."
+            raise UserError(
+                "the devices that the hardware names",
+                f"a machine without them: {lacks}",
+                f"{instead}, or hardware.rehearse=true to run the same layout on logical CPU devices",
             )
         notes.append(f"{lacks}: a run here is refused without hardware.rehearse=true.")
     return kind.value, per_host, notes
@@ -49,14 +50,14 @@ def _check_on_tpu(config: Config, machine: Machine) -> None:
     strategy, hardware = config.strategy, config.hardware
     found = hardware.kind is Kind.auto and bool(machine.tpus) and not hardware.rehearse
     if strategy.on_tpu and hardware.kind is not Kind.tpu and not found:
-        raise PlanError(
-            f"Expected the hardware of a TPU, since {strategy.name} trains on nothing else, received "
-            f"hardware={hardware.name}. Try hardware=tpu_v5e_8, with hardware.rehearse=true where there is none."
+        raise UserError(
+            f"the hardware of a TPU, since {strategy.name} trains on nothing else",
+            f"hardware={hardware.name}",
+            "hardware=tpu_v5e_8, with hardware.rehearse=true where there is none",
         )
     if hardware.kind is Kind.tpu and not strategy.on_tpu:
-        raise PlanError(
-            f"Expected a strategy for TPUs, since hardware={hardware.name} is one, received "
-            f"strategy={strategy.name}. Try strategy=tpu."
+        raise UserError(
+            f"a strategy for TPUs, since hardware={hardware.name} is one", f"strategy={strategy.name}", "strategy=tpu"
         )
 
 
@@ -67,10 +68,11 @@ def _absent_tpu(config: Config, machine: Machine, present: bool) -> list[str]:
     name = config.hardware.name
     called = f" (TPU_NAME={machine.tpu_name} is no address)" if machine.tpu_name else ""
     if present:
-        raise PlanError(
-            f"Expected a TPU for hardware={name}, received a machine without one and no address of one{called}. "
-            f"Try it on a TPU VM, strategy.build.address=grpc://HOST:8470, "
-            f"or hardware.rehearse=true to run the same plan on logical CPU devices."
+        raise UserError(
+            f"a TPU for hardware={name}",
+            f"a machine without one and no address of one{called}",
+            "it on a TPU VM, strategy.build.address=grpc://HOST:8470, or hardware.rehearse=true to run the "
+            "same plan on logical CPU devices",
         )
     return [f"hardware={name} is a TPU, this machine has none{called}: a run here is refused without "
             f"hardware.rehearse=true."]  # fmt: skip
@@ -89,10 +91,7 @@ def _tpu_address(config: Config, machine: Machine) -> str | None:
         bare = re.sub(r"^[a-z]*:/*", "", address)
         near = [place for place in (f"grpc://{bare}", f"grpc://{bare}:8470") if TPU_ADDRESS.fullmatch(place)]
         offered = near[0] if near and found is None else "grpc://10.0.0.2:8470"
-        raise PlanError(
-            f"Expected {key} to be local or grpc://HOST:PORT, with a port up to 65535, received {address}. "
-            f"Try {key}={offered}."
-        )
+        raise UserError(f"{key} to be local or grpc://HOST:PORT, with a port up to 65535", address, f"{key}={offered}")
     return address
 
 
@@ -103,12 +102,13 @@ def with_address(config: Config, machine: Machine) -> Object:
 
 
 def precision_of(config: Config) -> str:
-    """Keras's dtype policy. Raises `PlanError`."""
+    """Keras's dtype policy. Raises `UserError`."""
     named, on_tpu = config.train.precision, config.strategy.on_tpu
     if on_tpu and named is Precision.mixed_float16:
-        raise PlanError(
-            "Expected train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in "
-            "bfloat16, received mixed_float16. Try train.precision=mixed_bfloat16."
+        raise UserError(
+            "train.precision to be mixed_bfloat16 or float32 under strategy=tpu, since TPUs compute in bfloat16",
+            "mixed_float16",
+            "train.precision=mixed_bfloat16",
         )
     return (named or (Precision.mixed_bfloat16 if on_tpu else Precision.float32)).value
 
@@ -119,9 +119,10 @@ def baseline_source(config: Config, kind: str) -> str:
     if kind != "tpu":
         return named.value if named else "once"
     if named not in (None, Baseline.none):
-        raise PlanError(
-            f"Expected measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline, "
-            f"received {named.value}. Try measure.baseline=none, and -m workers=1,{config.workers or 8} to compare."
+        raise UserError(
+            "measure.baseline=none on a TPU, which belongs to one process and leaves none for a baseline",
+            named.value,
+            f"measure.baseline=none, and -m workers=1,{config.workers or 8} to compare",
         )
     return "none"
 
@@ -131,20 +132,23 @@ def is_explained(config: Config, kind: str) -> bool:
     if not config.measure.explain:
         return False
     if config.strategy.asynchronous:
-        raise PlanError(
-            f"Expected measure.explain=false with strategy={config.strategy.name}, whose workers share no step that "
-            f"could be taken apart, received true. Try measure.explain=false, or strategy=multi_worker."
+        raise UserError(
+            f"measure.explain=false with strategy={config.strategy.name}, whose workers share no step that "
+            "could be taken apart",
+            "true",
+            "measure.explain=false, or strategy=multi_worker",
         )
     if config.measure.steps == 0:
-        raise PlanError(
-            "Expected a run that is measured with measure.explain=true, received measure.steps=0. "
-            "Try measure.steps=null, or measure.explain=false."
+        raise UserError(
+            "a run that is measured with measure.explain=true",
+            "measure.steps=0",
+            "measure.steps=null, or measure.explain=false",
         )
     if baseline_source(config, kind) == "none":
-        raise PlanError(
-            f"Expected a baseline with measure.explain=true, since efficiency is lost against it, received none"
-            f"{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}. "
-            f"Try {'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false."
+        raise UserError(
+            "a baseline with measure.explain=true, since efficiency is lost against it",
+            f"none{' on a TPU, which leaves no device for one' if kind == 'tpu' else ''}",
+            f"{'' if kind == 'tpu' else 'measure.baseline=null, or '}measure.explain=false",
         )
     return True
 

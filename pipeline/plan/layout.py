@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass
 
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 from pipeline.plan.checks import HOST, MOST_WORKERS
 from pipeline.plan.collectives import HOROVOD, check_laid_out
-from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine, some
 from pipeline.plan.plan import DATA_SERVER, Process
 
@@ -23,9 +23,10 @@ def tasks_that_train(config: Config, machine: Machine) -> int | None:
     if not kinds or not strategy.spans_processes:
         return None
     if strategy.asynchronous and "chief" not in kinds:
-        raise PlanError(
-            f"Expected a chief among the tasks, since it coordinates the others under strategy={strategy.name}, "
-            f"received {', '.join(kinds)}. Try it with a chief, or strategy=multi_worker."
+        raise UserError(
+            f"a chief among the tasks, since it coordinates the others under strategy={strategy.name}",
+            ", ".join(kinds),
+            "it with a chief, or strategy=multi_worker",
         )
     workers = kinds.count("worker")
     return workers if strategy.asynchronous else workers + kinds.count("chief")
@@ -38,15 +39,17 @@ def check_tasks(
     if tasks is None:
         return
     if training > tasks:
-        raise PlanError(
-            f"Expected no more processes that train than the {tasks} that were started, received {training} for "
-            f"workers={training * per_process}. Try workers={tasks * per_process}."
+        raise UserError(
+            f"no more processes that train than the {tasks} that were started",
+            f"{training} for workers={training * per_process}",
+            f"workers={tasks * per_process}",
         )
     there = machine.tasks.count("ps")
     if servers > there:
-        raise PlanError(
-            f"Expected no more parameter servers than the {there} that were started, received {servers}. "
-            f"Try {f'strategy.parameter_servers={there}' if there else 'strategy=multi_worker'}."
+        raise UserError(
+            f"no more parameter servers than the {there} that were started",
+            servers,
+            f"{f'strategy.parameter_servers={there}' if there else 'strategy=multi_worker'}",
         )
 
 
@@ -66,15 +69,16 @@ def hosts_of(config: Config, machine: Machine) -> int:
     """How many hosts a config is laid over: all, but no more than it has workers, unless it says so.
 
     A strategy of one process is on one. Where the cluster names its hosts, nothing stands for others. Raises
-    `PlanError`.
+    `UserError`.
     """
     given, members = config.hardware.hosts, machine.members
     if given is None:
         return max(1, min(machine.hosts, config.workers or machine.hosts)) if config.strategy.spans_processes else 1
     if members and given > len(members):
-        raise PlanError(
-            f"Expected no more hosts than the {len(members)} of the cluster ({some(members)}), received "
-            f"hardware.hosts={given}. Try hardware.hosts={len(members)}."
+        raise UserError(
+            f"no more hosts than the {len(members)} of the cluster ({some(members)})",
+            f"hardware.hosts={given}",
+            f"hardware.hosts={len(members)}",
         )
     return given
 
@@ -87,22 +91,24 @@ def check_cores(config: Config, layout: "Layout", machine: Machine) -> None:
         return
     fewest = min(len(host.cores) for host in short)
     fitting = max(1, fewest // layout.threads) * layout.hosts
-    raise PlanError(
-        f"Expected hosts with {needed} cores for {layout.workers_per_host} workers each, received {some(short)} with "
-        f"{fewest}. Try workers={fitting}, or the cluster without {some(short)}."
+    raise UserError(
+        f"hosts with {needed} cores for {layout.workers_per_host} workers each",
+        f"{some(short)} with {fewest}",
+        f"workers={fitting}, or the cluster without {some(short)}",
     )
 
 
 def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> int:
-    """Replicas of the model, one for each device. Raises `PlanError`."""
+    """Replicas of the model, one for each device. Raises `UserError`."""
     strategy, hardware = config.strategy, config.hardware
     hosts = hardware.hosts or 1
     devices = per_host * hosts
     if not (strategy.spans_devices or strategy.spans_processes):
         if config.workers not in (None, 1):
-            raise PlanError(
-                f"Expected workers=1, since {strategy.name} trains on one device, received workers={config.workers}. "
-                f"Try workers=1, or strategy=mirrored workers={config.workers}."
+            raise UserError(
+                f"workers=1, since {strategy.name} trains on one device",
+                f"workers={config.workers}",
+                f"workers=1, or strategy=mirrored workers={config.workers}",
             )
         return 1
     usual = devices
@@ -111,22 +117,24 @@ def workers_of(config: Config, kind: str, per_host: int, tasks: int | None) -> i
         usual = tasks * devices_each
     workers = config.workers or usual
     if workers > MOST_WORKERS:
-        raise PlanError(f"Expected no more than {MOST_WORKERS} workers, received {workers}. Try workers={per_host}.")
+        raise UserError(f"no more than {MOST_WORKERS} workers", workers, f"workers={per_host}")
     if hosts > 1 and not strategy.spans_processes and workers > per_host:
-        raise PlanError(
-            f"Expected one host, since {strategy.name} holds all its devices in one process, received "
-            f"hardware={hardware.name} with {hosts} hosts. "
-            f"Try {'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host."
+        raise UserError(
+            f"one host, since {strategy.name} holds all its devices in one process",
+            f"hardware={hardware.name} with {hosts} hosts",
+            f"{'' if strategy.on_tpu else 'strategy=multi_worker, or '}workers={per_host} for one host",
         )
     if workers > devices and (kind != "cpu" or hardware.rehearse):
-        raise PlanError(
-            f"Expected no more workers than devices, received workers={workers} on hardware={hardware.name} "
-            f"with {devices}. Try workers={devices}."
+        raise UserError(
+            "no more workers than devices",
+            f"workers={workers} on hardware={hardware.name} with {devices}",
+            f"workers={devices}",
         )
     if strategy.spans_processes and workers > 1 and workers % hosts:
-        raise PlanError(
-            f"Expected workers that divide evenly over {hosts} hosts, received workers={workers}. "
-            f"Try workers={max(hosts, workers // hosts * hosts)}."
+        raise UserError(
+            f"workers that divide evenly over {hosts} hosts",
+            f"workers={workers}",
+            f"workers={max(hosts, workers // hosts * hosts)}",
         )
     return workers
 
@@ -138,9 +146,10 @@ def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int
     used = strategy.devices_per_process
     if not strategy.spans_processes:
         if used not in (None, workers):
-            raise PlanError(
-                f"Expected strategy.devices_per_process={workers}, since {strategy.name} is one process with every "
-                f"worker, received {used}. Try strategy.devices_per_process=null, or strategy=multi_worker."
+            raise UserError(
+                f"strategy.devices_per_process={workers}, since {strategy.name} is one process with every worker",
+                used,
+                "strategy.devices_per_process=null, or strategy=multi_worker",
             )
         return workers, workers
     usual = per_host if hosts > 1 and strategy.collective != HOROVOD else 1
@@ -148,42 +157,41 @@ def layout_of(config: Config, workers: int, tasks: int | None) -> tuple[int, int
         usual = max(1, workers // tasks)
     per_process = used or (usual if strategy.spans_devices else 1)
     if per_process > 1 and not strategy.spans_devices:
-        raise PlanError(
-            f"Expected strategy.devices_per_process=1 under {strategy.name}, received {per_process}. "
-            f"Try strategy.devices_per_process=1."
+        raise UserError(
+            f"strategy.devices_per_process=1 under {strategy.name}", per_process, "strategy.devices_per_process=1"
         )
     if per_host % per_process:
         fitting = max(count for count in range(1, min(per_process, per_host) + 1) if per_host % count == 0)
-        raise PlanError(
-            f"Expected strategy.devices_per_process to divide the {per_host} workers of a host, received "
-            f"{per_process}. Try strategy.devices_per_process={fitting}."
+        raise UserError(
+            f"strategy.devices_per_process to divide the {per_host} workers of a host",
+            per_process,
+            f"strategy.devices_per_process={fitting}",
         )
     return per_process, per_host
 
 
 def servers_of(config: Config, workers: int, there: int) -> int:
-    """Parameter servers, of which something else has started some `there` already. Raises `PlanError`."""
+    """Parameter servers, of which something else has started some `there` already. Raises `UserError`."""
     strategy = config.strategy
     if not strategy.asynchronous:
         for key in ("parameter_servers", "min_shard_bytes"):
             if getattr(strategy, key) is not None:
-                raise PlanError(
-                    f"Expected strategy.{key} with strategy=parameter_server only, received it with {strategy.name}. "
-                    f"Try strategy.{key}=null, or strategy=parameter_server."
+                raise UserError(
+                    f"strategy.{key} with strategy=parameter_server only",
+                    f"it with {strategy.name}",
+                    f"strategy.{key}=null, or strategy=parameter_server",
                 )
         return 0
     if config.train.deterministic and workers > 1:
-        raise PlanError(
-            f"Expected train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously, "
-            f"received true. Try workers=1, or strategy=mirrored."
+        raise UserError(
+            f"train.deterministic=false under {strategy.name}, whose {workers} workers train asynchronously",
+            "true",
+            "workers=1, or strategy=mirrored",
         )
     # What a server passes on grows with the workers, and one keeps up with a few of them.
     servers = strategy.parameter_servers or there or math.ceil(workers / WORKERS_PER_SERVER)
     if servers > MOST_WORKERS:
-        raise PlanError(
-            f"Expected no more than {MOST_WORKERS} parameter servers, received {servers}. "
-            f"Try strategy.parameter_servers=null."
-        )
+        raise UserError(f"no more than {MOST_WORKERS} parameter servers", servers, "strategy.parameter_servers=null")
     return servers
 
 
@@ -193,27 +201,29 @@ def service_of(config: Config, asynchronous: bool) -> tuple[int, tuple[str, ...]
     if asked is None:
         return 0, ()
     if asynchronous:
-        raise PlanError(
-            f"Expected data.service=null under strategy={config.strategy.name}, whose workers make the examples of the "
-            f"steps that they are handed, received {asked}. Try data.service=null, or strategy=multi_worker."
+        raise UserError(
+            f"data.service=null under strategy={config.strategy.name}, whose workers make the examples of "
+            "the steps that they are handed",
+            asked,
+            "data.service=null, or strategy=multi_worker",
         )
     if re.fullmatch(r"\d+", asked):
         if not 1 <= int(asked) <= MOST_SERVERS:
-            raise PlanError(
-                f"Expected data.service to be from 1 to {MOST_SERVERS} processes on each host, received {asked}. "
-                f"Try data.service=2."
+            raise UserError(
+                f"data.service to be from 1 to {MOST_SERVERS} processes on each host", asked, "data.service=2"
             )
         return int(asked) * (config.hardware.hosts or 1), ()
     addresses = tuple(part.strip().removeprefix("grpc://") for part in asked.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not (HOST.fullmatch(host) and port.isdecimal() and 1 <= int(port) <= 65535):
-            raise PlanError(
-                f"Expected data.service to be how many processes on each host, or addresses HOST:PORT, received "
-                f"{asked or 'nothing'}. Try data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'."
+            raise UserError(
+                "data.service to be how many processes on each host, or addresses HOST:PORT",
+                asked or "nothing",
+                "data.service=2, or 'data.service=\"10.0.0.5:5050,10.0.0.6:5050\"'",
             )
     if len(set(addresses)) < len(addresses):
-        raise PlanError(f"Expected each address of data.service once, received {asked}. Try each of them once.")
+        raise UserError("each address of data.service once", asked, "each of them once")
     return 0, addresses
 
 
@@ -249,7 +259,7 @@ class Layout:
 
 
 def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) -> Layout:
-    """Lays the config's workers over processes and hosts. Raises `PlanError`."""
+    """Lays the config's workers over processes and hosts. Raises `UserError`."""
     asynchronous, hosts = config.strategy.asynchronous, config.hardware.hosts or machine.hosts
     tasks = tasks_that_train(config, machine)
     per_replica = _per_replica(config, kind, devices_per_host)
@@ -278,13 +288,13 @@ def lay_out(config: Config, machine: Machine, kind: str, devices_per_host: int) 
 
 
 def _per_replica(config: Config, kind: str, devices_per_host: int) -> int:
-    """Devices that share each copy of the model. Raises `PlanError`."""
+    """Devices that share each copy of the model. Raises `UserError`."""
     asked = config.strategy.devices_per_replica or 1
     if asked > devices_per_host and (kind != "cpu" or config.hardware.rehearse):
-        raise PlanError(
-            f"Expected no more than the {devices_per_host} devices of hardware={config.hardware.name} for a copy of "
-            f"the model, received strategy.devices_per_replica={asked}. "
-            f"Try strategy.devices_per_replica={devices_per_host}."
+        raise UserError(
+            f"no more than the {devices_per_host} devices of hardware={config.hardware.name} for a copy of the model",
+            f"strategy.devices_per_replica={asked}",
+            f"strategy.devices_per_replica={devices_per_host}",
         )
     return asked
 

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 
 # How many names an error says.
 NAMED = 12
@@ -13,7 +13,7 @@ NAMED = 12
 def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[str, str]:
     """The pattern that matches each name whole, without those that none matches; `whole` says what a name is.
 
-    Refused are patterns that match nothing, and two that match one name. Raises `PlanError`.
+    Refused are patterns that match nothing, and two that match one name. Raises `UserError`.
 
     >>> matched(["a_.", "b"], ["a_0", "b", "c"], "a layer's whole name")
     {'a_0': 'a_.', 'b': 'b'}
@@ -22,15 +22,17 @@ def matched(patterns: Iterable[str], names: Sequence[str], whole: str) -> dict[s
     for pattern in patterns:
         found = [name for name in names if re.fullmatch(pattern, name)]
         if not found:
-            raise PlanError(
-                f"Expected each pattern of strategy.build.layout to match {whole}, received {pattern}, "
-                f"which matches none of {_some(names)}. Try {_near(pattern, names)}, or strategy.build.layout=null."
+            raise UserError(
+                f"each pattern of strategy.build.layout to match {whole}",
+                f"{pattern}, which matches none of {_some(names)}",
+                f"{_near(pattern, names)}, or strategy.build.layout=null",
             )
         for name in found:
             if name in by:
-                raise PlanError(
-                    f"Expected one pattern of strategy.build.layout to match {whole}, received {by[name]} and "
-                    f"{pattern}, which both match {name}. Try a narrower pattern."
+                raise UserError(
+                    f"one pattern of strategy.build.layout to match {whole}",
+                    f"{by[name]} and {pattern}, which both match {name}",
+                    "a narrower pattern",
                 )
             by[name] = pattern
     return by

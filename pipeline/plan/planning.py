@@ -41,7 +41,7 @@ def make(config: Config, machine: Machine, present: bool = True, files: Sequence
     """The plan of `config` on `machine`; `listening` gives its processes their ports.
 
     With `present` true, devices that the machine lacks are refused; otherwise a note says so. `files` has the training
-    examples of each file of the data, where that is known. Raises `PlanError`.
+    examples of each file of the data, where that is known. Raises `UserError`.
     """
     check_ranges(config)
     check_backend(config)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from pipeline.errors import UserError
 from pipeline.launch.signals import CONDUCTOR
 from pipeline.prepare import folder as folders
 from pipeline.prepare.preload import LOG
@@ -27,7 +28,7 @@ CONNECT_SECONDS = 15.0
 RETRIES = 3
 
 
-class ClusterError(RuntimeError):
+class ClusterError(UserError):
     """Workers that are not there or died: the message says what was expected, received and what to type instead."""
 
 
@@ -100,14 +101,16 @@ class _Dask:
             return future.result()
         except KilledWorker as error:
             raise ClusterError(
-                f"Expected Dask workers that live, received {RETRIES + 1} that died one after the other in the same "
-                f"task: out of memory, most likely. Try fewer processes, or a smaller shard_mib."
+                "Dask workers that live",
+                f"{RETRIES + 1} that died one after the other in the same task: out of memory, most likely",
+                "fewer processes, or a smaller shard_mib",
             ) from error
         except Exception as error:
             where = f"the scheduler at {self._scheduler}" if self._scheduler else "this machine's processes"
             raise ClusterError(
-                f"Expected Dask workers that can do this work, received from {where}: {type(error).__name__}: "
-                f"{_line(error)}. Try the same Python packages on all of them, or scheduler=null."
+                "Dask workers that can do this work",
+                f"from {where}: {type(error).__name__}: {_line(error)}",
+                "the same Python packages on all of them, or scheduler=null",
             ) from error
 
 
@@ -169,16 +172,18 @@ def _there(scheduler: str) -> Iterator[distributed.Client]:
         client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
     except Exception as error:
         raise ClusterError(
-            f"Expected a Dask scheduler at {scheduler}, received no answer ({_line(error)}). "
-            f"Try `dask scheduler` there, or scheduler=null."
+            f"a Dask scheduler at {scheduler}",
+            f"no answer ({_line(error)})",
+            "`dask scheduler` there, or scheduler=null",
         ) from error
     try:
         try:
             client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except Exception as error:
             raise ClusterError(
-                f"Expected a Dask scheduler with workers at {scheduler}, received one without. "
-                f"Try `dask worker {scheduler}` on the machines that are to work."
+                f"a Dask scheduler with workers at {scheduler}",
+                "one without",
+                f"`dask worker {scheduler}` on the machines that are to work",
             ) from error
         yield client
     finally:

@@ -15,14 +15,15 @@ from pipeline.config import targets
 from pipeline.config.schema import OnError, PrepareConfig
 from pipeline.data.errors import first_of
 from pipeline.data.manifest import TRAIN, Feature, Manifest
+from pipeline.errors import UserError
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, work
 from pipeline.prepare.cluster import Answer, Workers
-from pipeline.prepare.folder import Facts, Folder, FolderError, State
+from pipeline.prepare.folder import Facts, Folder, State
 from pipeline.prepare.work import NAMED, Description, Failed, Job
 
 
-class PrepareError(RuntimeError):
+class PrepareError(UserError):
     """Data that cannot be prepared: the message says what was expected, received and what to type instead."""
 
 
@@ -58,7 +59,7 @@ def prepare(
 ) -> Prepared:
     """Fills the folder, or goes on with what an earlier command has left there. `start` starts workers.
 
-    Raises `PrepareError`, `FolderError`, `LayoutError` or `ClusterError`.
+    Raises `PrepareError`, `UserError`, `UserError` or `ClusterError`.
     """
     began = clock()
     folder = Folder(Path(config.out or ""))
@@ -135,8 +136,9 @@ class _Making:
         facts = self._made(found, {split: len(shards) for split, shards in made.splits.items()})
         if any(facts[shard.file].shard.sha256 != shard.sha256 for split in made.splits.values() for shard in split):
             raise PrepareError(
-                f"Expected the shards that {self._folder.path} lacks to come out as they were, received others. "
-                f"Try removing {self._folder.path}, and the same command."
+                f"the shards that {self._folder.path} lacks to come out as they were",
+                "others",
+                f"removing {self._folder.path}, and the same command",
             )
         self._folder.finish(made)
         now = self._clock()
@@ -178,8 +180,9 @@ class _Making:
             raise PrepareError(work.not_the_same(self._job))
         if self._state.digest not in (None, first.digest) and not first.pieces:
             raise PrepareError(
-                f"Expected the source that {self._folder.path} was begun with, received one that has changed since. "
-                f"Try out=ANOTHER, or removing {self._folder.path}."
+                f"the source that {self._folder.path} was begun with",
+                "one that has changed since",
+                f"out=ANOTHER, or removing {self._folder.path}",
             )
         return first
 
@@ -237,8 +240,9 @@ class _Making:
             self._shows.done(1, made.shard.examples)
         if lost := folders.missing(str(self._folder.path), list(facts.values())):
             raise PrepareError(
-                f"Expected Dask workers that write to {self._folder.path.absolute()} as this machine sees it, received "
-                f"no {lost[0]} there. Try a folder that all machines share."
+                f"Dask workers that write to {self._folder.path.absolute()} as this machine sees it",
+                f"no {lost[0]} there",
+                "a folder that all machines share",
             )
         return facts
 
@@ -276,8 +280,9 @@ class _Making:
             raise PrepareError(_nothing(sum(found.skipped.values())))
         if found.has_validation and self._config.validation_fraction:
             raise PrepareError(
-                f"Expected validation_fraction=0 for a source that has a validation part of its own, received "
-                f"{self._config.validation_fraction:g}. Try validation_fraction=0."
+                "validation_fraction=0 for a source that has a validation part of its own",
+                f"{self._config.validation_fraction:g}",
+                "validation_fraction=0",
             )
         classes = found.parts[TRAIN].classes
         if found.num_classes is None or classes is None or self._skip:
@@ -289,9 +294,9 @@ class _Making:
         ]
         if empty:
             raise PrepareError(
-                f"Expected training examples of each of {found.num_classes} classes, received none of class "
-                f"{', '.join(empty[:NAMED])}. Try data.on_error=skip, which prepares the others, or another "
-                f"data.num_classes."
+                f"training examples of each of {found.num_classes} classes",
+                f"none of class {', '.join(empty[:NAMED])}",
+                "data.on_error=skip, which prepares the others, or another data.num_classes",
             )
 
     def _refuse_broken(self, broken: Sequence[str], flaws: Sequence[str]) -> None:
@@ -299,13 +304,15 @@ class _Making:
             return
         if broken:
             raise PrepareError(
-                f"Expected examples that can be trained on, received some that cannot: {first_of(broken, NAMED)}. "
-                f"Try data.on_error=skip, which prepares the others, or putting the data right."
+                "examples that can be trained on",
+                f"some that cannot: {first_of(broken, NAMED)}",
+                "data.on_error=skip, which prepares the others, or putting the data right",
             )
         if flaws:
             raise PrepareError(
-                f"Expected data that lack nothing, received {flaws[0]}. "
-                f"Try data.on_error=skip, which prepares them nevertheless, or putting the data right."
+                "data that lack nothing",
+                flaws[0],
+                "data.on_error=skip, which prepares them nevertheless, or putting the data right",
             )
 
     def _expected(self, answer: Answer | Failed) -> Answer:
@@ -340,22 +347,25 @@ def _expect_same(path: Path, asked: Mapping[str, Any], made: Manifest | None, st
     """Refuses a folder that was begun with other settings."""
     then: Any = state.asked if state is not None else made.source.get("asked") if made is not None else asked
     if then is None:
-        raise FolderError(
-            f"Expected out to be a folder that is empty, or that this command began, received {path}, whose manifest "
-            f"does not say what it was made from. Try out=ANOTHER."
+        raise UserError(
+            "out to be a folder that is empty, or that this command began",
+            f"{path}, whose manifest does not say what it was made from",
+            "out=ANOTHER",
         )
     differing = [key for key in {**then, **asked} if then.get(key) != asked.get(key)]
     if not differing:
         return
     key = differing[0]
     if key == "code":
-        raise FolderError(
-            f"Expected the code that {path} was begun with, received {asked.get('data.build._target_')} with changes "
-            f"since. Try out=ANOTHER, or removing {path}."
+        raise UserError(
+            f"the code that {path} was begun with",
+            f"{asked.get('data.build._target_')} with changes since",
+            f"out=ANOTHER, or removing {path}",
         )
-    raise FolderError(
-        f"Expected the settings that {path} was begun with, {key}={_typed(then.get(key))}, received "
-        f"{key}={_typed(asked.get(key))}. Try out=ANOTHER, or {key}={_typed(then.get(key))}."
+    raise UserError(
+        f"the settings that {path} was begun with, {key}={_typed(then.get(key))}",
+        f"{key}={_typed(asked.get(key))}",
+        f"out=ANOTHER, or {key}={_typed(then.get(key))}",
     )
 
 

@@ -24,14 +24,11 @@ from numpy.typing import NDArray
 
 from pipeline.data import manifest
 from pipeline.data.manifest import Feature, Manifest, Shard
+from pipeline.errors import UserError
 from pipeline.record.log import write_whole
 
 HIDDEN = ".prepare"
 PARTIAL = ".partial"
-
-
-class FolderError(ValueError):
-    """A folder that cannot be filled: the message says what was expected, received and what to type instead."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +78,25 @@ class Folder:
         try:
             foreign = path.exists() and not hidden.exists() and any(path.iterdir())
             if foreign and not (path / manifest.FILE).is_file():
-                raise FolderError(
-                    f"Expected out to be a folder that is empty, or that this command began, received {path} with "
-                    f"other files. Try out={path / 'prepared'}."
+                raise UserError(
+                    "out to be a folder that is empty, or that this command began",
+                    f"{path} with other files",
+                    f"out={path / 'prepared'}",
                 )
             hidden.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(hidden / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise FolderError(
-                f"Expected out to be a folder that can be written to, received {path}: {error.strerror or error}. "
-                f"Try out=prepared."
+            raise UserError(
+                "out to be a folder that can be written to", f"{path}: {error.strerror or error}", "out=prepared"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise FolderError(
-                f"Expected {path} to be filled by one command at a time, received one that another is filling. "
-                f"Try again when that has ended, or out=ANOTHER."
+            raise UserError(
+                f"{path} to be filled by one command at a time",
+                "one that another is filling",
+                "again when that has ended, or out=ANOTHER",
             ) from error
 
     def close(self) -> None:

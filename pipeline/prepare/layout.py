@@ -8,12 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.data.split import split
+from pipeline.errors import UserError
 
 MIB = 2**20
-
-
-class LayoutError(ValueError):
-    """Examples that cannot be laid out as asked: the message says what was expected, received and what to type."""
 
 
 def file_name(split: str, number: int, shards: int) -> str:
@@ -44,21 +41,15 @@ def shard_count(examples: int, total_bytes: int, shard_bytes: float, workers: in
 
 
 def check(examples: int, shards: int | None, workers: int | None) -> None:
-    """Refuses more shards or workers than there are training examples. Raises `LayoutError`.
+    """Refuses more shards or workers than there are training examples. Raises `UserError`.
 
     >>> check(examples=10, shards=5, workers=5)
     """
     if workers and examples < workers:
-        raise LayoutError(
-            f"Expected at least one training example for each of {workers} workers, received {examples}. "
-            f"Try workers={examples}."
-        )
+        raise UserError(f"at least one training example for each of {workers} workers", examples, f"workers={examples}")
     if shards and examples < shards:
         near = examples // (workers or 1) * (workers or 1)
-        raise LayoutError(
-            f"Expected at least one training example in each of {shards} shards, received {examples}. "
-            f"Try shards={near}."
-        )
+        raise UserError(f"at least one training example in each of {shards} shards", examples, f"shards={near}")
 
 
 def orders(

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pipeline.config import config as configs
 from pipeline.config import shipped, targets
 from pipeline.config.composing import Composer
-from pipeline.config.errors import ConfigError
 from pipeline.config.schema import PrepareConfig
 from pipeline.data.errors import DataError
 from pipeline.data.needed import expect_data
+from pipeline.errors import UserError
 from pipeline.plan.checks import check_path
 
 NAME = "prepare"
 
 
 def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareConfig:
-    """The config that the command line asks for, of our choices and those in `config_dir`. Raises `ConfigError`."""
+    """The config that the command line asks for, of our choices and those in `config_dir`. Raises `UserError`."""
     configs.register(schema=PrepareConfig)
     composed = Composer(NAME, PrepareConfig, config_dir).compose(overrides)
     return configs.typed_as(PrepareConfig, composed, overrides)
@@ -27,20 +27,18 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> PrepareC
 def check(config: PrepareConfig, search: Sequence[str]) -> None:
     """Refuses values that make no sense, and functions that are not there or that no config may call.
 
-    Raises `ConfigError`, `PlanError`, and `TargetError` for functions, none of which has been imported by then.
+    Raises `UserError`, `UserError`, and `UserError` for functions, none of which has been imported by then.
     """
     if not config.out:
-        raise ConfigError("Expected out to be the folder to fill, received none. Try out=prepared.")
+        raise UserError("out to be the folder to fill", "none", "out=prepared")
     if "://" in config.out:
-        raise ConfigError(
-            f"Expected out to be a folder that this machine can write to, received {config.out}. "
-            f"Try out=prepared, and copying it there afterwards."
+        raise UserError(
+            "out to be a folder that this machine can write to",
+            config.out,
+            "out=prepared, and copying it there afterwards",
         )
     if config.data.service is not None or config.data.profile:
-        raise ConfigError(
-            "Expected keys of data that say what is prepared, received data.service or data.profile. "
-            "Try them when training."
-        )
+        raise UserError("keys of data that say what is prepared", "data.service or data.profile", "them when training")
     least: tuple[tuple[str, int | None, int], ...] = (
         ("processes", config.processes, os.cpu_count() or 1),
         ("shards", config.shards, 8),
@@ -48,36 +46,33 @@ def check(config: PrepareConfig, search: Sequence[str]) -> None:
     )
     for name, number, usual in least:
         if number is not None and number < 1:
-            raise ConfigError(f"Expected {name} to be 1 or more, received {number}. Try {name}={usual}.")
+            raise UserError(f"{name} to be 1 or more", number, f"{name}={usual}")
     if config.seed < 0:
-        raise ConfigError(f"Expected seed to be 0 or more, received {config.seed}. Try seed=0.")
+        raise UserError("seed to be 0 or more", config.seed, "seed=0")
     if not 0 < config.shard_mib <= 1 << 20:
-        raise ConfigError(
-            f"Expected shard_mib to be a size in MiB, above 0, received {config.shard_mib:g}. Try shard_mib=64."
-        )
+        raise UserError("shard_mib to be a size in MiB, above 0", f"{config.shard_mib:g}", "shard_mib=64")
     if not 0 <= config.validation_fraction < 1:
-        raise ConfigError(
-            f"Expected validation_fraction to be 0 or more and below 1, received {config.validation_fraction:g}. "
-            f"Try validation_fraction=0.2."
+        raise UserError(
+            "validation_fraction to be 0 or more and below 1",
+            f"{config.validation_fraction:g}",
+            "validation_fraction=0.2",
         )
     if config.scheduler is not None and config.processes is not None:
-        raise ConfigError(
-            f"Expected processes to be null where a scheduler has its own, received processes={config.processes} with "
-            f"scheduler={config.scheduler}. Try processes=null."
+        raise UserError(
+            "processes to be null where a scheduler has its own",
+            f"processes={config.processes} with scheduler={config.scheduler}",
+            "processes=null",
         )
     if config.workers and config.shards and config.shards % config.workers:
         near = max(config.workers, round(config.shards / config.workers) * config.workers)
-        raise ConfigError(
-            f"Expected shards that divide evenly over {config.workers} workers, received {config.shards}. "
-            f"Try shards={near}."
-        )
+        raise UserError(f"shards that divide evenly over {config.workers} workers", config.shards, f"shards={near}")
     check_path(config.data)
     _check_targets(config, search)
     if config.scheduler is None:
         try:
             expect_data(str(config.data.build[targets.KEY]), config.data.build)
         except DataError as error:
-            raise ConfigError(str(error)) from error
+            raise UserError(str(error)) from error
 
 
 def help_text() -> str:
@@ -101,7 +96,5 @@ def help_text() -> str:
 def _check_targets(config: PrepareConfig, search: Sequence[str]) -> None:
     targets.check_allowed(config.allowed_targets)
     if targets.KEY not in config.data.build:
-        raise ConfigError(
-            "Expected data.build._target_ to name a function, received none. Try data.build._target_=package.function."
-        )
+        raise UserError("data.build._target_ to name a function", "none", "data.build._target_=package.function")
     targets.check(config.data.build, "data.build", ("shard", "shards"), search, config.allowed_targets)

@@ -90,8 +90,9 @@ class Arrays:
         if len(set(lengths.values())) != 1 or -1 in lengths.values():
             shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in self._arrays.items())
             raise DataError(
-                f"Expected arrays with as many examples along their first axis, received for {split}: {shapes}. "
-                f"Try numpy.asarray around lists of numbers."
+                "arrays with as many examples along their first axis",
+                f"for {split}: {shapes}",
+                "numpy.asarray around lists of numbers",
             )
         self.count: int = next(iter(lengths.values()))
         self.features: tuple[Feature, ...] = tuple(
@@ -200,8 +201,9 @@ class Records:
         for piece in self._pieces:
             if piece.features != self.features:
                 raise DataError(
-                    f"Expected examples that are all alike, received {in_words(self.features)} and "
-                    f"{in_words(piece.features)}. Try the same shapes and types in every example."
+                    "examples that are all alike",
+                    f"{in_words(self.features)} and {in_words(piece.features)}",
+                    "the same shapes and types in every example",
                 )
         labelled = bool(self._pieces) and all(piece.labelled for piece in self._pieces)
         self.labels: Labels | None = self._index[:, 2] if labelled else None
@@ -246,8 +248,7 @@ def parts_of(made: object) -> tuple[object, object]:
     if hasattr(made, "__next__") or _is_dataset(made):
         return made, None
     raise DataError(
-        f"Expected data.build to return (train, validation), or an iterator of (x, y), "
-        f"received {kind_of(made)}. Try returning (train, None)."
+        "data.build to return (train, validation), or an iterator of (x, y)", kind_of(made), "returning (train, None)"
     )
 
 
@@ -285,8 +286,9 @@ def rows_of(part: object, split: str, classes: int | None) -> Rows:
         return arrays
     if not isinstance(part, tuple | list) or len(part) not in (2, 3):
         raise DataError(
-            f"Expected data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these, "
-            f"received {kind_of(part)}. Try (x, y), (x_validation, y_validation)."
+            f"data.build to return (x, y) or (x, y, weight) for {split}, or an iterator of these",
+            kind_of(part),
+            "(x, y), (x_validation, y_validation)",
         )
     return Arrays(tuple(part), split, classes)
 
@@ -296,10 +298,7 @@ def examples_of(part: object) -> Iterator[object]:
     if isinstance(part, Examples) or _is_dataset(part):
         made: tf.data.Dataset = _dataset_of(part) if isinstance(part, Examples) else part
         if int(made.cardinality()) == -1:
-            raise DataError(
-                "Expected a data set of single examples that ends, received one without end. "
-                "Try dataset.take(examples)."
-            )
+            raise DataError("a data set of single examples that ends", "one without end", "dataset.take(examples)")
         return iter(made.as_numpy_iterator())
     stream = part() if callable(part) and not hasattr(part, "__iter__") else part
     return iter(cast("Iterable[object]", stream))
@@ -317,8 +316,9 @@ class Encoder:
         """One example as a record, or why it is broken. Raises `DataError` for what no record can hold."""
         if not isinstance(example, tuple | list) or len(example) not in (2, 3):
             raise DataError(
-                f"Expected examples (x, y) or (x, y, weight), received {name} as {kind_of(example)}. "
-                f"Try yielding (x, y) of one example at a time."
+                "examples (x, y) or (x, y, weight)",
+                f"{name} as {kind_of(example)}",
+                "yielding (x, y) of one example at a time",
             )
         arrays = {leaf: np.asarray(value) for leaf, value in flat(tuple(example), self._split).items()}
         found = tuple(feature(leaf, array, array.shape) for leaf, array in arrays.items())

@@ -43,8 +43,9 @@ def feature(name: str, array: np.ndarray, shape: Sequence[int]) -> Feature:
     kind, values = array.dtype, int(np.prod(shape, dtype=np.int64))
     if kind.kind not in "fiub" or kind.itemsize > 8:
         raise DataError(
-            f"Expected {name} to be numbers of at most 8 bytes, or true and false, received {kind}. "
-            f"Try numbers in its place, such as the places of words in a vocabulary."
+            f"{name} to be numbers of at most 8 bytes, or true and false",
+            kind,
+            "numbers in its place, such as the places of words in a vocabulary",
         )
     if kind == np.float32:
         stored = "floats"
@@ -70,7 +71,7 @@ def flat(part: Nested[np.ndarray | float], split: str) -> dict[str, np.ndarray |
     check_names(part, split)
     found: dict[str, np.ndarray | float] = manifest.flat(part)
     if not any(name == "x" or name.startswith("x/") for name in found):
-        raise DataError(f"Expected examples with an x for {split}, received none. Try (x, y).")
+        raise DataError(f"examples with an x for {split}", "none", "(x, y)")
     return {name: leaf for name, leaf in found.items() if leaf is not None}
 
 
@@ -105,8 +106,9 @@ def check_names(node: object, split: str) -> None:
         for key, inner in node.items():
             if not isinstance(key, str) or not key or "/" in key or key.isdigit():
                 raise DataError(
-                    f"Expected names of inputs and outputs that are text without /, and no numbers, for {split}, "
-                    f"received {key!r}. Try another name."
+                    f"names of inputs and outputs that are text without /, and no numbers, for {split}",
+                    f"{key!r}",
+                    "another name",
                 )
             check_names(inner, split)
     elif isinstance(node, tuple | list):

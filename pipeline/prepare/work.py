@@ -23,6 +23,7 @@ from pipeline.config import targets
 from pipeline.data.errors import DataError
 from pipeline.data.examples import Segment
 from pipeline.data.manifest import SPLITS, TRAIN, VALIDATION, Feature
+from pipeline.errors import UserError
 from pipeline.prepare import folder as folders
 from pipeline.prepare import layout, sources, values
 from pipeline.prepare.folder import Piece
@@ -163,7 +164,7 @@ def _told(work: Callable[[], Answer], job: Job) -> Answer | Failed:
         return work()
     except _Broken as error:
         return Failed("", error.whys)
-    except (DataError, targets.TargetError) as error:
+    except (DataError, UserError) as error:
         return Failed(str(error))
     except OSError as error:
         traceback.print_exc()
@@ -277,8 +278,9 @@ def _laid_out(
     features = train.features if train is not None else ()
     if train is not None and validation is not None and validation.count and validation.features != features:
         raise DataError(
-            f"Expected validation examples as those that train, {values.in_words(features)}, "
-            f"received {values.in_words(validation.features)}. Try the same shapes and types in both."
+            f"validation examples as those that train, {values.in_words(features)}",
+            values.in_words(validation.features),
+            "the same shapes and types in both",
         )
     parts = {split: _part(rows, order) for split, (rows, order) in orders.items()}
     classes = classes if classes is not None else _counted_classes(parts)

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import config as configs
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import log
@@ -21,10 +22,6 @@ from pipeline.run.lock import Lock
 from pipeline.run.replay import Replay
 from pipeline.run.resume import Earlier, all_folders, named
 from pipeline.run.session import PointRequest, Session
-
-
-class AttachError(ValueError):
-    """A run that cannot be attached to: the message says what was expected, received, and what to type instead."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +44,13 @@ class Attached:
 
 
 def found(name: str, output: Path) -> Path:
-    """The folder of the run that `name` names. Raises `AttachError`."""
+    """The folder of the run that `name` names. Raises `UserError`."""
     there = named(name, output)
     if len(there) == 1:
         return there[0].resolve()
     last = all_folders(output)[-1:]
     instead = f"Try python -m pipeline attach {last[0]}." if last else "Try output_dir=..."
-    raise AttachError(
+    raise UserError(
         f"Expected a run's folder, its name or its id in MLflow, received {name}, which is that of "
         f"{len(there) or 'no'} run{'s' * (len(there) != 1)}. {instead}"
     )
@@ -61,7 +58,7 @@ def found(name: str, output: Path) -> Path:
 
 @contextlib.contextmanager
 def attach(folder: Path, session: Session, end: bool = False) -> Iterator[Attached]:
-    """Meets the processes of the run in a folder. Raises `AttachError`, and `LaunchError`.
+    """Meets the processes of the run in a folder. Raises `UserError`, and `LaunchError`.
 
     `end`: once what is known has been told again, they are to save a checkpoint and leave. Inside, the working
     directory is that of the run's command: what was typed there names folders and modules from there.
@@ -70,9 +67,8 @@ def attach(folder: Path, session: Session, end: bool = False) -> Iterator[Attach
     try:
         lock = Lock(folder)
     except OSError:
-        raise AttachError(
-            f"Expected a run whose conductor is gone, received {shown}, on which one still works. "
-            f"Try again once that has ended."
+        raise UserError(
+            "a run whose conductor is gone", f"{shown}, on which one still works", "again once that has ended"
         ) from None
     with contextlib.ExitStack() as stack:
         try:
@@ -92,20 +88,20 @@ def how(folder: Path) -> str:
 
 
 def _left(folder: Path) -> tuple[list[Event], UnderWay]:
-    """What a conductor that is gone has left of a run under way: its events, and how to go on. Raises `AttachError`."""
+    """What a conductor that is gone has left of a run under way: its events, and how to go on. Raises `UserError`."""
     events = [event for event, _ in log.read(folder / attempts.LOG)]
     under_way, shown = UnderWay.read(folder), log.from_here(folder)
     if events and isinstance(events[-1], Ended):
         again = "" if events[-1].status == "FINISHED" else " The same command goes on from its last checkpoint."
-        raise AttachError(
+        raise UserError(
             f"Expected a run that is under way, received {shown}, which has ended as {events[-1].status}.{again} "
             f"Try python -m pipeline compare {shown} and another one."
         )
     if under_way is None:
-        raise AttachError(
-            f"Expected a run whose processes outlive their conductor (launch.detach=true, cluster=hosts, slurm "
-            f"or kubernetes), received {shown}, whose processes have ended with it. Try the same command again: "
-            f"it goes on from the last checkpoint."
+        raise UserError(
+            "a run whose processes outlive their conductor (launch.detach=true, cluster=hosts, slurm or kubernetes)",
+            f"{shown}, whose processes have ended with it",
+            "the same command again: it goes on from the last checkpoint",
         )
     return events, under_way
 
@@ -119,9 +115,10 @@ def _attached(
     session.serve(config)
     if any(isinstance(event, Restarted | Resumed) for event in told) or not cluster.attach(folder):
         attempts.forget(folder)
-        raise AttachError(
-            f"Expected processes that wait for a conductor, received none of {log.from_here(folder)}: they have ended. "
-            f"Try {typed(under_way)}, which goes on from the last checkpoint."
+        raise UserError(
+            "processes that wait for a conductor",
+            f"none of {log.from_here(folder)}: they have ended",
+            f"{typed(under_way)}, which goes on from the last checkpoint",
         )
     earlier = Earlier(folder, lock, log.read_whole(folder / "plan.json"), events)
     planned = from_json((folder / "plan.json").read_text())

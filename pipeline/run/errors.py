@@ -7,14 +7,6 @@ if TYPE_CHECKING:
     from pipeline.run.watch import Failure
 
 
-class ResumeError(ValueError):
-    """A run that cannot be gone on with: the message says what was expected, received, and what to type instead."""
-
-
-class SweepError(ValueError):
-    """A sweep that cannot be made or gone on with: the message says what was expected, received, and what to type."""
-
-
 class RunFailed(RuntimeError):
     """A run that cannot go on; the message names the process, and `log` is its log."""
 

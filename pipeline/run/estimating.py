@@ -42,7 +42,7 @@ def estimated(planned: Plan, request: PointRequest, cluster: Cluster, session: S
 
 
 def expect_room(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> None:
-    """Refuses a plan that there is too little memory for, where the size of its model is known. Raises `PlanError`."""
+    """Refuses a plan that there is too little memory for, where the size of its model is known. Raises `UserError`."""
     kept = model_size.file(planned, Path(request.config.output_dir), session.search)
     if size := model_size.known(planned, kept):
         refuse_too_large(planned, size, request.config, planner(cluster))

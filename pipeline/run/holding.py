@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from pipeline.config.schema import Config, Exchange, StrategyConfig
+from pipeline.errors import UserError
 from pipeline.plan.backends import MODEL_PARALLEL
-from pipeline.plan.errors import PlanError
 from pipeline.plan.estimate import Estimate, estimate
 from pipeline.plan.plan import TENSORFLOW, Plan
 from pipeline.plan.size import Size
@@ -20,15 +20,15 @@ Planned = Callable[[Config], Plan]
 
 
 def refuse_too_large(plan: Plan, size: Size, config: Config, planned: Planned) -> None:
-    """Refuses a plan that there is too little memory for. Raises `PlanError`."""
+    """Refuses a plan that there is too little memory for. Raises `UserError`."""
     if said := too_large(plan, size, config, planned):
-        raise PlanError(said)
+        raise UserError(said)
 
 
 def too_large(plan: Plan, size: Size, config: Config, planned: Planned) -> str | None:
     """What is said of a plan that there is too little memory for, and of what would be held; None where it fits.
 
-    `planned` makes the plan of a changed config, and raises `PlanError` where there is none.
+    `planned` makes the plan of a changed config, and raises `UserError` where there is none.
     """
     made = estimate(plan, size)
     if made.fits:
@@ -64,7 +64,7 @@ def _held(plan: Plan, size: Size, config: Config, planned: Planned) -> Iterator[
         try:
             if estimate(planned(changed), size).fits:
                 yield typed
-        except PlanError:
+        except UserError:
             continue
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pipeline.config import instead, targets
 from pipeline.config.schema import Config, Mode
+from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.backends import check_installed
-from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record import links
@@ -46,7 +46,7 @@ def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
 def _expect_needed(config: Config) -> None:
     """Refuses a run without its data, or without a place for what it writes, where this machine is one that trains.
 
-    What other machines have is found out there. Raises `PlanError`.
+    What other machines have is found out there. Raises `UserError`.
     """
     if config.cluster.name != "local" and (config.cluster.name != "env" or config.strategy.asynchronous):
         return
@@ -58,20 +58,20 @@ def _expect_needed(config: Config) -> None:
         try:
             expect_data(str(config.data.build[targets.KEY]), config.data.build)
         except DataError as error:
-            raise PlanError(str(error)) from error
+            raise UserError(str(error)) from error
     if config.checkpoint.folder is not None and "://" not in config.checkpoint.folder:
         _expect_folder("checkpoint.folder", config.checkpoint.folder)
 
 
 def _expect_folder(key: str, path: str) -> None:
-    """Refuses a folder that cannot be written, and leaves none behind. Raises `PlanError`."""
+    """Refuses a folder that cannot be written, and leaves none behind. Raises `UserError`."""
     made = [folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if not folder.exists()]
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise PlanError(
+        raise UserError(
             f"Expected to be able to write {key}={path}, received: {error.strerror or error}. Try {key}=..."
         ) from error
     finally:
@@ -128,7 +128,7 @@ def _described(config: Config) -> tuple[Config, list[int]]:
     try:
         made = manifest.load(data.path, lambda path: Path(path).read_text())
     except DataError as error:
-        raise PlanError(str(error)) from error
+        raise UserError(str(error)) from error
     shapes = {feature.name: feature.shape for feature in made.features}
     shape = None if None in shapes.get("x", (None,)) else [size or 0 for size in shapes["x"]]
     facts: dict[str, Any] = {
@@ -167,17 +167,16 @@ def check_targets(config: Config, search: tuple[str, ...]) -> None:
         ("data.build", config.data.build, ("shard", "shards")),
     ):
         if targets.KEY not in build:
-            raise PlanError(
-                f"Expected {key}._target_ to name a function, received none. Try {key}._target_=package.function."
-            )
+            raise UserError(f"{key}._target_ to name a function", "none", f"{key}._target_=package.function")
         targets.check(build, key, given, search, allowed)
     for index, callback in enumerate(config.train.callbacks):
         if not isinstance(callback, dict) or targets.KEY not in callback:
             named = isinstance(callback, str) and all(part.isidentifier() for part in callback.split("."))
             one = instead.callback(str(callback) if named else "")
-            raise PlanError(
-                f"Expected train.callbacks to be functions with their arguments, received {callback} at {index}. "
-                f"Try 'train.callbacks=[{one}]'."
+            raise UserError(
+                "train.callbacks to be functions with their arguments",
+                f"{callback} at {index}",
+                f"'train.callbacks=[{one}]'",
             )
     for key in ("optimizer", "loss", "metrics", "callbacks"):
         targets.check(getattr(config.train, key), f"train.{key}", (), search, allowed)

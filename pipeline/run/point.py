@@ -14,11 +14,11 @@ from pathlib import Path
 from pipeline.analyze import outlook, scoring, step_model
 from pipeline.analyze.measure import Goodput
 from pipeline.config.parts import flat
+from pipeline.errors import UserError
 from pipeline.launch import Cancelled, Cluster, LaunchError, outlives
 from pipeline.launch.signals import Interrupted
 from pipeline.plan import plan, planning
 from pipeline.plan.backends import COMPUTING, JAX
-from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import baselines, events, predictions, results
 from pipeline.record.baselines import Baseline
@@ -167,7 +167,7 @@ class Point:
             session.at_once = session.preemption.by_person
         except Cancelled as cancelled:
             status, error = "KILLED", str(cancelled)
-        except (LaunchError, PlanError) as lost:
+        except (LaunchError, UserError) as lost:
             error = str(lost)
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
@@ -226,12 +226,12 @@ class Point:
     def _fewer(self, cluster: Cluster, planned: Plan) -> Plan | None:
         """The plan over the most workers below its own that it can be laid over; None where there are too few."""
         for workers in range(planned.workers - 1, planned.launch.min_workers - 1, -1):
-            with suppress(PlanError):
+            with suppress(UserError):
                 return self._laid_out(cluster, planned, workers)
         return None
 
     def _laid_out(self, cluster: Cluster, planned: Plan, workers: int | None = None) -> Plan:
-        """The plan over the hosts that are there now, with as many workers or others. Raises `PlanError`."""
+        """The plan over the hosts that are there now, with as many workers or others. Raises `UserError`."""
         config = dataclasses.replace(self._config, workers=workers or planned.workers)
         made = with_addresses(planned_on(config, cluster), cluster)
         made = as_long_as(made, flat(planned))

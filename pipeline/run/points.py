@@ -17,15 +17,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer
-from pipeline.config.errors import ConfigError
-from pipeline.config.offers import OfferError
 from pipeline.config.schema import COMPOSED, Config, Mode
+from pipeline.errors import UserError
 from pipeline.launch import AT_ONCE, LaunchError, machine
 from pipeline.plan import planning
 from pipeline.record.sweeps import Entry
 from pipeline.run import beforehand, run
 from pipeline.run import sweep as sweeps
-from pipeline.run.errors import SweepError
 from pipeline.run.session import Key, PointRequest, Session
 from pipeline.run.views import PointResult
 
@@ -130,7 +128,7 @@ class _Composing:
         try:
             config = configs.typed(composed, overrides)
             _check_sweep(config, many)
-        except (ConfigError, SweepError) as error:
+        except UserError as error:
             request = PointRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
             about = sweeps.fingerprint_of_words(overrides)
             request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
@@ -151,7 +149,7 @@ class _Composing:
 
     def _serve(self, config: Config, folder: Path) -> None:
         """Raises `Served` once this process has served a conductor elsewhere, to which the points are left."""
-        with suppress(OfferError, LaunchError):
+        with suppress(UserError, LaunchError):
             # One that is not there, or broken, is refused when the point is looked over.
             self._session.cluster(config)
             try:
@@ -295,12 +293,13 @@ def _output(composed: DictConfig) -> Path:
 
 
 def _check_sweep(config: Config, many: bool) -> None:
-    """Refuses what only a sweep can have. Raises `SweepError`."""
+    """Refuses what only a sweep can have. Raises `UserError`."""
     request = config.sweep
     if many and config.launch.detach:
-        raise SweepError(
-            "Expected one run with launch.detach=true, received a sweep, which needs its command. "
-            "Try launch.detach=false: killed, the same command with sweep.name=mine goes on."
+        raise UserError(
+            "one run with launch.detach=true",
+            "a sweep, which needs its command",
+            "launch.detach=false: killed, the same command with sweep.name=mine goes on",
         )
     if many:
         return
@@ -310,4 +309,4 @@ def _check_sweep(config: Config, many: bool) -> None:
         (f"sweep.parallel={request.parallel}", request.parallel > 1),
     ):
         if given:
-            raise SweepError(f"Expected a sweep with {key}, received one run. Try python -m pipeline -m {key}.")
+            raise UserError(f"a sweep with {key}", "one run", f"python -m pipeline -m {key}")

@@ -7,11 +7,10 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.analyze import calibration, history, outlook, predict, scoring, step_model
-from pipeline.analyze.errors import PredictError
+from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.backends import COMPUTING
-from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
 from pipeline.record.results import Cost, Ending, Result, Speed
@@ -44,7 +43,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         parameters = size.parameters
     else:
         why = session.unbuilt[model_size.file(planned, output, session.search)]
-        raise PredictError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
+        raise UserError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
     now = time.time()
     known = calibration.of_log(planned, basis, logged)
     made = calibration.calibrated(predict.of_plan(planned, parameters, basis, timed, known.spread), known)
@@ -89,7 +88,7 @@ def _timed_alone(
         one = with_addresses(planned_on(planning.on_one_worker(request.config, planned), cluster), cluster)
         for address in one.data.service:
             reach.expect_data_service(address)
-    except (PlanError, reach.NoAnswerError):
+    except UserError:
         # Such devices, or the servers of the data, are elsewhere.
         return None
     if one.hardware.oversubscribed:

@@ -15,12 +15,12 @@ from typing import Any
 
 from pipeline.analyze import measure
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 from pipeline.plan import plan
 from pipeline.plan.plan import Plan
 from pipeline.record import events, kept, log
 from pipeline.record.events import Checked, Checkpoint, Ended, Event, Profiled, Restarted, Steps
 from pipeline.record.tracking import run_id_of
-from pipeline.run.errors import ResumeError
 from pipeline.run.lock import LOCK, Lock
 from pipeline.run.timing import Measured
 
@@ -84,7 +84,7 @@ def find(
     also: Sequence[Path] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> Earlier | None:
-    """The run to go on with, locked; None where a new one begins. Raises `ResumeError`.
+    """The run to go on with, locked; None where a new one begins. Raises `UserError`.
 
     By itself it goes on with the last run of the same config, in the output folder or in the folders `also`, or, with
     `only`, with the one in that folder. `say` is told where another command still works on that.
@@ -101,23 +101,24 @@ def find(
     wanted = json.loads(plan.as_long_as(planned, values).to_json())
     changed = [key for key in plan.changed(values, wanted) if not _is_in(key, config.resume_changes)]
     if changed:
-        raise ResumeError(
-            f"Expected the config of {folder}, whose training goes on, received another {', '.join(changed)}. "
-            f"Try the same, or resume_changes=[{','.join(changed)}] to go on with what is different, or resume=never."
+        raise UserError(
+            f"the config of {folder}, whose training goes on",
+            f"another {', '.join(changed)}",
+            f"the same, or resume_changes=[{','.join(changed)}] to go on with what is different, or resume=never",
         )
     try:
         earlier = Earlier(folder, Lock(folder), values, _events(folder))
     except OSError:
-        raise ResumeError(
-            f"Expected a run that has ended, received {folder}, whose conductor still works on it. "
-            f"Try resume=never, or wait for it."
+        raise UserError(
+            "a run that has ended", f"{folder}, whose conductor still works on it", "resume=never, or wait for it"
         ) from None
     _expect_no_processes(earlier)
     if earlier.status == "finished" and not config.resume_changes:
         earlier.lock.release()
-        raise ResumeError(
-            f"Expected a run that did not finish, received {folder}, which did. Try resume=never to train anew, or "
-            f"more with train.epochs=... resume_changes=[train.epochs]."
+        raise UserError(
+            "a run that did not finish",
+            f"{folder}, which did",
+            "resume=never to train anew, or more with train.epochs=... resume_changes=[train.epochs]",
         )
     return earlier
 
@@ -258,9 +259,10 @@ def _expect_at_rest(folder: Path) -> None:
         if (folder / LOCK).exists():
             Lock(folder).release()
     except BlockingIOError:
-        raise ResumeError(
-            f"Expected a point that no command works on, received {log.from_here(folder)}, on which another one does. "
-            f"Try again once that has ended."
+        raise UserError(
+            "a point that no command works on",
+            f"{log.from_here(folder)}, on which another one does",
+            "again once that has ended",
         ) from None
 
 
@@ -269,9 +271,10 @@ def _expect_no_processes(earlier: Earlier) -> None:
     if kept.trains_on(earlier.folder, time.time()):
         earlier.lock.release()
         folder = log.from_here(earlier.folder)
-        raise ResumeError(
-            f"Expected a run that has ended, received {folder}, whose processes train on without a conductor. "
-            f"Try python -m pipeline attach {folder}, or resume=never for another run."
+        raise UserError(
+            "a run that has ended",
+            f"{folder}, whose processes train on without a conductor",
+            f"python -m pipeline attach {folder}, or resume=never for another run",
         )
 
 
@@ -284,13 +287,13 @@ def named(name: str, output: Path) -> list[Path]:
 
 
 def only_named(name: str, output: Path) -> Path:
-    """Returns the folder of the one run that is called so. Raises `ResumeError`."""
+    """Returns the folder of the one run that is called so. Raises `UserError`."""
     found = named(name, output)
     if len(found) == 1:
         return found[0]
     there = all_folders(output)
     instead = f"Try resume={there[-1]}, resume=auto or resume=never." if there else "Try resume=auto or resume=never."
-    raise ResumeError(
+    raise UserError(
         f"Expected resume to be auto, never, or a run's folder, name or id in MLflow, received {name}, which is that "
         f"of {len(found) or 'no'} run{'s' * (len(found) != 1)}. {instead}"
     )

@@ -8,19 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.analyze.errors import HistoryError, PredictError
-from pipeline.config import targets
-from pipeline.config.offers import OfferError
 from pipeline.config.schema import Config, Mode, Store
-from pipeline.launch import Cancelled, LaunchError, outlives, reach
+from pipeline.errors import UserError
+from pipeline.launch import Cancelled, LaunchError, outlives
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.backends import JAX
-from pipeline.plan.errors import PlanError
 from pipeline.plan.plan import Plan, as_long_as
 from pipeline.record import log
 from pipeline.run import sweep
 from pipeline.run.beforehand import killed, refused
-from pipeline.run.errors import ResumeError
 from pipeline.run.estimating import estimated, expect_room, tell_shards
 from pipeline.run.laying_out import lay_out, reachable
 from pipeline.run.session import PointRequest, Session
@@ -37,8 +33,8 @@ HYDRA_S = "hydra"
 LEAVING = (signal.SIGINT, signal.SIGHUP)
 # What a point that cannot be laid out, or predicted, raises.
 REFUSALS = (
-    PlanError, targets.TargetError, LaunchError, reach.NoAnswerError, ResumeError, HistoryError, PredictError,
-    OfferError,
+    UserError, UserError, LaunchError, UserError, UserError, UserError, UserError,
+    UserError,
 )  # fmt: skip
 
 
@@ -119,7 +115,7 @@ def run(request: PointRequest, session: Session) -> PointResult:
     if full:
         try:
             return estimated(planned, request, cluster, session)
-        except PlanError as error:
+        except UserError as error:
             return _refused(error, request)
     tell_shards(planned, request, session)
     point = Point(request, _with_folder(planned, request, earlier), session, earlier, known)

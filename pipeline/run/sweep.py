@@ -17,11 +17,11 @@ from typing import Any
 
 from pipeline.config.parts import Part, asked
 from pipeline.config.schema import COMPOSED, Config, Order, StrategyConfig
+from pipeline.errors import UserError
 from pipeline.record import log, results, sweeps
 from pipeline.record.events import Ended
 from pipeline.record.results import Result
 from pipeline.record.sweeps import Entry
-from pipeline.run.errors import SweepError
 from pipeline.run.lock import Lock
 from pipeline.run.views import PointResult
 
@@ -77,7 +77,7 @@ def ordered(points: int, repeats: int, how: Order) -> list[tuple[int, int]]:
 
 
 class Sweep:
-    """The points of a sweep's folder, which no other command may work on meanwhile. Raises `SweepError` if one does."""
+    """The points of a sweep's folder, which no other command may work on meanwhile. Raises `UserError` if one does."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,9 +85,10 @@ class Sweep:
         try:
             self._lock = Lock(folder, "sweep.lock")
         except BlockingIOError:
-            raise SweepError(
-                f"Expected the sweep {folder.name} to be at rest, received one that another command works on. "
-                f"Try again when that has ended, or another sweep.name."
+            raise UserError(
+                f"the sweep {folder.name} to be at rest",
+                "one that another command works on",
+                "again when that has ended, or another sweep.name",
             ) from None
         self.entries = sweeps.read(folder)
 
@@ -158,7 +159,7 @@ def note_alone(folder: Path, point: PointResult) -> None:
     if not (folder.parent / sweeps.FILE).exists():
         return
     # A command that works on the sweep meanwhile keeps what it knows; the next one looks into the point's folder.
-    with suppress(SweepError, OSError):
+    with suppress(UserError, OSError):
         made = Sweep(folder.parent)
         try:
             for entry in made.entries:

@@ -164,7 +164,7 @@ Make = Callable[[Plan, Path], View]
 
 
 def offered(names: Sequence[str]) -> dict[str, Make]:
-    """What packages offer under these names, as entry points of the group `pipeline.views`. Raises `OfferError`."""
+    """What packages offer under these names, as entry points of the group `pipeline.views`. Raises `UserError`."""
     return {name: find("views", name, "views", {}, "views=[]") for name in names}
 
 

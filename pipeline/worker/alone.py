@@ -73,8 +73,9 @@ class Alone:
 
     def _refuse(self, name: str, *arguments: object, **named: object) -> None:
         raise TrainingError(
-            f"Expected callbacks to leave training to the run, received a call of model.{name} in one. "
-            f"Try a training of its own, or model.evaluate and model.predict, which are answered."
+            "callbacks to leave training to the run",
+            f"a call of model.{name} in one",
+            "a training of its own, or model.evaluate and model.predict, which are answered",
         )
 
     def _up_to_date(self) -> keras.Model:

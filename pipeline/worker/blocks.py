@@ -22,10 +22,10 @@ def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, Call], C
     if len(found) < 2:
         without = "" if stateful else " without batch statistics"
         raise ModelError(
-            f"Expected a model of several blocks, layers made of layers{without}, for train.remat=true, which keeps "
-            f"what goes into a block and computes the rest again, received {model.name} "
-            f"with {len(found)}: it would keep as much as without. "
-            f"Try train.remat=false, or a smaller train.replica_batch."
+            f"a model of several blocks, layers made of layers{without}, for train.remat=true, which keeps "
+            "what goes into a block and computes the rest again",
+            f"{model.name} with {len(found)}: it would keep as much as without",
+            "train.remat=false, or a smaller train.replica_batch",
         )
     for block in found:
         # Past Keras's own setter: what is saved of a layer does not know of it.
@@ -36,8 +36,9 @@ def forget(model: keras.Model, forgetful: Callable[[keras.layers.Layer, Call], C
 
 def _refuse_loss(block: str, loss: Any) -> None:
     raise ModelError(
-        f"Expected blocks that add no loss as they are called for train.remat=true, which calls them again, "
-        f"received {block}, which does. Try train.remat=false."
+        "blocks that add no loss as they are called for train.remat=true, which calls them again",
+        f"{block}, which does",
+        "train.remat=false",
     )
 
 

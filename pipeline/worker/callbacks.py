@@ -31,13 +31,17 @@ def check(callbacks: Sequence[object]) -> None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise TrainingError(
-                "Expected no BackupAndRestore among train.callbacks, since a run writes checkpoints of its own and "
-                "goes on from the last one, received one. Try checkpoint.every_epochs=1 in its place."
+                "no BackupAndRestore among train.callbacks, since a run writes checkpoints of its own and "
+                "goes on from the last one",
+                "one",
+                "checkpoint.every_epochs=1 in its place",
             )
         if type(callback).__module__.partition(".")[0] == "horovod":
             raise TrainingError(
-                f"Expected no callback of Horovod's among train.callbacks, which all processes would have to call, and "
-                f"whose work a run does itself, received {type(callback).__name__}. Try leaving it out."
+                "no callback of Horovod's among train.callbacks, which all processes would have to call, and "
+                "whose work a run does itself",
+                type(callback).__name__,
+                "leaving it out",
             )
         if not isinstance(callback, keras.callbacks.Callback):
             raise TrainingError(f"Expected train.callbacks to be Keras callbacks, received {type(callback).__name__}.")
@@ -135,9 +139,10 @@ class Callbacks:
         for name, value in other.items():
             if not isinstance(value, PLAIN) and not self._is_traced:
                 raise TrainingError(
-                    f"Expected callbacks to change variables and numbers that are there when training begins, of which "
-                    f"all processes learn, received {name.rpartition('/')[2]}, which one has made a "
-                    f"{type(value).__name__}. Try making it in model.build."
+                    "callbacks to change variables and numbers that are there when training begins, of which "
+                    "all processes learn",
+                    f"{name.rpartition('/')[2]}, which one has made a {type(value).__name__}",
+                    "making it in model.build",
                 )
         return {name: value for name, value in other.items() if isinstance(value, PLAIN) and value != before[name]}
 

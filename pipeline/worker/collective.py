@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pipeline.config.offers import OfferError, check, find
+from pipeline.config.offers import check, find
+from pipeline.errors import UserError
 from pipeline.plan.collectives import HOROVOD
 from pipeline.plan.plan import AUTO, SHARED_MEMORY, TENSORFLOW, Plan, Process
 
@@ -101,20 +102,21 @@ BUILT = ".venv-horovod"
 
 
 def check_collective(name: str) -> None:
-    """Refuses a name that no collective has, and one that is not built, without importing any. Raises `OfferError`."""
+    """Refuses a name that no collective has, and one that is not built, without importing any. Raises `UserError`."""
     check("collectives", name, "strategy.collective", {AUTO: "", **COLLECTIVES}, INSTEAD)
     if name == HOROVOD and not _is_built():
         there = Path(sys.prefix).parent / BUILT / "bin" / "python"
         typed = f"`{BUILT}/bin/python -m pipeline`"
         then = typed if there.exists() else f"`make horovod`, which takes ten minutes, and then {typed}"
-        raise OfferError(
-            f"Expected Horovod, built for this TensorFlow, for strategy.collective=horovod, received a Python without "
-            f"it. Try {then}, or {INSTEAD}."
+        raise UserError(
+            "Horovod, built for this TensorFlow, for strategy.collective=horovod",
+            "a Python without it",
+            f"{then}, or {INSTEAD}",
         )
 
 
 def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collective[Array]:
-    """The plan's collective in a process; `Alone` where a replica steps by itself. Raises `OfferError`."""
+    """The plan's collective in a process; `Alone` where a replica steps by itself. Raises `UserError`."""
     if plan.workers == 1 or plan.strategy.asynchronous:
         return Alone()
     name = plan.collective
@@ -124,18 +126,17 @@ def collective_of(plan: Plan, process: Process, strategy: Strategy) -> Collectiv
     except Exception as error:
         if name in COLLECTIVES:
             raise
-        raise OfferError(
-            f"Expected strategy.collective={name} to work, received {type(error).__name__}: {error}. Try {INSTEAD}."
+        raise UserError(
+            f"strategy.collective={name} to work", f"{type(error).__name__}: {error}", f"{INSTEAD}"
         ) from error
     for part in ("replicas", "sum", "sent_bytes"):
         if not hasattr(made, part):
-            raise OfferError(
-                f"Expected strategy.collective={name} to have {part}, received one without. Try {INSTEAD}."
-            )
+            raise UserError(f"strategy.collective={name} to have {part}", "one without", f"{INSTEAD}")
     if made.replicas != plan.workers:
-        raise OfferError(
-            f"Expected strategy.collective={name} to add over all {plan.workers} replicas, received one that adds over "
-            f"{made.replicas}. Try {INSTEAD}."
+        raise UserError(
+            f"strategy.collective={name} to add over all {plan.workers} replicas",
+            f"one that adds over {made.replicas}",
+            f"{INSTEAD}",
         )
     return made
 

@@ -17,8 +17,9 @@ def check_made(made: object) -> None:
         raise ModelError(f"Expected the model's function to return a keras.Model, received {type(made).__name__}.")
     if made.compiled and made.run_eagerly:
         raise ModelError(
-            "Expected a model whose steps may be compiled, received run_eagerly=True from model.build. "
-            "Try run_eagerly=False; to debug, model.fit without this program."
+            "a model whose steps may be compiled",
+            "run_eagerly=True from model.build",
+            "run_eagerly=False; to debug, model.fit without this program",
         )
 
 
@@ -27,9 +28,9 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     for one in rates.within(optimizer):
         if any(kind.__module__.partition(".")[0] == "horovod" for kind in type(one).__mro__):
             raise ModelError(
-                f"Expected an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3, "
-                f"received {type(one).__name__} in it. "
-                f"Try the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod."
+                "an optimizer without Horovod's DistributedOptimizer, which averages nothing under Keras 3",
+                f"{type(one).__name__} in it",
+                "the optimizer that it wraps, with strategy=multi_worker strategy.collective=horovod",
             )
 
 
@@ -38,9 +39,10 @@ def check_batches(made: keras.Model) -> None:
     for tensor in keras.tree.flatten(getattr(made, "inputs", None) or ()):
         if tensor.shape[0] is not None:
             raise ModelError(
-                f"Expected a model that takes batches of any size, since each replica has a part of a batch and the "
-                f"last one may be short, received one that takes {tensor.shape[0]} alone (input {tensor.name}). "
-                f"Try keras.Input(shape) without a batch size, and stateful=False in recurrent layers."
+                "a model that takes batches of any size, since each replica has a part of a batch and the "
+                "last one may be short",
+                f"one that takes {tensor.shape[0]} alone (input {tensor.name})",
+                "keras.Input(shape) without a batch size, and stateful=False in recurrent layers",
             )
 
 

@@ -34,12 +34,12 @@ INSTEAD = "backend=tensorflow"
 
 
 def check_engine(name: str) -> None:
-    """Refuses a name that no engine has, without importing any. Raises `OfferError`."""
+    """Refuses a name that no engine has, without importing any. Raises `UserError`."""
     check("engines", name, "backend", ENGINES, INSTEAD)
 
 
 def engine_of(name: str) -> Callable[[Plan, Process, Tell, Callable[[], bool]], Engine]:
-    """What makes an engine. Raises `OfferError`."""
+    """What makes an engine. Raises `UserError`."""
     made: Callable[[Plan, Process, Tell, Callable[[], bool]], Engine] = find(
         "engines", name, "backend", ENGINES, INSTEAD
     )

@@ -84,8 +84,9 @@ def check(model: keras.Model, batch: Batch) -> None:
     if y is None:
         if model._compile_loss is not None and not _has_own(model):
             raise DataError(
-                "Expected labels for the model's loss, received data of x alone. "
-                "Try (x, y), or a model that is compiled without a loss and has add_loss."
+                "labels for the model's loss",
+                "data of x alone",
+                "(x, y), or a model that is compiled without a loss and has add_loss",
             )
         return
     for output in _known(model, batch):
@@ -201,9 +202,9 @@ def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
     if output.kind == "elementwise":
         if not _are_compared(shape, output.shape):
             raise DataError(
-                f"Expected labels of the shape of {output.name}, whose loss compares them element by element, received "
-                f"{_of_an_example(shape)} for outputs of {_of_an_example(output.shape)}. Try an output of that shape, "
-                f"or for class numbers the loss sparse_categorical_crossentropy."
+                f"labels of the shape of {output.name}, whose loss compares them element by element",
+                f"{_of_an_example(shape)} for outputs of {_of_an_example(output.shape)}",
+                "an output of that shape, or for class numbers the loss sparse_categorical_crossentropy",
             )
         return
     last = shape[-1] if len(shape) else None
@@ -211,15 +212,15 @@ def _check_shape(output: Output, shape: Sequence[int | None]) -> None:
     one_hot = len(shape) == rank and last == output.classes
     if output.sparse and one_hot and not numbers:
         raise DataError(
-            f"Expected class numbers as the labels of {output.name}, whose loss is sparse categorical cross-entropy, "
-            f"received labels of {output.classes} numbers each, as one-hot ones are. "
-            f"Try the loss categorical_crossentropy, or y.argmax(-1)."
+            f"class numbers as the labels of {output.name}, whose loss is sparse categorical cross-entropy",
+            f"labels of {output.classes} numbers each, as one-hot ones are",
+            "the loss categorical_crossentropy, or y.argmax(-1)",
         )
     if not output.sparse and numbers and output.classes > 1:
         raise DataError(
-            f"Expected one-hot labels of {output.name}, whose loss is categorical cross-entropy over "
-            f"{output.classes} outputs, received a number each, as class numbers are. "
-            f"Try the loss sparse_categorical_crossentropy, or keras.utils.to_categorical(y, {output.classes})."
+            f"one-hot labels of {output.name}, whose loss is categorical cross-entropy over {output.classes} outputs",
+            "a number each, as class numbers are",
+            f"the loss sparse_categorical_crossentropy, or keras.utils.to_categorical(y, {output.classes})",
         )
 
 

@@ -6,7 +6,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 
-from pipeline.config.targets import TargetError
+from pipeline.errors import UserError
 
 # Where functions are that are not a person's own.
 NOT_ONES_OWN = (
@@ -38,11 +38,11 @@ FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 OF_JAX = ("JaxStackTraceBeforeTransformation", "UnfilteredStackTrace", "SimplifiedTraceback")
 
 
-class ModelError(ValueError):
+class ModelError(UserError):
     """A model that cannot be trained here: the message says what was expected and received."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError):
     """Training that cannot go on: the message says why and what to try."""
 
 
@@ -50,7 +50,7 @@ def told(error: BaseException) -> str:
     """Returns an error in one line for a person: our own messages as they stand, others as their reason."""
     error = _raised(error)
     first = next((line.strip() for line in _text(error).splitlines() if line.strip()), "")
-    own = isinstance(error, ModelError | TrainingError | TargetError) or first.startswith("Expected ")
+    own = isinstance(error, ModelError | TrainingError | UserError) or first.startswith("Expected ")
     return first if own else reason(error)
 
 

@@ -35,8 +35,9 @@ def set_rate(optimizer: keras.optimizers.Optimizer, learning_rate: float) -> Non
     found = updating(optimizer)
     if len(found) != 1:
         raise ModelError(
-            f"Expected a model with one optimizer for train.learning_rate, received {type(optimizer).__name__}, whose "
-            f"optimizers have learning rates of their own. Try these rates as arguments of model.build."
+            "a model with one optimizer for train.learning_rate",
+            f"{type(optimizer).__name__}, whose optimizers have learning rates of their own",
+            "these rates as arguments of model.build",
         )
     (one,) = found
     if isinstance(one._learning_rate, keras.Variable):

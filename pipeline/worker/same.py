@@ -28,9 +28,9 @@ class SameWeights:
         for rank, digests in enumerate(told):
             if any(digest != told[0][0] for digest in digests):
                 raise TrainingError(
-                    f"Expected the same weights on all replicas after step {step}, received others on rank {rank} than "
-                    f"on rank 0, with strategy.collective={self._collective}. "
-                    f"Try strategy.collective=tensorflow, or train.check=strict."
+                    f"the same weights on all replicas after step {step}",
+                    f"others on rank {rank} than on rank 0, with strategy.collective={self._collective}",
+                    "strategy.collective=tensorflow, or train.check=strict",
                 )
 
     def after(self, step: int) -> None:

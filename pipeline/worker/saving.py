@@ -70,6 +70,7 @@ def check_same_data(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         return
     if then["examples"] != now["examples"] or (comparable and then["digest"] != now["digest"]):
         raise TrainingError(
-            f"Expected the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']}), "
-            f"received {now['examples']} ({now['digest']}): it has changed since. Try resume=never."
+            f"the data that the checkpoint was trained on, {then['examples']} examples ({then['digest']})",
+            f"{now['examples']} ({now['digest']}): it has changed since",
+            "resume=never",
         )

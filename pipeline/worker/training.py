@@ -235,8 +235,9 @@ class Training:
         if kept.best is not None and self._loop.chief:
             if kept.best not in logs:
                 raise TrainingError(
-                    f"Expected checkpoint.keep_best to be one of {', '.join(logs)}, received {kept.best}. "
-                    f"Try checkpoint.keep_best={next(iter(logs), 'loss')}."
+                    f"checkpoint.keep_best to be one of {', '.join(logs)}",
+                    kept.best,
+                    f"checkpoint.keep_best={next(iter(logs), 'loss')}",
                 )
             best = self._survival.checkpointer.is_better(logs[kept.best], self._best)
             self._best = logs[kept.best] if best else self._best

@@ -15,8 +15,8 @@ from shipped_sizes import configured, planned
 
 from pipeline.analyze import comparable, energy, history, outlook, predict, scoring, step_model
 from pipeline.analyze.energy import Meter, counters
-from pipeline.analyze.errors import HistoryError, PredictError
 from pipeline.analyze.step_model import Observed
+from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
@@ -163,7 +163,7 @@ def test_links_between_hosts_that_were_not_measured_are_refused_unless_the_confi
         for each in (seen(ring, workers, 64, PARAMETERS) for workers in (1, 2, 4))
     ]
     between = on_ring(8, 64, PARAMETERS)
-    with pytest.raises(PredictError, match=r"exchange between hosts.*within one host alone.*hardware.link_gbps"):
+    with pytest.raises(UserError, match=r"exchange between hosts.*within one host alone.*hardware.link_gbps"):
         predict.predict(between, within)
     seconds, _, _, parts, notes = predict.predict(dataclasses.replace(between, link_gbps=10.0), within)
     # What the bits take on the wire, and what an exchange costs besides, which runs within a host tell.
@@ -431,12 +431,12 @@ def test_a_large_model_of_one_worker_alone_keeps_nothing_from_being_predicted():
 
 
 def test_a_step_that_the_runs_leave_no_time_for_is_refused_in_words():
-    with pytest.raises(PredictError, match="ones that leave it open"):
+    with pytest.raises(UserError, match="ones that leave it open"):
         predict.predict(on_cpu(1, 10_000).case, [on_cpu(2, 10_000, 1e-3), on_cpu(4, 10_000, 9e-3)])
 
 
 def test_several_workers_are_not_predicted_from_one():
-    with pytest.raises(PredictError, match=r"Expected runs of two workers or more .* workers=1 alone.* Try workers=2"):
+    with pytest.raises(UserError, match=r"Expected runs of two workers or more .* workers=1 alone.* Try workers=2"):
         predict.predict(on_ring(4, 64, 1000), [seen(RINGS[0][0], 1, 64, 1000)])
 
 
@@ -454,7 +454,7 @@ def test_several_workers_are_not_predicted_from_one():
 )
 def test_runs_that_say_nothing_of_a_plan_are_refused_with_the_reason(tmp_path, logged, why):
     ran(tmp_path, planned(*ASKED, "hardware=8gpu", "workers=2", *logged), [1e-3] * 3)
-    with pytest.raises(PredictError, match=f"^Expected .*{why}.* Try "):
+    with pytest.raises(UserError, match=f"^Expected .*{why}.* Try "):
         predict.basis(planned(*ASKED, "hardware=8gpu", "workers=4"), history.finished(tmp_path), "outputs")
 
 
@@ -471,7 +471,7 @@ def test_runs_of_another_machine_or_of_other_versions_are_left_out_and_counted(t
 def test_a_sweep_that_does_not_exist_is_refused_and_one_that_does_is_offered(tmp_path):
     (tmp_path / "sweeps" / "mine").mkdir(parents=True)
     (tmp_path / "sweeps" / "mine" / "sweep.json").write_text("{}")
-    with pytest.raises(HistoryError, match=r"received other. Try predict.sweep=mine, or predict.sweep=null"):
+    with pytest.raises(UserError, match=r"received other. Try predict.sweep=mine, or predict.sweep=null"):
         history.finished(tmp_path, "other")
 
 

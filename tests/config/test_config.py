@@ -12,8 +12,8 @@ from conftest import OWN, QUICK, ROOT, Ran, finish, start
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
-from pipeline.config.errors import ConfigError
 from pipeline.config.schema import Config
+from pipeline.errors import UserError
 
 CONF = f"--config-dir={OWN}/conf"
 TWO = ("strategy=multi_worker", "workers=2")
@@ -376,7 +376,7 @@ def test_a_value_of_the_wrong_type_is_named_with_what_it_should_be(overrides, wo
 
 def said(*overrides: str) -> str:
     """The words for overrides that cannot be composed."""
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(UserError) as refused:
         composed(*overrides)
     return str(refused.value)
 

@@ -8,7 +8,8 @@ import yaml
 from conftest import OWN
 
 from pipeline.config import config, targets
-from pipeline.config.targets import TargetError, check
+from pipeline.config.targets import check
+from pipeline.errors import UserError
 
 SEARCH = (str(OWN), *sys.path)
 GIVEN = ("input_shape", "num_classes")
@@ -134,7 +135,7 @@ def test_what_exists_and_what_cannot_be_told_from_its_source_is_let_through(sear
     ],
 )
 def test_what_cannot_be_called_is_refused_and_a_near_name_offered(search, target, arguments, words):
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(UserError) as refused:
         check({"_target_": target, **arguments}, "model.build", GIVEN, search)
     assert str(refused.value).startswith("Expected ")
     assert words in str(refused.value)
@@ -142,7 +143,7 @@ def test_what_cannot_be_called_is_refused_and_a_near_name_offered(search, target
 
 def test_functions_inside_of_arguments_are_checked_too_and_get_nothing_of_ours(search):
     inner = {"_target_": "mine.models.plain"}
-    with pytest.raises(TargetError, match=r"none for input_shape. Try \+train.loss.parts\[1\].inner.input_shape=..."):
+    with pytest.raises(UserError, match=r"none for input_shape. Try \+train.loss.parts\[1\].inner.input_shape=..."):
         check({"parts": [3, {"inner": inner}]}, "train.loss", GIVEN, search)
     check({"_target_": "mine.wide", "x": {"_target_": "mine.wide", "input_shape": 3}}, "model.build", GIVEN, search)
 
@@ -203,7 +204,7 @@ def test_nested_functions_are_called_before_those_that_take_them():
     ],
 )
 def test_what_only_the_call_can_tell_is_told_in_words(target, words):
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(UserError) as refused:
         targets.call({"_target_": target}, "x")
     assert words in str(refused.value)
 
@@ -265,7 +266,7 @@ def test_a_list_of_packages_lets_theirs_ours_and_keras_s_through(search, target)
 )
 def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them(search, target, words):
     nested = {"a": [{"b": {"_target_": "mine.wide", "input_shape": 3, "c": [[{"_target_": target}]]}}]}
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(UserError) as refused:
         check(nested, "train.loss", (), search, ["mine.models", "mine"])
     assert str(refused.value).startswith("Expected train.loss.a[0].b.c[0][0]._target_ ")
     assert words in str(refused.value)
@@ -273,5 +274,5 @@ def test_a_list_of_packages_refuses_all_others_and_what_only_passes_through_them
 
 @pytest.mark.parametrize("names", [[""], ["a b"], ["mine", "a.__b"], [["mine"]], ["a-b"]])
 def test_a_list_that_holds_no_package_is_refused(names):
-    with pytest.raises(TargetError, match=r"Expected allowed_targets .* Try allowed_targets=\[my_package\], or null."):
+    with pytest.raises(UserError, match=r"Expected allowed_targets .* Try allowed_targets=\[my_package\], or null."):
         targets.check_allowed(names)

@@ -13,10 +13,10 @@ import pytest
 from conftest import Ran, finish, left_behind, start
 from test_plan import config
 
+from pipeline.errors import UserError
 from pipeline.launch.agents.agent import on_cores
 from pipeline.launch.env.tasks import tasks_of
 from pipeline.launch.errors import LaunchError
-from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import make
 
@@ -237,11 +237,11 @@ def test_a_plan_has_a_process_for_each_task_and_refuses_more():
     assert make(dataclasses.replace(two, workers=2), machine("chief", "worker")).processes[1].devices == ("CPU:0",)
     on_hosts = make(two, machine("worker", "worker", hosts=2))
     assert [(process.host, len(process.devices)) for process in on_hosts.processes] == [(0, 4), (1, 4)]
-    with pytest.raises(PlanError, match=r"than the 2 that were started, received 3 for workers=3. Try workers=2"):
+    with pytest.raises(UserError, match=r"than the 2 that were started, received 3 for workers=3. Try workers=2"):
         make(dataclasses.replace(two, workers=3), machine("chief", "worker"))
-    with pytest.raises(PlanError, match="Expected a chief among the tasks"):
+    with pytest.raises(UserError, match="Expected a chief among the tasks"):
         make(config("parameter_server", "4cpu"), machine("worker", "ps"))
-    with pytest.raises(PlanError, match="Expected no more parameter servers than the 0"):
+    with pytest.raises(UserError, match="Expected no more parameter servers than the 0"):
         make(config("parameter_server", "4cpu"), machine("chief", "worker", "worker"))
 
 

@@ -17,7 +17,7 @@ from pipeline.config.schema import (
     TrackingConfig,
     TrainConfig,
 )  # fmt: skip
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.machine import Machine
 from pipeline.plan.planning import baseline_of, make
 
@@ -109,7 +109,7 @@ def config(**values):
     ],
 )
 def test_what_a_backend_cannot_do_is_refused(values, words):
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         make(config(**values), MACHINE)
     assert words in str(refused.value)
     assert "Try " in str(refused.value)

@@ -6,7 +6,7 @@ import pytest
 from test_plan import config, machine
 
 from pipeline.config.schema import Kind
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.plan import identity
 from pipeline.plan.planning import baseline_of, listening, make
 
@@ -27,7 +27,7 @@ def by_horovod(strategy="multi_worker", hardware="4cpu", workers=2, **keys):
     ],
 )
 def test_what_horovod_cannot_add_is_refused(given, words):
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         make(by_horovod(**given), machine(8, 8))
     assert words in str(refused.value)
     assert "Expected " in str(refused.value)
@@ -44,7 +44,7 @@ def test_what_horovod_cannot_add_is_refused(given, words):
 )
 def test_what_shared_memory_cannot_add_is_refused(given, words):
     keys = {"strategy": "multi_worker", "hardware": "4cpu", "workers": 2, "strategy__collective": "shared_memory"}
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         make(config(**keys | given), machine(8, 8))
     assert words in str(refused.value)
 
@@ -111,9 +111,9 @@ def test_weights_are_compared_where_another_collective_adds_up_or_that_is_asked_
 
 
 def test_a_comparison_of_weights_is_refused_where_they_are_on_servers_and_below_1():
-    with pytest.raises(PlanError, match=r"no weights of their own, received 5\. Try train\.compare_weights_every=n"):
+    with pytest.raises(UserError, match=r"no weights of their own, received 5\. Try train\.compare_weights_every=n"):
         make(config("parameter_server", "4cpu", 2, train__compare_weights_every=5), machine())
-    with pytest.raises(PlanError, match=r"Expected train\.compare_weights_every to be 1 or more, received 0"):
+    with pytest.raises(UserError, match=r"Expected train\.compare_weights_every to be 1 or more, received 0"):
         make(config("multi_worker", "4cpu", 2, train__compare_weights_every=0), machine())
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import QUICK, ROOT, Ran, sampled, with_
 from shipped_sizes import CHOICES, SHIPPED, built, planned
 
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
@@ -146,7 +146,7 @@ def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_plac
     assert "placed     CPU:0 CPU:2: first, second\nplaced     CPU:1 CPU:3: third" in text_of(plan, made)
     small = with_(plan, "hardware", memory_gib=300 / 2**30)
     assert "Does not fit: CPU:1 CPU:3 has" in text_of(small, estimate(small, size))
-    with pytest.raises(PlanError, match="which matches none of first, second, third"):
+    with pytest.raises(UserError, match="which matches none of first, second, third"):
         estimate(planned(*command, "strategy.build.layout={fourth:1}"), size)
 
 

@@ -7,7 +7,7 @@ import pytest
 from test_plan import config
 
 from pipeline.config.schema import Kind
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.planning import baseline_of, make
 from pipeline.views.terminal.plan import plan_lines
@@ -63,7 +63,7 @@ def test_different_hosts_are_said_and_the_least_decides():
 )
 def test_what_the_hosts_have_not_is_refused_by_name(hosts, asked, words):
     asked = asked | ({"kind": Kind[asked["kind"]]} if "kind" in asked else {})
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(UserError, match=words):
         over(inventory(hosts), **asked)
 
 

@@ -22,9 +22,9 @@ from pipeline.config.schema import (
     StrategyConfig,
     TrackingConfig,
 )
+from pipeline.errors import UserError
 from pipeline.plan.batches import split_batch
 from pipeline.plan.checks import check_ranges
-from pipeline.plan.errors import PlanError
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, fingerprint, from_json
 from pipeline.plan.planning import DEFAULT_EPOCHS, baseline_of, listening, make
@@ -104,7 +104,7 @@ def test_whatever_the_layout_a_plan_is_whole_or_refused_in_words(cores, gpus):
     for strategy, hardware, workers in layouts():
         try:
             plan = with_ports(make(config(strategy, hardware, workers), machine(cores, gpus)))
-        except PlanError as refused:
+        except UserError as refused:
             message = str(refused)
             assert message.startswith("Expected "), message
             assert ", received " in message, message
@@ -180,7 +180,7 @@ def test_devices_per_process_overrides_the_layout(per_process, processes):
     plan = with_ports(make(config("multi_worker", "2x4gpu", **keys), machine(8, 8)))
     assert len(plan.processes) == processes
     assert [each.host for each in plan.processes] == [0] * (processes // 2) + [1] * (processes // 2)
-    with pytest.raises(PlanError, match=r"to divide the 4 workers of a host, received 3. Try .*=2."):
+    with pytest.raises(UserError, match=r"to divide the 4 workers of a host, received 3. Try .*=2."):
         make(config("multi_worker", "2x4gpu", strategy__devices_per_process=3), machine(8, 8))
 
 
@@ -234,12 +234,12 @@ def test_auto_takes_the_gpus_and_without_any_the_cores():
 
 def test_gpus_that_are_not_there_are_refused_saying_what_is():
     with pytest.raises(
-        PlanError, match=r"hardware=8gpu has 8 GPUs, this machine has 2 and 4 CPU cores. Try hardware=2gpu,"
+        UserError, match=r"hardware=8gpu has 8 GPUs, this machine has 2 and 4 CPU cores. Try hardware=2gpu,"
     ):
         make(config("mirrored", "8gpu"), machine(4, 2))
-    with pytest.raises(PlanError, match=r"Try hardware=auto, or hardware.rehearse=true"):
+    with pytest.raises(UserError, match=r"Try hardware=auto, or hardware.rehearse=true"):
         make(config("mirrored", "1gpu"), machine(4))
-    with pytest.raises(PlanError, match="has 8 GPUs"):
+    with pytest.raises(UserError, match="has 8 GPUs"):
         make(config("multi_worker", "2x4gpu"), machine(4, 4))
     plan = make(config("mirrored", "8gpu"), machine(4, 2), present=False)
     assert plan.notes == (
@@ -315,7 +315,7 @@ def test_hundreds_of_processes_are_planned_in_no_time(hosts, per_host, per_proce
     ],
 )  # fmt: skip
 def test_workers_that_the_layout_cannot_hold_are_refused(strategy, hardware, workers, words):
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         make(config(strategy, hardware, workers), machine(8, 8))
     assert words in str(refused.value)
 
@@ -327,7 +327,7 @@ def test_mirrored_takes_one_host_s_share_of_two():
 
 
 def test_mirrored_is_one_process_whatever_is_asked():
-    with pytest.raises(PlanError, match=r"Expected strategy.devices_per_process=4, since mirrored is one process"):
+    with pytest.raises(UserError, match=r"Expected strategy.devices_per_process=4, since mirrored is one process"):
         make(config("mirrored", "4cpu", strategy__devices_per_process=2), machine(8))
     assert make(config("mirrored", "4cpu", strategy__devices_per_process=4), machine(8)).workers == 4
 
@@ -362,7 +362,7 @@ def test_one_batch_is_held_fixed_and_decides_the_other(replica, total, declared,
 )
 def test_a_batch_rule_that_contradicts_itself_is_refused_and_a_near_one_offered(replica, total, declared, words):
     made = config(train__replica_batch=replica, train__global_batch=total, measure__scaling=declared)
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         split_batch(made, 4)
     assert words in str(refused.value)
 
@@ -372,7 +372,7 @@ def test_a_batch_rule_that_contradicts_itself_is_refused_and_a_near_one_offered(
 def test_the_batch_that_is_offered_is_taken(replicas, total):
     try:
         assert split_batch(config(train__global_batch=total), replicas)[2] == total
-    except PlanError as refused:
+    except UserError as refused:
         offered = int(str(refused).rpartition("=")[2].rstrip("."))
         assert split_batch(config(train__global_batch=offered), replicas)[2] == offered
 
@@ -426,7 +426,7 @@ OUT_OF_RANGE = [
 @pytest.mark.parametrize(("key", "value", "usual"), OUT_OF_RANGE, ids=lambda each: str(each))
 def test_a_value_out_of_range_is_refused_and_what_is_offered_is_not(key, value, usual):
     name = key.replace(".", "__")
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         check_ranges(config(**{name: value}))
     message = str(refused.value)
     assert message.startswith(f"Expected {key} ")
@@ -451,31 +451,31 @@ def typed(text: str) -> Any:
     [("parameter_server", "host", "multi_worker"), ("central_storage", "replica", "mirrored")],
 )
 def test_batch_statistics_that_a_strategy_cannot_have_are_refused(strategy, whose, instead):
-    with pytest.raises(PlanError, match=rf"received {whose}\. Try strategy={instead}\."):
+    with pytest.raises(UserError, match=rf"received {whose}\. Try strategy={instead}\."):
         planned(f"strategy={strategy}", "workers=2", f"train.batch_statistics={whose}")
     planned(f"strategy={instead}", "workers=2", f"train.batch_statistics={whose}")
 
 
 @pytest.mark.parametrize("key", ["data.validation_examples", "data.train_examples"])
 def test_counts_of_examples_are_facts_and_not_negative(key):
-    with pytest.raises(PlanError, match=f"Expected {key} "):
+    with pytest.raises(UserError, match=f"Expected {key} "):
         check_ranges(config(**{key.replace(".", "__"): -1}))
 
 
 def test_epochs_and_steps_contradict_each_other():
-    with pytest.raises(PlanError, match=r"received both \(3 and 7\). Try train.epochs=null or train.steps=null."):
+    with pytest.raises(UserError, match=r"received both \(3 and 7\). Try train.epochs=null or train.steps=null."):
         check_ranges(config(train__epochs=3, train__steps=7))
 
 
 @pytest.mark.parametrize("uri", [None, "", "localhost:5000", "file:///tmp"])
 def test_a_tracking_server_needs_its_address(uri):
-    with pytest.raises(PlanError, match=r"Expected tracking.uri to be an MLflow server's address"):
+    with pytest.raises(UserError, match=r"Expected tracking.uri to be an MLflow server's address"):
         check_ranges(config(tracking=TrackingConfig("server", Store.server, uri)))
     check_ranges(config(tracking=TrackingConfig("server", Store.server, "https://mlflow.example")))
 
 
 def test_ports_from_a_base_port_that_would_pass_the_last_one_are_refused():
-    with pytest.raises(PlanError, match=r"Expected cluster.base_port .*65535.* Try cluster.base_port=null"):
+    with pytest.raises(UserError, match=r"Expected cluster.base_port .*65535.* Try cluster.base_port=null"):
         make(config("multi_worker", "2cpu", cluster__base_port=65_535), machine(8))
     make(config("multi_worker", "2cpu", cluster__base_port=65_534), machine(8))
     make(config("mirrored", "2cpu", cluster__base_port=65_535), machine(8))
@@ -483,9 +483,9 @@ def test_ports_from_a_base_port_that_would_pass_the_last_one_are_refused():
 
 def test_absurdly_many_workers_are_refused_at_once():
     huge = {"hardware__hosts": 500, "hardware__devices_per_host": 1_000, "hardware__rehearse": True}
-    with pytest.raises(PlanError, match=r"Expected no more than .* workers"):
+    with pytest.raises(UserError, match=r"Expected no more than .* workers"):
         make(config("multi_worker", "2x4gpu", **huge), machine())
-    with pytest.raises(PlanError, match=r"Expected no more than .* workers"):
+    with pytest.raises(UserError, match=r"Expected no more than .* workers"):
         make(config("mirrored", "auto", 500_000), machine())
 
 
@@ -603,7 +603,7 @@ def test_a_tpu_s_devices_belong_to_one_process_in_bfloat16_and_static_batches():
     assert plan.strategy.build["address"] == "local"
     assert plan.steps_per_epoch(1_000) == 1
     assert on_tpu(train__precision=Precision.float32).training.precision == "float32"
-    with pytest.raises(PlanError, match=r"received strict. Try train.check=true, or strategy=mirrored."):
+    with pytest.raises(UserError, match=r"received strict. Try train.check=true, or strategy=mirrored."):
         on_tpu(train__check="strict")
     assert make(config("mirrored", "2cpu"), machine()).training.precision == "float32"
 
@@ -613,7 +613,7 @@ def test_a_tpu_has_no_baseline_beside_it_and_says_so():
     assert plan.measurement.baseline == "none"
     assert "compare with a run of workers=1" in plan.notes[-1]
     assert not [note for note in on_tpu(measure__baseline=Baseline.none).notes if "baseline" in note]
-    with pytest.raises(PlanError, match=r"received fresh. Try measure.baseline=none, and -m workers=1,8"):
+    with pytest.raises(UserError, match=r"received fresh. Try measure.baseline=none, and -m workers=1,8"):
         on_tpu(measure__baseline=Baseline.fresh)
 
 
@@ -632,7 +632,7 @@ def test_what_static_batches_leave_out_is_said(examples, shuffle, words):
 
 def test_data_that_fill_no_batch_of_a_tpu_are_refused_and_a_batch_that_fits_is_offered():
     with pytest.raises(
-        PlanError, match=r"one whole batch of 512, .* received 100 examples. Try train.replica_batch=12"
+        UserError, match=r"one whole batch of 512, .* received 100 examples. Try train.replica_batch=12"
     ):
         on_tpu(data__train_examples=100, train__replica_batch=64)
     # One that nobody named fits by itself.
@@ -679,7 +679,7 @@ def test_a_tpu_is_where_it_is_said_to_be_or_attached(given, named, chips, found)
 )
 def test_an_address_that_is_none_is_refused_and_the_one_offered_is_taken(address):
     build = STRATEGIES["tpu"].build
-    with pytest.raises(PlanError, match=r"Expected strategy\.build\.address to be local or ") as refused:
+    with pytest.raises(UserError, match=r"Expected strategy\.build\.address to be local or ") as refused:
         on_tpu(machine(), strategy__build=build | {"address": address})
     offered = str(refused.value).rpartition("Try strategy.build.address=")[2].rstrip(".")
     assert on_tpu(machine(), strategy__build=build | {"address": offered}).strategy.build["address"] == offered
@@ -689,7 +689,7 @@ def test_hardware_auto_is_the_tpu_that_is_attached_under_strategy_tpu_alone():
     there = dataclasses.replace(machine(), tpus=("/dev/vfio/0", "/dev/vfio/1"))
     assert make(config("tpu", "auto"), there).processes[0].devices == ("TPU:0", "TPU:1")
     assert make(config("mirrored", "auto"), there).hardware.kind == "cpu"
-    with pytest.raises(PlanError, match="Try hardware=tpu_v5e_8"):
+    with pytest.raises(UserError, match="Try hardware=tpu_v5e_8"):
         make(config("tpu", "auto", hardware__rehearse=True), there)
 
 
@@ -763,7 +763,7 @@ def test_racing_workers_on_hosts_share_the_servers_out():
     ],
 )
 def test_what_racing_workers_cannot_do_is_refused(strategy, keys, words):
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         make(config(strategy, "2cpu", **keys), machine(8))
     assert words in str(refused.value)
 
@@ -792,5 +792,5 @@ def test_a_run_of_one_process_opens_nothing_whatever_its_host():
     "host", ["", " ", "0.0.0.0", "127.0.0.2", "127.evil.example", "::1", "a b", "a:1", "-a", "a/b"]
 )
 def test_a_host_that_processes_cannot_have_is_refused(host):
-    with pytest.raises(PlanError, match=r"Expected cluster.host .* Try cluster.host=127.0.0.1."):
+    with pytest.raises(UserError, match=r"Expected cluster.host .* Try cluster.host=127.0.0.1."):
         check_ranges(config(cluster__host=host))

@@ -19,9 +19,9 @@ from conftest import OWN, ROOT, left_behind
 
 from pipeline.commands import prepare as command
 from pipeline.data import examples, manifest, records
+from pipeline.errors import UserError
 from pipeline.prepare import conduct, layout, settings, work
-from pipeline.prepare.folder import Folder, FolderError
-from pipeline.prepare.layout import LayoutError
+from pipeline.prepare.folder import Folder
 from pipeline.views.terminal.prepared import summary_lines
 
 OWN_SOURCE = "data.build._target_=sources."
@@ -458,9 +458,9 @@ def test_a_shard_that_a_finished_folder_lacks_is_made_again(tmp_path):
 
 def test_another_command_into_the_same_folder_is_refused(tmp_path):
     prepared(tmp_path / "d", "data=digits")
-    with pytest.raises(FolderError, match=r"d was begun with, seed=0, received seed=1\. Try out=ANOTHER, or seed=0"):
+    with pytest.raises(UserError, match=r"d was begun with, seed=0, received seed=1\. Try out=ANOTHER, or seed=0"):
         prepared(tmp_path / "d", "data=digits", "seed=1")
-    with pytest.raises(FolderError, match=r"_target_=pipeline\.data\.digits, received data\.build\._target_=sources"):
+    with pytest.raises(UserError, match=r"_target_=pipeline\.data\.digits, received data\.build\._target_=sources"):
         prepared(tmp_path / "d", f"{OWN_SOURCE}arrays")
 
 
@@ -482,7 +482,7 @@ def test_a_refused_source_does_not_bind_the_folder(tmp_path):
 def test_two_commands_do_not_fill_one_folder(tmp_path):
     held = Folder(tmp_path / "d")
     try:
-        with pytest.raises(FolderError, match=r"received one that another is filling\. Try again"):
+        with pytest.raises(UserError, match=r"received one that another is filling\. Try again"):
             prepared(tmp_path / "d", "data=digits")
     finally:
         held.close()
@@ -490,10 +490,10 @@ def test_two_commands_do_not_fill_one_folder(tmp_path):
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FolderError, match=r"empty, or that this command began, received .* with other files"):
+    with pytest.raises(UserError, match=r"empty, or that this command began, received .* with other files"):
         prepared(tmp_path, "data=digits")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(FolderError, match=r"a folder that can be written to, received .*Not a directory"):
+    with pytest.raises(UserError, match=r"a folder that can be written to, received .*Not a directory"):
         prepared(tmp_path / "notes.txt/d", "data=digits")
 
 
@@ -568,7 +568,7 @@ def test_a_source_that_cannot_be_trained_on_is_refused_and_named(arguments, word
     (["workers=300"], r"one training example for each of 300 workers, received 200\. Try workers=200"),
 ])  # fmt: skip
 def test_more_shards_or_workers_than_examples_are_refused(arguments, words, tmp_path):
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(UserError, match=words):
         prepared(tmp_path / "d", f"{OWN_SOURCE}arrays", *arguments)
 
 

@@ -13,6 +13,7 @@ from conftest import QUICK, with_
 from test_plan import config, machine
 
 from pipeline.analyze.measure import Repeat
+from pipeline.errors import UserError
 from pipeline.launch import LaunchError, cluster_of, outlives
 from pipeline.launch.agents import dialling
 from pipeline.launch.agents.messages import Held
@@ -40,7 +41,6 @@ from pipeline.record.events import (
 from pipeline.record.kept import Kept
 from pipeline.run import attach, attempts, resume
 from pipeline.run.attempts import Attempt, UnderWay
-from pipeline.run.errors import ResumeError
 from pipeline.run.lock import Lock
 from pipeline.run.replay import Replay
 from pipeline.run.session import Session
@@ -257,7 +257,7 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
     session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
     monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
-    with pytest.raises(attach.AttachError, match="received none of"), attach.attach(folder, session):
+    with pytest.raises(UserError, match="received none of"), attach.attach(folder, session):
         pass
     assert (os.getcwd(), seen.pop()) == (here, str(tmp_path / "there"))
     run.write(folder)
@@ -305,7 +305,7 @@ def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path,
     values = json.loads(PLAN.to_json()) | {"detach": True, "orphan_timeout": 1e6}
     (folder / "plan.json").write_text(json.dumps(values))
     wanted = config("multi_worker", workers=2, resume=name)
-    with pytest.raises(ResumeError, match=r"whose processes train on .* Try python -m pipeline attach .*mine, or"):
+    with pytest.raises(UserError, match=r"whose processes train on .* Try python -m pipeline attach .*mine, or"):
         resume.find(wanted, PLAN, tmp_path / "outputs")
     # It is locked no more; and once its processes are gone, it is gone on with.
     kept.forget(folder)

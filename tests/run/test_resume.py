@@ -11,11 +11,11 @@ import pytest
 from conftest import QUICK, with_
 from test_plan import config, machine
 
+from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
 from pipeline.record import log
 from pipeline.run import resume
-from pipeline.run.errors import ResumeError
 from pipeline.run.lock import Lock
 
 
@@ -82,7 +82,7 @@ def test_timeouts_checkpoints_and_the_machine_make_no_other_config(tmp_path):
 def test_a_run_whose_conductor_lives_is_left_alone(tmp_path):
     lock = Lock(made(tmp_path, "one", None))
     assert found(tmp_path) is None
-    with pytest.raises(ResumeError, match="whose conductor still works on it"):
+    with pytest.raises(UserError, match="whose conductor still works on it"):
         found(tmp_path, "one")
     lock.release()
     assert found(tmp_path) == "one"
@@ -159,23 +159,23 @@ def test_a_run_is_named_by_its_folder_its_name_or_its_id(tmp_path):
     run = made(tmp_path, "one", "KILLED")
     made(tmp_path, "two", "KILLED")
     assert found(tmp_path, str(run)) == found(tmp_path, "one") == found(tmp_path, "idone") == "one"
-    with pytest.raises(ResumeError, match="received id, which is that of 2 runs"):
+    with pytest.raises(UserError, match="received id, which is that of 2 runs"):
         found(tmp_path, "id")
-    with pytest.raises(ResumeError, match="received three, which is that of no runs"):
+    with pytest.raises(UserError, match="received three, which is that of no runs"):
         found(tmp_path, "three")
 
 
 def test_what_differs_is_named_and_may_be_forced(tmp_path):
     made(tmp_path, "one", "KILLED", planned=wanted(train__seed=3, data__build={"_target_": "a.b", "rows": 1}))
     now = wanted(train__seed=4, data__build={"_target_": "a.b", "rows": 2})
-    with pytest.raises(ResumeError, match=r"received another data.build.rows, train.seed. Try .*resume_changes="):
+    with pytest.raises(UserError, match=r"received another data.build.rows, train.seed. Try .*resume_changes="):
         found(tmp_path, "one", planned=now)
     assert found(tmp_path, "one", planned=now, resume_changes=["train.seed", "data.build"]) == "one"
 
 
 def test_a_finished_run_goes_on_only_with_changes(tmp_path):
     made(tmp_path, "one", "FINISHED", saved=7)
-    with pytest.raises(ResumeError, match="Expected a run that did not finish"):
+    with pytest.raises(UserError, match="Expected a run that did not finish"):
         found(tmp_path, "one")
     longer = wanted(train__epochs=99)
     assert found(tmp_path, "one", planned=longer, resume_changes=["train.epochs"]) == "one"

@@ -15,10 +15,10 @@ from conftest import QUICK, Ran, finish, left_behind, start
 from pipeline.config import config as configs
 from pipeline.config.composing import Composed, Composer, options
 from pipeline.config.schema import Config, ModelConfig, Order
+from pipeline.errors import UserError
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
 from pipeline.run import resume, sweep
-from pipeline.run.errors import ResumeError
 from pipeline.run.lock import Lock
 from pipeline.run.tags import command_of
 from pipeline.run.views import PointResult
@@ -94,7 +94,7 @@ def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_ru
     (noted,) = entries(made.folder)
     assert (noted["status"], noted["folder"]) == ("FINISHED", "0_mirrored.2")
     lock = Lock(later)
-    with pytest.raises(ResumeError, match=r"received .*0_mirrored\.2, on which another one does\. Try again"):
+    with pytest.raises(UserError, match=r"received .*0_mirrored\.2, on which another one does\. Try again"):
         resume.find(Config(), None, tmp_path, only=later)
     lock.release()
 

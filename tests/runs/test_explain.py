@@ -22,7 +22,7 @@ from test_plan import cluster, config, machine
 from pipeline.analyze import explain
 from pipeline.analyze.explain import PARTS, Round, shares
 from pipeline.config.schema import Baseline
-from pipeline.plan.errors import PlanError
+from pipeline.errors import UserError
 from pipeline.plan.planning import make
 from pipeline.record import plain
 from pipeline.record.events import from_plain
@@ -148,7 +148,7 @@ def test_those_that_are_timed_alone_at_once_are_on_different_hosts():
     ],
 )
 def test_what_cannot_be_explained_is_refused_in_words(strategy, keys, words):
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(UserError, match=words):
         make(config(strategy, measure__explain=True, **keys), machine(), present=False)
 
 

@@ -15,8 +15,8 @@ from conftest import ROOT
 from test_compare import wrote
 
 from pipeline.analyze import history
-from pipeline.analyze.errors import HistoryError
 from pipeline.commands.report import main
+from pipeline.errors import UserError
 from pipeline.record.tracking import Store
 from pipeline.views import report
 from pipeline.views.mlflow import Tracker
@@ -218,7 +218,7 @@ def test_a_report_is_written_again_in_its_place_and_is_no_run(written):
     again = report.write(written.sweep.folder)
     assert again.html.read_text() == written.html.read_text()
     output = written.sweep.folder.parents[1]
-    with pytest.raises(HistoryError):
+    with pytest.raises(UserError):
         history.find("report", output)
 
 

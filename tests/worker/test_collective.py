@@ -54,7 +54,7 @@ from tensorflow.python.eager import context
 
 import pipeline
 from pipeline import strategies
-from pipeline.worker.input.passes import FitError
+from pipeline.worker.input.passes import UserError
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -117,7 +117,7 @@ def failing(name):
     labels = tf.data.Dataset.from_tensor_slices((numbers, kinds + 7)).batch(48)
     try:
         fitted(made(name), normalised, labels)
-    except FitError as error:
+    except UserError as error:
         return str(error)
 
 

@@ -22,7 +22,7 @@ from test_loopback import reserved_ports
 
 import pipeline
 from pipeline import strategies
-from pipeline.worker.input.passes import FitError
+from pipeline.errors import UserError
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import TensorFlowCollective
 from pipeline.worker.tensorflow.exact.whole import Whole
@@ -459,7 +459,7 @@ def test_text_trains_whatever_holds_it(mirrored) -> None:
 
 @pytest.mark.parametrize("labels", [tf.constant(TEXT), TEXT, TEXT.astype("S"), TEXT.astype(object), TEXT.tolist()])
 def test_labels_of_text_are_refused_with_how_to_number_them(labels) -> None:
-    with pytest.raises(FitError, match=r"Try numpy\.unique") as refused:
+    with pytest.raises(UserError, match=r"Try numpy\.unique") as refused:
         pipeline.fit(classifier(), x=X[:32], y=labels, verbose=0)
     assert "'a b'" in str(refused.value)
 
@@ -498,7 +498,7 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
 def test_what_cannot_be_honoured_is_refused_in_words(make, arguments, words: str, mirrored) -> None:
     with mirrored.scope():
         model = make()
-    with pytest.raises((FitError, ModelError, ValueError), match=words.replace("(", r"\(")):
+    with pytest.raises((UserError, ModelError, ValueError), match=words.replace("(", r"\(")):
         pipeline.fit(model, **({"x": X, "y": Y, "verbose": 0} | arguments))
 
 
@@ -531,17 +531,17 @@ def test_what_replicas_make_otherwise_than_one_device_is_warned_of_before_the_fi
 
 
 def test_strategies_that_cannot_train_this_model_are_refused(mirrored) -> None:
-    with pytest.raises(FitError, match="Try to make and compile the model inside `with strategy"):
+    with pytest.raises(UserError, match="Try to make and compile the model inside `with strategy"):
         pipeline.fit(classifier(), X, Y, strategy=mirrored)
     metric = keras.metrics.MeanSquaredError()
     with mirrored.scope():
         model = classifier(metrics=[metric])
-    with pytest.raises(FitError, match="received mean_squared_error/total, made outside it"):
+    with pytest.raises(UserError, match="received mean_squared_error/total, made outside it"):
         pipeline.fit(model, X, Y[:, None] / 3.0)
     central = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"])
     with central.scope():
         model = classifier()
-    with pytest.raises(FitError, match=r"Try pipeline\.strategies\.central_storage"):
+    with pytest.raises(UserError, match=r"Try pipeline\.strategies\.central_storage"):
         pipeline.fit(model, X, Y)
 
 

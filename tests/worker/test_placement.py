@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from conftest import OWN, ROOT, sampled
 
+from pipeline.errors import UserError
 from pipeline.plan.balance import balanced, written
-from pipeline.plan.errors import PlanError
 from pipeline.plan.size import Layer
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
@@ -139,7 +139,7 @@ def test_a_part_begins_with_a_kernel_and_costs_are_balanced():
     assert balanced(LAYERS, 1) == [0] * 5
     assert balanced(LAYERS, 2) == [0, 0, 0, 0, 1]
     assert balanced(LAYERS, 3) == [0, 0, 0, 1, 2]
-    with pytest.raises(PlanError, match=r"of at least 4 layers .* received 3. Try strategy.devices_per_replica=3"):
+    with pytest.raises(UserError, match=r"of at least 4 layers .* received 3. Try strategy.devices_per_replica=3"):
         balanced(LAYERS, 4)
 
 
@@ -150,7 +150,7 @@ def test_a_written_layout_is_followed_and_one_that_does_not_fit_is_refused():
         ({"stem": 0, "head": 1, "h.*": 1}, r"received head and h.\*, which both match head. Try"),
         ({"stem": 0, "relu": 1, "middle": 0}, "received one that leaves device 1 without. Try"),
     ):
-        with pytest.raises(PlanError, match=words):
+        with pytest.raises(UserError, match=words):
             written(LAYERS, layout, 2)
 
 

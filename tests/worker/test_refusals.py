@@ -14,7 +14,7 @@ from conftest import QUICK, Ran, sampled
 
 import pipeline as package
 from pipeline import strategies
-from pipeline.worker.input.passes import FitError
+from pipeline.errors import UserError
 from pipeline.worker.labels import far_from_dense
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
@@ -111,7 +111,7 @@ def fitted(strategy: tf.distribute.Strategy, part: Any, make: Any = odd.classifi
 
 @pytest.mark.parametrize("kind", [kind for kind, words in SAID.items() if words is not None])
 def test_fit_says_the_same(kind: str, mirrored):
-    with pytest.raises(FitError) as refused:
+    with pytest.raises(UserError) as refused:
         fitted(mirrored, odd.KINDS[kind](*odd.numbers()), batch_size=16)
     assert str(refused.value).startswith("Expected ")
     assert SAID[kind] in str(refused.value)
@@ -137,7 +137,7 @@ def test_lists_train_in_fit_what_arrays_train(mirrored):
     ids=["no arrays", "no batches", "nothing left", "label -1", "one-hot", "single", "text"],
 )  # fmt: skip
 def test_fit_says_what_is_wrong_with_a_data_set_or_that_there_is_nothing(part, words: str, mirrored):
-    with pytest.raises(FitError) as refused:
+    with pytest.raises(UserError) as refused:
         fitted(mirrored, part(*odd.numbers()))
     assert words in str(refused.value)
 
@@ -154,23 +154,23 @@ def test_labels_are_compared_with_the_loss_of_each_output(mirrored):
     right = {"numbers": y, "ones": odd.ONE_HOT[y]}
     assert len(fitted(mirrored, (x, right), two_headed)) == 1
     with pytest.raises(
-        FitError, match=r"one-hot labels of ones, whose loss is .* Try the loss sparse_categorical_cros"
+        UserError, match=r"one-hot labels of ones, whose loss is .* Try the loss sparse_categorical_cros"
     ):
         fitted(mirrored, (x, right | {"ones": y}), two_headed)
-    with pytest.raises(FitError, match="one for each output of numbers, received 10 for example 5"):
+    with pytest.raises(UserError, match="one for each output of numbers, received 10 for example 5"):
         fitted(mirrored, (x, right | {"numbers": odd.labelled(y, 10)}), two_headed)
-    with pytest.raises(FitError, match="Expected labels from 0 to 4, one for each output of kinds, received 5"):
+    with pytest.raises(UserError, match="Expected labels from 0 to 4, one for each output of kinds, received 5"):
         fitted(mirrored, (x, y), lambda: odd.classifier(units=5))
-    with pytest.raises(FitError, match=r"Expected one-hot .* or keras.utils.to_categorical\(y, 10\)"):
+    with pytest.raises(UserError, match=r"Expected one-hot .* or keras.utils.to_categorical\(y, 10\)"):
         fitted(mirrored, (x, y), lambda: odd.classifier(loss=keras.losses.CategoricalCrossentropy()))
-    with pytest.raises(FitError, match="received 12 for example 5 of the validation data"):
+    with pytest.raises(UserError, match="received 12 for example 5 of the validation data"):
         fitted(mirrored, (x, y), validation_data=(x, odd.labelled(y, 12)))
 
 
 def test_labels_that_a_loss_would_broadcast_over_the_outputs_are_refused(mirrored):
     x, y = odd.numbers()
     # Ten examples a replica, as there are outputs: Keras compares each label with an output of every example.
-    with pytest.raises(FitError, match=r"labels of the shape of kinds, .* received one number for outputs of 10. Try"):
+    with pytest.raises(UserError, match=r"labels of the shape of kinds, .* received one number for outputs of 10. Try"):
         fitted(mirrored, (x, y), lambda: odd.classifier(loss="mse"), batch_size=20)
     for part, units in (((x, odd.ONE_HOT[y]), 10), ((x, y), 1), ((x, y[:, None]), 1)):
         losses = fitted(

@@ -18,6 +18,7 @@ import tensorflow as tf
 from conftest import QUICK, Ran, sampled
 from tensorflow.core.framework import device_attributes_pb2
 
+from pipeline.errors import UserError
 from pipeline.launch import reach
 from pipeline.worker.input.batches import spec, static_parts, stream
 from pipeline.worker.input.layout import Layout
@@ -139,7 +140,7 @@ def test_an_address_without_a_tpu_is_refused_in_words_within_ten_seconds(pipelin
 
 
 def test_tensorflow_s_own_server_is_asked_as_tensorflow_asks_it():
-    with tensorflow_worker() as address, pytest.raises(reach.NoAnswerError, match="a TensorFlow worker without a TPU"):
+    with tensorflow_worker() as address, pytest.raises(UserError, match="a TensorFlow worker without a TPU"):
         reach.expect_tpu(address)
 
 

@@ -156,8 +156,9 @@ class Agents:
         while absent := [name for name in wanted if (name, self._asked) not in self._found]:
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"Expected {absent[0]} to say which of its ports are free, received nothing for "
-                    f"{ANSWER_SECONDS:g} s. Try again once it can be reached."
+                    f"{absent[0]} to say which of its ports are free",
+                    f"nothing for {ANSWER_SECONDS:g} s",
+                    "again once it can be reached",
                 )
             self.listen_to((), POLL_SECONDS)
         found = {name: self._found.pop((name, self._asked)) for name in wanted}

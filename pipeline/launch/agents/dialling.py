@@ -309,8 +309,9 @@ class DiallingCluster(Steady, ABC):
         training = [process.host for process in plan.processes if process.role != DATA_SERVER]
         if max(training) >= len(names):
             raise LaunchError(
-                f"Expected a plan for the {len(names)} hosts of the cluster, received one for {max(training) + 1}. "
-                f"Try hardware.hosts={len(names)}."
+                f"a plan for the {len(names)} hosts of the cluster",
+                f"one for {max(training) + 1}",
+                f"hardware.hosts={len(names)}",
             )
         return {process.rank: names[process.host % len(names)] for process in plan.processes}
 

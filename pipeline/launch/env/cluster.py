@@ -98,8 +98,9 @@ class EnvCluster(Steady):
             say(f"The connection to {conductor} was lost. {own} waits for it again.")
             until = time.monotonic() + self._timeout
         raise LaunchError(
-            f"Expected {conductor} to conduct, received nothing from it for {self._timeout:g} s. "
-            f"Try the same command there, or cluster.options.timeout={2 * self._timeout:g}."
+            f"{conductor} to conduct",
+            f"nothing from it for {self._timeout:g} s",
+            f"the same command there, or cluster.options.timeout={2 * self._timeout:g}",
         )
 
     def assumed(self) -> Machine:
@@ -239,8 +240,9 @@ class EnvCluster(Steady):
                 hosts[plan.processes[rank].host].add(task.host)
         if any(len(names) > 1 for names in hosts.values()):
             raise LaunchError(
-                f"Expected processes on the hosts of their tasks in {self._tasks.source}, {len(self._tasks.hosts)} of "
-                f"them, received a plan with several of these as one. Try hardware.hosts={len(self._tasks.hosts)}."
+                f"processes on the hosts of their tasks in {self._tasks.source}, {len(self._tasks.hosts)} of them",
+                "a plan with several of these as one",
+                f"hardware.hosts={len(self._tasks.hosts)}",
             )
         return found
 
@@ -256,8 +258,7 @@ def _timeout(config: ClusterConfig) -> float:
         if isinstance(given, int | float | str) and 0 < float(given) < 1e9:
             return float(given)
     raise LaunchError(
-        f"Expected cluster.options.timeout to be seconds above 0, received {given}. "
-        f"Try cluster.options.timeout={WAIT_SECONDS:g}."
+        "cluster.options.timeout to be seconds above 0", given, f"cluster.options.timeout={WAIT_SECONDS:g}"
     )
 
 

@@ -74,8 +74,9 @@ def tasks_of(environ: Mapping[str, str]) -> Tasks:
         if environ.get(source, "").strip():
             return read(source, environ)
     raise LaunchError(
-        "Expected TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env, "
-        "received none of them. Try cluster=local for this machine alone."
+        "TF_CONFIG (or CLUSTER_SPEC, or SM_HOSTS) to say which task this process is, since cluster=env",
+        "none of them",
+        "cluster=local for this machine alone",
     )
 
 
@@ -93,8 +94,9 @@ def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
     hosts, own = _parsed(source, environ[source]), environ.get("SM_CURRENT_HOST", "").strip('"')
     if not isinstance(hosts, list) or own not in hosts:
         raise LaunchError(
-            f"Expected SM_HOSTS to be a list with SM_CURRENT_HOST in it, received {hosts} and {own or 'none'}. "
-            f"Try SM_HOSTS='[\"algo-1\"]' SM_CURRENT_HOST=algo-1."
+            "SM_HOSTS to be a list with SM_CURRENT_HOST in it",
+            f"{hosts} and {own or 'none'}",
+            "SM_HOSTS='[\"algo-1\"]' SM_CURRENT_HOST=algo-1",
         )
     # In one order on all hosts.
     hosts = sorted(hosts)
@@ -105,28 +107,26 @@ def _of_sagemaker(source: str, environ: Mapping[str, str]) -> Tasks:
 def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]) -> Tasks:
     example = '\'{"cluster": {"worker": ["HOST:PORT", "HOST:PORT"]}, "task": {"type": "worker", "index": 0}}\''
     if not isinstance(cluster, dict) or not isinstance(task, dict):
-        raise LaunchError(f"Expected {source} to have a cluster and a task, received another value. Try {example}.")
+        raise LaunchError(f"{source} to have a cluster and a task", "another value", f"{example}")
     found: list[Task] = []
     for name, addresses in cluster.items():
         kind = kind_of(name)
         if kind not in (CHIEF, WORKER, SERVER, EVALUATOR):
             raise LaunchError(
-                f"Expected the tasks of {source} to be {CHIEF}, {WORKER}, {SERVER} or {EVALUATOR}, received {name}. "
-                f"Try {example}."
+                f"the tasks of {source} to be {CHIEF}, {WORKER}, {SERVER} or {EVALUATOR}", name, f"{example}"
             )
         if not isinstance(addresses, list):
-            raise LaunchError(
-                f"Expected {source} to list the addresses of {name}, received {addresses!r}. Try {example}."
-            )
+            raise LaunchError(f"{source} to list the addresses of {name}", f"{addresses!r}", f"{example}")
         found += [Task(kind, index, _address(source, name, address)) for index, address in enumerate(addresses)]
     found.sort(key=lambda task: ((CHIEF, WORKER, SERVER, EVALUATOR).index(task.kind), task.index))
     if len({one.address for one in found}) < len(found):
-        raise LaunchError(f"Expected each address of {source} once, received one of them twice. Try other ports.")
+        raise LaunchError(f"each address of {source} once", "one of them twice", "other ports")
     kinds = [one.kind for one in found]
     if kinds.count(CHIEF) > 1 or not {CHIEF, WORKER} & {*kinds}:
         raise LaunchError(
-            f"Expected {source} to name one chief or none, and a worker where there is none, received "
-            f"{', '.join(map(str, found)) or 'no task'}. Try {example}."
+            f"{source} to name one chief or none, and a worker where there is none",
+            ", ".join(map(str, found)) or "no task",
+            f"{example}",
         )
     number, kind = str(task.get("index", "")), kind_of(str(task.get("type")))
     own = [one for one in found if one.kind == kind and str(one.index) == number]
@@ -135,8 +135,9 @@ def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]
         own = [Task(EVALUATOR, int(number) if number.isdecimal() else 0, "")]
     if not own:
         raise LaunchError(
-            f"Expected the task of {source} to be one of {', '.join(map(str, found))}, received type "
-            f"{task.get('type')!r} with index {task.get('index')!r}. Try {example}."
+            f"the task of {source} to be one of {', '.join(map(str, found))}",
+            f"type {task.get('type')!r} with index {task.get('index')!r}",
+            f"{example}",
         )
     return Tasks(source, tuple(found), own[0])
 
@@ -144,9 +145,7 @@ def _tasks(source: str, cluster: Json, task: Json, kind_of: Callable[[str], str]
 def _address(source: str, name: str, given: Json) -> str:
     found = ADDRESS.fullmatch(given) if isinstance(given, str) else None
     if found is None or not 1 <= int(found[2]) <= 65535:
-        raise LaunchError(
-            f"Expected the addresses of {name} in {source} to be HOST:PORT, received {given!r}. Try 127.0.0.1:2222."
-        )
+        raise LaunchError(f"the addresses of {name} in {source} to be HOST:PORT", f"{given!r}", "127.0.0.1:2222")
     return f"{found[1]}:{found[2]}"
 
 
@@ -160,7 +159,8 @@ def _parsed(source: str, text: str) -> Json:
         parsed: Json = json.loads(text)
     except ValueError as error:
         raise LaunchError(
-            f"Expected {source} to be JSON, received what is none: {error}. Try to put it into single quotes, "
-            f"and names within into double ones."
+            f"{source} to be JSON",
+            f"what is none: {error}",
+            "to put it into single quotes, and names within into double ones",
         ) from error
     return parsed

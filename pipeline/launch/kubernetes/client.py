@@ -37,8 +37,9 @@ class Client:
             from kubernetes.client.exceptions import ApiException
         except ImportError as error:
             raise LaunchError(
-                f"Expected the official client of Kubernetes for cluster=kubernetes, received none ({error}). "
-                f"Try pip install 'kubernetes<37', or mode=plan, which needs none."
+                "the official client of Kubernetes for cluster=kubernetes",
+                f"none ({error})",
+                "pip install 'kubernetes<37', or mode=plan, which needs none",
             ) from error
         self._refused, self._stream, self._library = ApiException, stream, client
         configuration = client.Configuration()

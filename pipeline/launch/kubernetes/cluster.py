@@ -196,8 +196,9 @@ class KubernetesCluster(DiallingCluster):
         """The client, where there is what pods need. Raises `LaunchError`."""
         if self._options.image is None:
             raise LaunchError(
-                "Expected an image that pods run, received none. "
-                "Try cluster.options.image=..., one that holds this program and your own modules."
+                "an image that pods run",
+                "none",
+                "cluster.options.image=..., one that holds this program and your own modules",
             )
         self._client = self._client or Client(self._options, self.environ)
         return self._client
@@ -224,8 +225,9 @@ class KubernetesCluster(DiallingCluster):
         while client.failed(kind, name) != GONE or client.pods(name):
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"Expected the pods of {name} to end within {GONE_SECONDS:g} s, received some that have not. "
-                    f"Try the same command again."
+                    f"the pods of {name} to end within {GONE_SECONDS:g} s",
+                    "some that have not",
+                    "the same command again",
                 )
             time.sleep(POLL_SECONDS)
 

@@ -57,8 +57,9 @@ class Follower:
             if ended is not None:
                 raise LaunchError(self._ended(ended))
             raise LaunchError(
-                f"Expected the {self._kind} {self._name} to go on, received that it will not ({failed.rstrip('.')}). "
-                f"Try the same command again, which goes on from the last checkpoint."
+                f"the {self._kind} {self._name} to go on",
+                f"that it will not ({failed.rstrip('.')})",
+                "the same command again, which goes on from the last checkpoint",
             )
 
     def waits_for(self, absent: Sequence[str], unreached: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -181,14 +181,12 @@ def options_of(given: Mapping[str, Json]) -> Options:
         if name not in usual:
             near = difflib.get_close_matches(str(name), usual, 1) or ["image"]
             raise LaunchError(
-                f"Expected options of cluster=kubernetes ({', '.join(usual)}), received {name}. "
-                f"Try cluster.options.{near[0]}=..."
+                f"options of cluster=kubernetes ({', '.join(usual)})", name, f"cluster.options.{near[0]}=.."
             )
         rule = RULES[name]
         if not (rule.holds(value) or (value is None and usual[name] is None)):
             raise LaunchError(
-                f"Expected cluster.options.{name} to be {rule.expected}, received {_said(value)}. "
-                f"Try cluster.options.{name}={rule.example}."
+                f"cluster.options.{name} to be {rule.expected}", _said(value), f"cluster.options.{name}={rule.example}"
             )
     known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     return Options(**known)

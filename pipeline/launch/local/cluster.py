@@ -288,8 +288,9 @@ class LocalJob:
 def _server_lost(again: int) -> LaunchError:
     often = f", after it was started again {again} time{'s' * (again > 1)} (launch.max_restarts)" if again else ""
     return LaunchError(
-        f"Expected a fork server that starts processes, received one that was killed{often}. "
-        f"Try again, or cluster.start_method=spawn, which needs none."
+        "a fork server that starts processes",
+        f"one that was killed{often}",
+        "again, or cluster.start_method=spawn, which needs none",
     )
 
 

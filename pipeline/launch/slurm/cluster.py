@@ -94,8 +94,9 @@ class SlurmCluster(DiallingCluster):
         place = place_of(SLURM, self.environ)
         if place is not None and place.size > 1:
             raise LaunchError(
-                f"Expected one command in an allocation, received {place.size} of it, started by srun. "
-                f"Try it without srun, or cluster=mpi, which makes one of them."
+                "one command in an allocation",
+                f"{place.size} of it, started by srun",
+                "it without srun, or cluster=mpi, which makes one of them",
             )
         folder = Path(self._options.folder).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,8 +138,9 @@ class SlurmCluster(DiallingCluster):
             self._submit()
         elif state.over:
             raise LaunchError(
-                f"Expected agents on the nodes of Slurm's job {self._job.job}, received one that has ended as "
-                f"{state.name}{self._tail()}. Try other cluster.options.setup or modules, see {self._log}."
+                f"agents on the nodes of Slurm's job {self._job.job}",
+                f"one that has ended as {state.name}{self._tail()}",
+                f"other cluster.options.setup or modules, see {self._log}",
             )
         elif state.name == RUNNING and time.monotonic() - self._job.since > self._options.timeout:
             raise LaunchError(
@@ -291,8 +293,9 @@ class SlurmCluster(DiallingCluster):
         command = self._srun(self.contact.address, self._log.parent)
         if shutil.which(command[0], path=self.environ.get("PATH")) is None:
             raise LaunchError(
-                f"Expected the command {command[0]} in the allocation of Slurm's job "
-                f"{self._inside.job if self._inside else ''}, received none. Try it outside of a container."
+                f"the command {command[0]} in the allocation of Slurm's job {self._inside.job if self._inside else ''}",
+                "none",
+                "it outside of a container",
             )
         with self._log.open("ab") as log:
             # A Ctrl-C at the terminal is this command's to handle.
@@ -308,8 +311,9 @@ class SlurmCluster(DiallingCluster):
     def _check_step(self) -> None:
         if self._step is not None and self._step.poll() not in (None, 0):
             raise LaunchError(
-                f"Expected srun to start agents in the allocation, received one that has ended with "
-                f"{self._step.returncode}{self._tail()}. Try other cluster.options, and see {self._log}."
+                "srun to start agents in the allocation",
+                f"one that has ended with {self._step.returncode}{self._tail()}",
+                f"other cluster.options, and see {self._log}",
             )
 
     def _end_inside(self) -> None:

@@ -52,9 +52,7 @@ def counts_of(text: str) -> list[int]:
     for part in filter(None, text.split(",")):
         read = TIMES.fullmatch(part.strip())
         if read is None:
-            raise LaunchError(
-                f"Expected counts of Slurm's as 4(x2),8, received {text}. Try to start the job's command again."
-            )
+            raise LaunchError("counts of Slurm's as 4(x2),8", text, "to start the job's command again")
         found += [int(read[1])] * min(int(read[2] or 1), MOST_HOSTS)
     return found
 
@@ -101,7 +99,4 @@ def _numbers(inside: str, text: str) -> Sequence[str]:
 
 
 def _unread(text: str) -> LaunchError:
-    return LaunchError(
-        f"Expected a host list of Slurm's as n[1-4,7],m[01-03], received {text[:200]}. "
-        f"Try to start the job's command again."
-    )
+    return LaunchError("a host list of Slurm's as n[1-4,7],m[01-03]", text[:200], "to start the job's command again")

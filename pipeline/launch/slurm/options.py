@@ -52,19 +52,20 @@ def check(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value <= MOST:
             raise LaunchError(
-                f"Expected cluster.options.{name} to be from {least} to {MOST}, received {value}. "
-                f"Try cluster.options.{name}={max(1, least)}."
+                f"cluster.options.{name} to be from {least} to {MOST}", value, f"cluster.options.{name}={max(1, least)}"
             )
     tasks, nodes = options.tasks or 1, options.nodes
     if tasks > 1 and tasks % nodes:
         raise LaunchError(
-            f"Expected tasks that divide evenly over {nodes} nodes, received {tasks}. "
-            f"Try cluster.options.tasks={max(1, tasks // nodes) * nodes}."
+            f"tasks that divide evenly over {nodes} nodes",
+            tasks,
+            f"cluster.options.tasks={max(1, tasks // nodes) * nodes}",
         )
     if options.time is not None and not TIME.fullmatch(str(options.time)):
         raise LaunchError(
-            f"Expected cluster.options.time as Slurm's --time has it, minutes or H:MM:SS or D-HH:MM, received "
-            f"{options.time}. Try cluster.options.time=1:00:00."
+            "cluster.options.time as Slurm's --time has it, minutes or H:MM:SS or D-HH:MM",
+            options.time,
+            "cluster.options.time=1:00:00",
         )
     _check_texts(options)
 
@@ -73,17 +74,17 @@ def _check_texts(options: Options) -> None:
     for option in options.extra:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(
-                f"Expected cluster.options.extra to be options of sbatch, received {option!r}. "
-                f"Try 'cluster.options.extra=[\"--qos=high\"]'."
+                "cluster.options.extra to be options of sbatch",
+                f"{option!r}",
+                "'cluster.options.extra=[\"--qos=high\"]'",
             )
         if option.split("=")[0].split()[0] in OURS:
             raise LaunchError(
-                f"Expected cluster.options.extra to leave {', '.join(OURS)} to the other options, received {option}. "
-                f"Try cluster.options.nodes, tasks, cpus_per_task, requeue or signal_seconds."
+                f"cluster.options.extra to leave {', '.join(OURS)} to the other options",
+                option,
+                "cluster.options.nodes, tasks, cpus_per_task, requeue or signal_seconds",
             )
     for name in ("partition", "account", "constraint", "container", "python"):
         value = getattr(options, name)
         if value is not None and ("\n" in value or not value.strip()):
-            raise LaunchError(
-                f"Expected cluster.options.{name} to be one line, received {value!r}. Try cluster.options.{name}=null."
-            )
+            raise LaunchError(f"cluster.options.{name} to be one line", f"{value!r}", f"cluster.options.{name}=null")

@@ -125,8 +125,9 @@ class Slurm:
             )
         except FileNotFoundError as error:
             raise LaunchError(
-                f"Expected the command {command[0]}, as a login node of a Slurm cluster has it, received none. "
-                f"Try this command there, mode=plan to see the script here, or cluster=local."
+                f"the command {command[0]}, as a login node of a Slurm cluster has it",
+                "none",
+                "this command there, mode=plan to see the script here, or cluster=local",
             ) from error
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(command, 1, "", f"no answer for {ASK_SECONDS:g} s")

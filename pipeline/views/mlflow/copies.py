@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.analyze.history import ID_LETTERS
+from pipeline.errors import UserError
 from pipeline.record import log, tracking
 from pipeline.record.events import Ended, Resumed, Run
 from pipeline.record.tracking import LOG, Copied, Store
@@ -38,7 +39,7 @@ FIRST_MS = 30_000
 Kind = TypeVar("Kind")
 
 
-class TrackError(RuntimeError):
+class TrackError(UserError):
     """A run that cannot be sent; the message says what was expected and what to do."""
 
 
@@ -283,8 +284,9 @@ class Copy:
                     raise
         if found.lifecycle_stage == "deleted":
             raise TrackError(
-                f"Expected the MLflow experiment {name!r} to be active, received a deleted one. "
-                f"Try `mlflow experiments restore --experiment-id {found.experiment_id}`."
+                f"the MLflow experiment {name!r} to be active",
+                "a deleted one",
+                f"`mlflow experiments restore --experiment-id {found.experiment_id}`",
             )
         self._describe(found, run)
         return str(found.experiment_id)

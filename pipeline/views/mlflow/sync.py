@@ -77,7 +77,7 @@ def _sync_one(copy: Copy, uri: str, failed: dict[str, str], say: Callable[[str],
             raise TrackError(failed[uri])
         path = sqlite_path(uri)
         if path and not path.parent.is_dir():
-            raise TrackError(f"Expected a folder {path.parent} for the store, received none. Try uri=...")
+            raise TrackError(f"a folder {path.parent} for the store", "none", "uri=..")
         return _bring_up(copy, say)
     except Deleted as error:
         say(f"{copy.folder}: left alone. {error}")

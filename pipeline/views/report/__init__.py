@@ -67,7 +67,7 @@ class Written:
 def write(folder: Path) -> Written:
     """Writes the report of the sweep in `folder`.
 
-    Raises `HistoryError` where there is no sweep, and `OSError` where the folder cannot be written to.
+    Raises `UserError` where there is no sweep, and `OSError` where the folder cannot be written to.
     """
     sweep = gather(folder)
     decided = verdict.decide(

@@ -18,9 +18,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from pipeline.analyze import comparable, history
 from pipeline.analyze.comparable import Marks
-from pipeline.analyze.errors import HistoryError
 from pipeline.analyze.history import Run
 from pipeline.config.schema import PredictConfig
+from pipeline.errors import UserError
 from pipeline.plan.planning import falls
 from pipeline.record import log, results, sweeps
 from pipeline.record.events import Epoch
@@ -152,7 +152,7 @@ class Sweep:
 
 
 def gather(folder: Path) -> Sweep:
-    """The sweep in a folder. Raises `HistoryError`."""
+    """The sweep in a folder. Raises `UserError`."""
     folder = folder.resolve()
     if listed := sweeps.read(folder):
         points = [_listed(place, entry, folder) for place, entry in enumerate(listed)]
@@ -160,9 +160,7 @@ def gather(folder: Path) -> Sweep:
         folders = sorted((path.parent for path in folder.glob(f"*/{results.FILE}")), key=_naturally)
         points = [_point(place, _run(folder)) for place, folder in enumerate(folders)]
     if not points:
-        raise HistoryError(
-            f"Expected a sweep with points, received {folder}, which has none. Try `python -m pipeline -m ...` first."
-        )
+        raise UserError("a sweep with points", f"{folder}, which has none", "`python -m pipeline -m ...` first")
     return Sweep(folder, tuple(_grouped(points)), _knee_share(points))
 
 

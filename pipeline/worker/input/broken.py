@@ -48,13 +48,15 @@ def refuse(found: Sequence[Broken], complaints: Sequence[str], also: str = "") -
         lost = sum(flaw.examples for flaw in found)
         named = first_of([f"{flaw.name} {flaw.why}" for flaw in found])
         raise TrainingError(
-            f"Expected examples that can be trained on, received {lost} that cannot: {named}. "
-            f"Try {also}data.on_error=skip, which trains on the others, or putting the data right."
+            "examples that can be trained on",
+            f"{lost} that cannot: {named}",
+            f"{also}data.on_error=skip, which trains on the others, or putting the data right",
         )
     if complaints:
         raise TrainingError(
-            f"Expected data that lack nothing, received {complaints[0]}. "
-            f"Try data.on_error=skip, which trains nevertheless, or putting the data right."
+            "data that lack nothing",
+            complaints[0],
+            "data.on_error=skip, which trains nevertheless, or putting the data right",
         )
 
 
@@ -74,8 +76,9 @@ def expect_batch(examples: int, global_batch: int, workers: int, skip: bool) -> 
     if examples < global_batch and not skip:
         fitting = f"train.replica_batch={examples // workers}" if examples >= workers else "more data"
         raise TrainingError(
-            f"Expected training data for at least one global batch of {global_batch}, received {examples} examples. "
-            f"Try {fitting}, or data.on_error=skip, which trains on a smaller one."
+            f"training data for at least one global batch of {global_batch}",
+            f"{examples} examples",
+            f"{fitting}, or data.on_error=skip, which trains on a smaller one",
         )
 
 

@@ -115,6 +115,7 @@ def _expect_one_size(part: Examples | tf.data.Dataset) -> None:
             or (leaf.dtype == tf.string and leaf.shape.rank)
         ):
             raise TrainingError(
-                f"Expected examples of one size to keep, received a {type(leaf).__name__} of shape {leaf.shape} and "
-                f"{getattr(leaf.dtype, 'name', leaf.dtype)}. Try data.cache=none."
+                "examples of one size to keep",
+                f"a {type(leaf).__name__} of shape {leaf.shape} and {getattr(leaf.dtype, 'name', leaf.dtype)}",
+                "data.cache=none",
             )

@@ -73,13 +73,14 @@ def _check(spec: Batch, examples: bool) -> None:
     _, y, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if y is None or tf.nest.is_nested(y):
         raise DataError(
-            f"Expected labels of a single output for train.class_weight, received "
-            f"{'data of x alone' if y is None else f'labels of {len(y)} outputs'}. "
-            f"Try train.class_weight=null, and weights of the examples in the data: (x, y, sample_weight)."
+            "labels of a single output for train.class_weight",
+            "data of x alone" if y is None else f"labels of {len(y)} outputs",
+            "train.class_weight=null, and weights of the examples in the data: (x, y, sample_weight)",
         )
     shape = np.shape(y)[1:] if examples else y.shape
     if len(shape) > 1:
         raise DataError(
-            f"Expected a class, or a number for each class, as the label of an example for train.class_weight, "
-            f"received labels of shape {list(shape)}. Try train.class_weight=null, and (x, y, sample_weight)."
+            "a class, or a number for each class, as the label of an example for train.class_weight",
+            f"labels of shape {list(shape)}",
+            "train.class_weight=null, and (x, y, sample_weight)",
         )

@@ -82,6 +82,7 @@ def _made_or_not(part: tf.data.Dataset) -> int:
             in_a_row += 1
         count += 1
     raise TrainingError(
-        f"Expected a data set that goes on after an example that cannot be made, received one that failed {ENDLESS:,} "
-        f"times in a row. Try putting it right, or data.on_error=stop, which says what is wrong."
+        "a data set that goes on after an example that cannot be made",
+        f"one that failed {ENDLESS:,} times in a row",
+        "putting it right, or data.on_error=stop, which says what is wrong",
     )

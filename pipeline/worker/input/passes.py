@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
+from pipeline.errors import UserError
 from pipeline.private import ArrayDataAdapter, array_slicing, get_data_adapter
 from pipeline.worker.input import few
 from pipeline.worker.input.batches import stream
@@ -30,10 +31,6 @@ UNTIL_IT_ENDS = sys.maxsize
 
 # What Keras's `fit` takes as data.
 FitData: TypeAlias = Nested[np.ndarray | tf.Tensor] | tf.data.Dataset | keras.utils.PyDataset | Iterable[object] | None
-
-
-class FitError(ValueError):
-    """An argument of `fit` that cannot be honoured: the message says what was expected, received and what to do."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +60,10 @@ def place(strategy: tf.distribute.Strategy) -> Place:
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if strategy.num_replicas_in_sync > 1:
-            raise FitError(
-                f"Expected workers with one device each, since each of them makes steps of its own, received "
-                f"{strategy.num_replicas_in_sync}. Try more workers, each with one of the devices."
+            raise UserError(
+                "workers with one device each, since each of them makes steps of its own",
+                strategy.num_replicas_in_sync,
+                "more workers, each with one of the devices",
             )
         return Place(0, 1, 1)
     numbers = strategy.experimental_distribute_values_from_function(
@@ -156,22 +154,26 @@ def passes(
     seed: int = 0,
     class_weight: dict[int, float] | None = None,
 ) -> Passes:
-    """The passes over whatever Keras's `fit` takes as data; `steps` make an epoch, or all. Raises `FitError`."""
+    """The passes over whatever Keras's `fit` takes as data; `steps` make an epoch, or all. Raises `UserError`."""
     if isinstance(x, tf.distribute.DistributedDataset | tf.distribute.DistributedIterator):
-        raise FitError(
-            f"Expected the tf.data.Dataset itself, received {type(x).__name__}. Try to pass what was given to "
-            f"strategy.experimental_distribute_dataset, or what its function returns, batched by the global batch."
+        raise UserError(
+            "the tf.data.Dataset itself",
+            type(x).__name__,
+            "to pass what strategy.experimental_distribute_dataset was given, batched by the global batch",
         )
     batched = isinstance(x, tf.data.Dataset)
     if batched and batch_size is not None:
-        raise FitError(
-            f"Expected no batch size for a data set, whose elements are global batches, received {batch_size}. "
-            f"Try dataset.batch({batch_size}) and batch_size=None."
+        raise UserError(
+            "no batch size for a data set, whose elements are global batches",
+            batch_size,
+            f"dataset.batch({batch_size}) and batch_size=None",
         )
     if isinstance(x, keras.utils.PyDataset) and shuffle and where.processes > 1:
-        raise FitError(
-            f"Expected shuffle=False for a {type(x).__name__} on {where.processes} processes, which would each shuffle "
-            f"it in an order of their own, received shuffle={shuffle}. Try to shuffle in its on_epoch_end, from a seed."
+        raise UserError(
+            f"shuffle=False for a {type(x).__name__} on {where.processes} processes, which would each "
+            "shuffle it in an order of their own",
+            f"shuffle={shuffle}",
+            "to shuffle in its on_epoch_end, from a seed",
         )
     # A data set is shuffled by its maker, and Keras warns of every other use of its default.
     adapter = get_data_adapter(
@@ -181,21 +183,23 @@ def passes(
         return _Arrays(adapter, where, shuffle, seed)
     known = adapter.num_batches
     if known == 0:
-        raise FitError(
-            f"Expected batches, received a {type(x).__name__} of none. Try looking at what it is made of: "
-            f"drop_remainder=True leaves out all of fewer examples than one batch."
+        raise UserError(
+            "batches",
+            f"a {type(x).__name__} of none",
+            "looking at what it is made of: drop_remainder=True leaves out all of fewer examples than one batch",
         )
     data = adapter.get_tf_dataset()
     endless = int(data.cardinality()) == tf.data.INFINITE_CARDINALITY or (
         isinstance(x, keras.utils.PyDataset) and not known
     )
     if steps is None and endless:
-        raise FitError("Expected a number of steps for data without end, received None. Try steps_per_epoch=100.")
+        raise UserError("a number of steps for data without end", "None", "steps_per_epoch=100")
     if known is None and steps is None and where.processes > 1:
-        raise FitError(
-            f"Expected data whose number of batches is known beforehand for {where.processes} processes, which must "
-            f"end together, received {type(x).__name__} of unknown length. Try "
-            f"dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100."
+        raise UserError(
+            f"data whose number of batches is known beforehand for {where.processes} processes, which must "
+            "end together",
+            f"{type(x).__name__} of unknown length",
+            "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100",
         )
     return _Batches(adapter, data, known, endless, where)
 
@@ -205,24 +209,22 @@ class _Arrays(Passes):
 
     def __init__(self, adapter: ArrayDataAdapter, where: Place, shuffle: bool | str, seed: int) -> None:
         if shuffle not in (True, False):
-            raise FitError(
-                f"Expected shuffle to be True or False, received {shuffle!r}. Try shuffle=False: the order of the "
-                f"examples within a batch changes no gradient."
+            raise UserError(
+                "shuffle to be True or False",
+                f"{shuffle!r}",
+                "shuffle=False: the order of the examples within a batch changes no gradient",
             )
         part = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
         part = keras.tree.lists_to_tuples(part)
         wrong = [leaf for leaf in keras.tree.flatten(part) if not _is_dense(leaf)]
         if wrong:
-            raise FitError(
-                f"Expected dense arrays, received {type(wrong[0]).__name__}. Try .toarray(), .to_tensor() or "
-                f"tf.sparse.to_dense."
-            )
+            raise UserError("dense arrays", type(wrong[0]).__name__, ".toarray(), .to_tensor() or tf.sparse.to_dense")
         with tf.device("CPU:0"):
             self._part = tf.nest.map_structure(tf.convert_to_tensor, part)
         self._adapter, self.steps, self.length = adapter, adapter.num_batches, adapter.num_batches
         self.examples = adapter._num_samples
         if not self.examples:
-            raise FitError("Expected examples, received arrays of none. Try looking at the shapes of x and y.")
+            raise UserError("examples", "arrays of none", "looking at the shapes of x and y")
         self.labels = keras.utils.unpack_x_y_sample_weight(self._part)[1]
         self._layout = Layout(adapter.batch_size, where.replicas, where.first, where.local, (self.examples,))
         self.always_fed = self._layout.always_fed
@@ -283,10 +285,10 @@ class _Batches(Passes):
 
     def source(self, workers: int) -> Source:
         if self.one_by_one or (self.steps is not None and self.steps < workers):
-            raise FitError(
-                f"Expected data of a known number of batches, {workers} or more for as many workers, received "
-                f"{'an unknown number' if self.one_by_one else self.steps}. Try dataset.repeat() with steps_per_epoch, "
-                f"or dataset.apply(tf.data.experimental.assert_cardinality(batches))."
+            raise UserError(
+                f"data of a known number of batches, {workers} or more for as many workers",
+                "an unknown number" if self.one_by_one else self.steps,
+                "dataset.apply(tf.data.experimental.assert_cardinality(batches)), or steps_per_epoch=100",
             )
         graph, spec = source.graph(self._data), self._data.element_spec
 
@@ -330,12 +332,12 @@ def _own(data: tf.data.Dataset, where: Place, fixed: Sequence[int | None]) -> tf
     policy = data.options().experimental_distribute.auto_shard_policy
     size = fixed[0]
     if policy == FILE or int(data.cardinality()) != tf.data.INFINITE_CARDINALITY or not size or size % where.replicas:
-        raise FitError(
-            f"Expected data without end in batches of a fixed size that divides evenly over {where.replicas} replicas "
-            f"for auto_shard_policy OFF, received {policy.name} and {data.element_spec}. Try dataset.repeat() before "
-            f"dataset.batch({where.replicas * 32}, drop_remainder=True) with steps_per_epoch=100, with shards of your "
-            f"own making (dataset.shard); or auto_shard_policy DATA, with which each process reads everything and "
-            f"trains its share."
+        raise UserError(
+            f"data without end in batches of a fixed size that divides evenly over {where.replicas} replicas "
+            "for auto_shard_policy OFF",
+            f"{policy.name} and {data.element_spec}",
+            f"dataset.shard, dataset.repeat() and dataset.batch({where.replicas * 32}, drop_remainder=True) with "
+            "steps_per_epoch=100; or auto_shard_policy DATA, where each process reads all and trains its share",
         )
     part = size // where.processes
     part_of_each = data.rebatch(part, drop_remainder=True)
@@ -375,9 +377,10 @@ def _dense_specs(data: tf.data.Dataset) -> list[tf.TensorSpec]:
     specs: list[tf.TensorSpec] = tf.nest.flatten(data.element_spec)
     wrong = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank]
     if wrong:
-        raise FitError(
-            f"Expected batches of dense tensors whose rank is known, received {wrong[0]}. Try dataset.batch, and "
-            f"tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map."
+        raise UserError(
+            "batches of dense tensors whose rank is known",
+            wrong[0],
+            "dataset.batch, and tf.ensure_shape, .to_tensor() or tf.sparse.to_dense in dataset.map",
         )
     return specs
 

@@ -56,8 +56,9 @@ def both(made: Iterable[object]) -> tuple[object, object]:
         ) from error
     if _is_array(train) and _is_array(validation):
         raise DataError(
-            f"Expected data.build to return (train, validation), each of them (x, y), received two arrays, of shapes "
-            f"{list(np.shape(train))} and {list(np.shape(validation))}. Try return (x, y), None."
+            "data.build to return (train, validation), each of them (x, y)",
+            f"two arrays, of shapes {list(np.shape(train))} and {list(np.shape(validation))}",
+            "return (x, y), None",
         )
     return train, validation
 
@@ -74,15 +75,16 @@ def part(made: object, name: str) -> Part | None:
         return made
     if isinstance(made, Iterator):
         raise DataError(
-            f"Expected {name} data that can be read again in each epoch, received a {type(made).__name__}, which ends "
-            f"once it is read. Try arrays, or tf.data.Dataset.from_generator."
+            f"{name} data that can be read again in each epoch",
+            f"a {type(made).__name__}, which ends once it is read",
+            "arrays, or tf.data.Dataset.from_generator",
         )
     given = _trimmed(made if isinstance(made, list | tuple) else (made,))
     if not 1 <= len(given) <= len(NAMES) or given[0] is None:
         raise DataError(
-            f"Expected {name} data as (x, y) or (x, y, sample_weight), received "
-            f"{'none' if not given else 'an x of None' if given[0] is None else f'{len(given)} of them'}. "
-            f"Try several inputs in a dictionary: ({{'a': a, 'b': b}}, y)."
+            f"{name} data as (x, y) or (x, y, sample_weight)",
+            "none" if not given else "an x of None" if given[0] is None else f"{len(given)} of them",
+            "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
         )
     arrays = tuple(
         None if values is None else _arrays(_without_lists(values, _Where(path, name)), _Where(path, name))
@@ -147,7 +149,7 @@ def _without_lists(values: object, where: _Where) -> object:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise DataError(f"Expected rows of one length in {where}, received a list of others. Try {PAD}.") from error
+        raise DataError(f"rows of one length in {where}", "a list of others", f"{PAD}") from error
     # As Keras does with Python's floats.
     return narrow.floats(array, keras.config.floatx(), str(where)) if array.dtype == np.float64 else array
 
@@ -178,26 +180,21 @@ def _array(values: object, where: _Where) -> np.ndarray:
     dense = {tf.SparseTensor: "tf.sparse.to_dense", tf.RaggedTensor: ".to_tensor()"}
     sparse = next((how for kind, how in dense.items() if isinstance(values, kind)), None)
     if sparse or hasattr(values, "tocsr"):
-        raise DataError(
-            f"Expected dense arrays, received {type(values).__name__} as {where}. Try {sparse or '.toarray()'}."
-        )
+        raise DataError("dense arrays", f"{type(values).__name__} as {where}", f"{sparse or '.toarray()'}")
     array = np.asarray(values)
     if array.dtype.kind == "O":
         array = _of_objects(array, values, where)
     if not array.ndim:
-        raise DataError(
-            f"Expected an array as {where}, received {_short(values)}. Try numpy.array, with one row an example."
-        )
+        raise DataError(f"an array as {where}", _short(values), "numpy.array, with one row an example")
     try:
         tf.as_dtype(array.dtype)
     except TypeError as error:
-        raise DataError(
-            f"Expected numbers as {where}, received {array.dtype}. Try .astype('float32'), or whatever stands for it."
-        ) from error
+        raise DataError(f"numbers as {where}", array.dtype, ".astype('float32'), or whatever stands for it") from error
     if array.dtype.kind in "US" and where.path.split("[")[0] != "x":
         raise DataError(
-            f"Expected numbers as {where}, received text, such as {_texts(array.flat[:1])[0]!r}. "
-            f"Try numpy.unique(y, return_inverse=True)[1], which numbers classes from 0."
+            f"numbers as {where}",
+            f"text, such as {_texts(array.flat[:1])[0]!r}",
+            "numpy.unique(y, return_inverse=True)[1], which numbers classes from 0",
         )
     return array
 
@@ -208,8 +205,7 @@ def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
         return np.array(_texts(array.flat)).reshape(array.shape)
     if not array.ndim:
         raise DataError(
-            f"Expected arrays or a tf.data.Dataset as {where}, received {_short(values)}. Try numpy.array, or "
-            f"tf.data.Dataset.from_generator."
+            f"arrays or a tf.data.Dataset as {where}", _short(values), "numpy.array, or tf.data.Dataset.from_generator"
         )
     shapes = {np.shape(value) for value in array.flat}
     if shapes == {()}:
@@ -217,7 +213,7 @@ def _of_objects(array: np.ndarray, values: object, where: _Where) -> np.ndarray:
     else:
         how = "numpy.stack, which makes one array of all" if len(shapes) == 1 else PAD
     kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
-    raise DataError(f"Expected numbers as {where}, received an array of objects ({kinds}). Try {how}.")
+    raise DataError(f"numbers as {where}", f"an array of objects ({kinds})", f"{how}")
 
 
 def _texts(values: Iterable[str | bytes]) -> list[str]:
@@ -233,15 +229,17 @@ def _check_lengths(arrays: Sequence[Nested[np.ndarray] | None], name: str) -> No
     x, y = named["x"], lengths.get("y", set())
     if isinstance(x, tuple) and y == {len(x)}:
         raise DataError(
-            f"Expected x of the {name} data to be one array of {len(x)} examples, received a list of {len(x)} arrays, "
-            f"which stands for as many inputs. Try numpy.stack(x)."
+            f"x of the {name} data to be one array of {len(x)} examples",
+            f"a list of {len(x)} arrays, which stands for as many inputs",
+            "numpy.stack(x)",
         )
     said = ", ".join(
         f"{' and '.join(f'{length:,}' for length in sorted(found))} in {path}" for path, found in lengths.items()
     )
     raise DataError(
-        f"Expected as many examples in each array of the {name} data, received {said}. "
-        f"Try looking for those that are missing, or cutting all to {min(set[int]().union(*lengths.values())):,}."
+        f"as many examples in each array of the {name} data",
+        said,
+        f"looking for those that are missing, or cutting all to {min(set[int]().union(*lengths.values())):,}",
     )
 
 
@@ -250,19 +248,22 @@ def _check_set(data: tf.data.Dataset, name: str) -> None:
     spec = data.element_spec
     if isinstance(spec, tuple) and len(spec) > len(NAMES):
         raise DataError(
-            f"Expected a {name} data set of (x, y) or (x, y, sample_weight), received one of {len(spec)} components. "
-            f"Try several inputs in a dictionary: ({{'a': a, 'b': b}}, y)."
+            f"a {name} data set of (x, y) or (x, y, sample_weight)",
+            f"one of {len(spec)} components",
+            "several inputs in a dictionary: ({'a': a, 'b': b}, y)",
         )
     _check_kinds(spec, name)
     if is_batched(data):
         raise DataError(
-            f"Expected a {name} data set of single examples, which are batched here, received one of batches, "
-            f"{_written(spec)}. Try to leave out .batch, or dataset.unbatch()."
+            f"a {name} data set of single examples, which are batched here",
+            f"one of batches, {_written(spec)}",
+            "to leave out .batch, or dataset.unbatch()",
         )
     if not all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(spec)):
         raise DataError(
-            f"Expected a {name} data set of examples of one size, received {_written(spec)}. Try tf.ensure_shape in "
-            f"dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches."
+            f"a {name} data set of examples of one size",
+            _written(spec),
+            "tf.ensure_shape in dataset.map, padding where sizes differ, or dataset.unbatch() where these are batches",
         )
 
 
@@ -275,8 +276,9 @@ def _check_batches(data: tf.data.Dataset, name: str) -> None:
     first = {leaf.shape[0] for leaf in tf.nest.flatten(spec) if leaf.shape.rank} - {None}
     if len(first) > 1:
         raise DataError(
-            f"Expected a {name} data set of batches, as many examples in each of their arrays, received "
-            f"{_written(spec)}. Try dataset.batch(32)."
+            f"a {name} data set of batches, as many examples in each of their arrays",
+            _written(spec),
+            "dataset.batch(32)",
         )
 
 
@@ -285,14 +287,14 @@ def _check_kinds(spec: Spec, name: str) -> None:
         if not isinstance(leaf, tf.TensorSpec):
             how = "tf.sparse.to_dense" if isinstance(leaf, tf.SparseTensorSpec) else ".to_tensor(shape=...)"
             raise DataError(
-                f"Expected a {name} data set of dense tensors, received a {type(leaf).__name__} in it. "
-                f"Try {how} in dataset.map."
+                f"a {name} data set of dense tensors", f"a {type(leaf).__name__} in it", f"{how} in dataset.map"
             )
     labels = tf.nest.flatten(spec[1:]) if isinstance(spec, tuple) else []
     if any(leaf.dtype == tf.string for leaf in labels):
         raise DataError(
-            f"Expected numbers as y of the {name} data set, received text. "
-            f"Try keras.layers.StringLookup in dataset.map, which numbers classes."
+            f"numbers as y of the {name} data set",
+            "text",
+            "keras.layers.StringLookup in dataset.map, which numbers classes",
         )
 
 

@@ -22,8 +22,9 @@ def model(plan: Plan, data: OwnData, note: Callable[[str], object] = str) -> ker
     shape = keras.tree.map_structure(lambda leaf: tuple(leaf.shape[1:]), data.train[0])
     if targets.asks_for(plan.model.build, "model.build", "num_classes") and data.num_classes is None:
         raise ModelError(
-            "Expected the number of classes, which model.build asks for, received data whose labels do not tell. "
-            "Try data.num_classes=10, or whatever it is, or a model.build that predicts a quantity."
+            "the number of classes, which model.build asks for",
+            "data whose labels do not tell",
+            "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity",
         )
     made = targets.call(plan.model.build, "model.build", input_shape=shape, num_classes=data.num_classes)
     check_made(made)
@@ -61,8 +62,9 @@ def _check(made: keras.Model, note: Callable[[str], object]) -> None:
     for name in ("train_step", "test_step", "compute_loss_and_updates"):
         if getattr(type(made), name) is not getattr(base, name):
             raise ModelError(
-                f"Expected a model with Keras's own {name} under backend=jax, received {type(made).__name__}, which "
-                f"has one of its own. Try backend=tensorflow."
+                f"a model with Keras's own {name} under backend=jax",
+                f"{type(made).__name__}, which has one of its own",
+                "backend=tensorflow",
             )
     if made.compiled and made.jit_compile is False:
         note("The model was compiled with jit_compile=False, which is left out: under backend=jax XLA compiles steps.")
@@ -72,6 +74,7 @@ def _expect_loss(made: keras.Model) -> None:
     """Refuses a model whose loss would be nothing, which Keras trains in silence under JAX."""
     if made._compile_loss is None and not made.losses and type(made).compute_loss is keras.Model.compute_loss:
         raise ModelError(
-            "Expected a model that is compiled with a loss, or whose layers add one, received one of neither. "
-            "Try train.loss=sparse_categorical_crossentropy, or whatever fits its labels."
+            "a model that is compiled with a loss, or whose layers add one",
+            "one of neither",
+            "train.loss=sparse_categorical_crossentropy, or whatever fits its labels",
         )

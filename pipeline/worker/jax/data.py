@@ -141,8 +141,10 @@ def _known(part: Any, name: str) -> Any:
     if isinstance(part, Examples) or not isinstance(part, tuple | list):
         kind = "examples that TensorFlow makes" if isinstance(part, Examples) else f"a {type(part).__name__}"
         raise DataError(
-            f"Expected the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax, which "
-            f"reads them without TensorFlow, received {kind}. Try backend=tensorflow, or numpy.array."
+            f"the {PARTS[name]} data as arrays (x, y), or prepared files of them, under backend=jax, which "
+            "reads them without TensorFlow",
+            kind,
+            "backend=tensorflow, or numpy.array",
         )
     given = tuple(part)
     while given and given[-1] is None:
@@ -153,8 +155,9 @@ def _known(part: Any, name: str) -> Any:
     lengths = {len(leaf) for leaf in leaves(made) if leaf is not None}
     if len(lengths) > 1:
         raise DataError(
-            f"Expected as many examples in each array of the {PARTS[name]} data, received "
-            f"{' and '.join(f'{length:,}' for length in sorted(lengths))}. Try cutting all to {min(lengths):,}."
+            f"as many examples in each array of the {PARTS[name]} data",
+            " and ".join(f"{length:,}" for length in sorted(lengths)),
+            f"cutting all to {min(lengths):,}",
         )
     return made
 
@@ -172,8 +175,9 @@ def _array(values: Any) -> Any:
     array = np.asarray(values)
     if not array.ndim or array.dtype.kind not in "biuf":
         raise DataError(
-            f"Expected arrays of numbers under backend=jax, received {array.dtype} of {array.ndim} axes. "
-            f"Try .astype('float32'), or whatever stands for it."
+            "arrays of numbers under backend=jax",
+            f"{array.dtype} of {array.ndim} axes",
+            ".astype('float32'), or whatever stands for it",
         )
     # As Keras does with Python's floats.
     if array.dtype == np.float64 and isinstance(values, list):
@@ -193,8 +197,9 @@ def _arrays(part: Any) -> Arrays:
         return tuple(part.raw)
     if part.decode is not None or part.augment is not None:
         raise DataError(
-            "Expected prepared data of arrays under backend=jax, since encoded images and augmentation are "
-            "TensorFlow's, received such. Try backend=tensorflow, or preparing images as arrays."
+            "prepared data of arrays under backend=jax, since encoded images and augmentation are TensorFlow's",
+            "such",
+            "backend=tensorflow, or preparing images as arrays",
         )
     return _of_records(part)
 
@@ -210,8 +215,9 @@ def _of_records(part: Examples) -> Arrays:
             for frame in itertools.islice(records.frames(file), wanted.start, wanted.stop):
                 if frame.data is None:
                     raise TrainingError(
-                        f"Expected records that can be read in {segment.path}, received record {frame.number}, which "
-                        f"{frame.broken}. Try data.on_error=skip, or preparing the data anew."
+                        f"records that can be read in {segment.path}",
+                        f"record {frame.number}, which {frame.broken}",
+                        "data.on_error=skip, or preparing the data anew",
                     )
                 found = records.parsed(frame.data)
                 for name, leaf in spec.items():
@@ -232,8 +238,9 @@ def _check_range(array: np.ndarray, name: str) -> None:
     over = narrow.lost(array, np.dtype(jax.dtypes.canonicalize_dtype(array.dtype)))
     if over is not None:
         raise DataError(
-            f"Expected numbers of 32 bits in the {name} data under backend=jax, received {over} of {array.dtype}. "
-            f"Try backend=tensorflow, or .astype('float32') where they are quantities."
+            f"numbers of 32 bits in the {name} data under backend=jax",
+            f"{over} of {array.dtype}",
+            "backend=tensorflow, or .astype('float32') where they are quantities",
         )
 
 
@@ -243,8 +250,9 @@ def _weighed(arrays: Arrays, class_weight: Mapping[int, float]) -> Arrays:
     labels = np.asarray(y) if isinstance(y, np.ndarray) else None
     if labels is None or labels.ndim > 2:
         raise DataError(
-            "Expected a class, or a number for each class, as the label of an example for train.class_weight, received "
-            f"{type(y).__name__}. Try train.class_weight=null, and weights in the data."
+            "a class, or a number for each class, as the label of an example for train.class_weight",
+            type(y).__name__,
+            "train.class_weight=null, and weights in the data",
         )
     if labels.ndim == 2:
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)

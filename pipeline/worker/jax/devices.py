@@ -71,8 +71,9 @@ def mesh_of(plan: Plan, process: Process) -> Mesh:
         if here[0].platform != "gpu" or max(wanted) >= len(here):
             there = len(here) if here[0].platform == "gpu" else 0
             raise TrainingError(
-                f"Expected {plan.hardware.name} to have {', '.join(process.devices)}, received {there} GPUs from JAX. "
-                f"Try installing jax[cuda12], or hardware.rehearse=true."
+                f"{plan.hardware.name} to have {', '.join(process.devices)}",
+                f"{there} GPUs from JAX",
+                "installing jax[cuda12], or hardware.rehearse=true",
             )
         devices = [here[index] for index in wanted]
     else:

@@ -112,10 +112,7 @@ class Work:
                 self._tell(events.Left())
                 raise Preempted
             case _:
-                raise TrainingError(
-                    f"Expected a command that backend=jax knows, received {type(command).__name__}. "
-                    f"Try backend=tensorflow."
-                )
+                raise TrainingError("a command that backend=jax knows", type(command).__name__, "backend=tensorflow")
 
     def _build(self, train_counts: list[int], validation_counts: list[int], resume: str | None) -> None:
         plan, own = self._plan, self._data

@@ -49,7 +49,7 @@ def derived(model: keras.Model, parts: int) -> dict[str, Axes]:
 
 
 def written(model: keras.Model, patterns: Mapping[str, Sequence[str | None]], mesh: Mesh) -> dict[str, Axes]:
-    """The axes of each variable that a pattern matches whole, by its path. Raises `PlanError` or `TrainingError`.
+    """The axes of each variable that a pattern matches whole, by its path. Raises `UserError` or `TrainingError`.
 
     A pattern that matches nothing is refused, and so is a variable that two match.
     """

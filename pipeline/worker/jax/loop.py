@@ -103,9 +103,10 @@ class JaxLoop:
         """Trains `count` steps on the batches that follow those of the call before."""
         if not self._train.compiling and len(self.model.trainable_variables) != len(self.groups[0]):
             raise TrainingError(
-                f"Expected callbacks to leave what is trained as it was built under backend=jax, received a model of "
-                f"{len(self.model.trainable_variables)} trainable variables that was built with "
-                f"{len(self.groups[0])}. Try layer.trainable=False in model.build."
+                "callbacks to leave what is trained as it was built under backend=jax",
+                f"a model of {len(self.model.trainable_variables)} trainable variables that was built with "
+                f"{len(self.groups[0])}",
+                "layer.trainable=False in model.build",
             )
         began = time.perf_counter()
         losses, sizes, waited, compiling = self._through(self._train, self._reader, count)
@@ -202,8 +203,10 @@ class JaxLoop:
             shapes = [tuple(variable.shape) for variable in variables]
             if [array.shape for array in found] != shapes:
                 raise TrainingError(
-                    f"Expected a checkpoint of this model under backend=jax, with {len(variables)} {name} variables of "
-                    f"these shapes, received {len(found)} others. Try resume=never."
+                    f"a checkpoint of this model under backend=jax, with {len(variables)} {name} variables "
+                    "of these shapes",
+                    f"{len(found)} others",
+                    "resume=never",
                 )
             for variable, array in zip(variables, found, strict=True):
                 self._put(variable, array)

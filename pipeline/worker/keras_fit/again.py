@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import tensorflow as tf
 
-from pipeline.worker.input.passes import FitError
+from pipeline.errors import UserError
 
 # How far apart the numbers of two strategies' groups of devices are; each has a few.
 STRIDE = 1_000
@@ -42,9 +42,10 @@ def adding(strategy: tf.distribute.Strategy) -> Iterator[None]:
         if "Restart your program to reset" not in error.message:
             raise
         reason = error.message.split("Collective ops is aborted by: ")[-1].splitlines()[0].rstrip(". ")
-        raise FitError(
-            f"Expected sums over replicas to work, received TensorFlow's word that they are stopped in this process, "
-            f"by: {reason}. Try starting the process anew; in a notebook, restarting the kernel."
+        raise UserError(
+            "sums over replicas to work",
+            f"TensorFlow's word that they are stopped in this process, by: {reason}",
+            "starting the process anew; in a notebook, restarting the kernel",
         ) from error
     finally:
         if in_memory:

@@ -24,12 +24,13 @@ import tensorflow as tf
 
 from pipeline.analyze import measure
 from pipeline.data.nested import Nested
+from pipeline.errors import UserError
 from pipeline.private import array_slicing
 from pipeline.record.events import Event
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, TRAIN_BATCH_HOOKS, is_own, overrides
 from pipeline.worker.collective import Collective, Pausable
 from pipeline.worker.input import passes
-from pipeline.worker.input.passes import FitData, FitError, Passes, Place
+from pipeline.worker.input.passes import FitData, Passes, Place
 from pipeline.worker.keras_fit import again, agree, refused
 from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
@@ -72,7 +73,7 @@ def fit(
     Every argument is that of `keras.Model.fit`. `strategy` is by default the one that the model was made under.
     With `gather` every replica computes losses on the whole global batch, as losses over pairs of examples need. With
     `check` what replicas make of a few examples otherwise than one device does is warned of before a model's first fit.
-    Raises `FitError` for what cannot be honoured.
+    Raises `UserError` for what cannot be honoured.
     """
     strategy, loop_class, where = _checked(model, strategy, gather)
     hooks = _callbacks(callbacks, where)
@@ -130,21 +131,24 @@ def _loop_class(strategy: tf.distribute.Strategy, gather: bool) -> type[KerasLoo
     """The loop that trains under a strategy: here a strategy is told from another, and nowhere else."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         if gather:
-            raise FitError(
-                "Expected gather=False under asynchronous workers, each of whose batches is a whole one, received "
-                "gather=True. Try gather=False."
+            raise UserError(
+                "gather=False under asynchronous workers, each of whose batches is a whole one",
+                "gather=True",
+                "gather=False",
             )
         return AsyncKerasLoop
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        raise FitError(
-            "Expected a strategy on CPUs or GPUs, received TPUStrategy. Try python -m pipeline strategy=tpu, whose "
-            "batches are of one size."
+        raise UserError(
+            "a strategy on CPUs or GPUs",
+            "TPUStrategy",
+            "python -m pipeline strategy=tpu, whose batches are of one size",
         )
     name = type(strategy).__name__
     if name == "CentralStorageStrategy":
-        raise FitError(
-            f"Expected a strategy that Keras 3 counts metrics right under, received TensorFlow's {name}. "
-            f'Try pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right.'
+        raise UserError(
+            "a strategy that Keras 3 counts metrics right under",
+            f"TensorFlow's {name}",
+            'pipeline.strategies.central_storage(("CPU:0", "CPU:1")), which is the same with that put right',
         )
     return KerasLoop
 
@@ -220,33 +224,36 @@ def _sees_every_batch(callback: keras.callbacks.Callback) -> bool:
 
 def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
-        raise FitError(f"Expected a keras.Model, received {type(model).__name__}.")
+        raise UserError(f"Expected a keras.Model, received {type(model).__name__}.")
     _check_step(model)
     if not model.compiled or model.optimizer is None:
-        raise FitError("Expected a compiled model, received one that is not. Try model.compile(optimizer, loss) first.")
+        raise UserError("a compiled model", "one that is not", "model.compile(optimizer, loss) first")
 
 
 def _check_step(model: keras.Model) -> None:
     for name in ("train_step", "test_step"):
         if separable.is_own(model, name):
-            raise FitError(
-                f"Expected a model without a {name} of its own, received {type(model).__name__}, which has one. "
-                f"Try python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured."
+            raise UserError(
+                f"a model without a {name} of its own",
+                f"{type(model).__name__}, which has one",
+                "python -m pipeline, which makes such steps; or compute_loss and add_loss, which are honoured",
             )
 
 
 def _check_compiled(model: keras.Model, where: Place) -> None:
     if model.run_eagerly:
-        raise FitError(
-            "Expected a model whose steps may be compiled, received run_eagerly=True. "
-            "Try model.run_eagerly = False; to debug, model.fit without a strategy."
+        raise UserError(
+            "a model whose steps may be compiled",
+            "run_eagerly=True",
+            "model.run_eagerly = False; to debug, model.fit without a strategy",
         )
     # On a GPU without a strategy, Keras resolves "auto" to True: nobody asked for it.
     asked_for = where.replicas > 1 or not tf.config.list_physical_devices("GPU")
     if model.jit_compile and asked_for:
-        raise FitError(
-            "Expected a model that is not compiled with XLA, which fails with several replicas, received "
-            'jit_compile=True. Try jit_compile="auto".'
+        raise UserError(
+            "a model that is not compiled with XLA, which fails with several replicas",
+            "jit_compile=True",
+            'jit_compile="auto"',
         )
 
 
@@ -268,10 +275,10 @@ def _checked(
 def _check_made_under(strategy: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
     foreign = [variable for variable in variables if not strategy.extended.variable_created_in_scope(variable.value)]
     if foreign:
-        raise FitError(
-            f"Expected a model, an optimizer and metrics made under the strategy they train with, "
-            f"{type(strategy).__name__}, received {foreign[0].path}, made outside it. "
-            f"Try to make and compile the model inside `with strategy.scope():`."
+        raise UserError(
+            f"a model, an optimizer and metrics made under the strategy they train with, {type(strategy).__name__}",
+            f"{foreign[0].path}, made outside it",
+            "to make and compile the model inside `with strategy.scope():`",
         )
 
 
@@ -280,21 +287,21 @@ def _callbacks(given: Nested[keras.callbacks.Callback] | None, where: Place) -> 
     found = [callback for callback in keras.tree.flatten(inside) if callback is not None]
     wrong = [callback for callback in found if not isinstance(callback, keras.callbacks.Callback)]
     if wrong:
-        raise FitError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
+        raise UserError(f"Expected Keras callbacks, received {type(wrong[0]).__name__}.")
     if found and where.processes > 1 and tf.distribute.has_strategy():
         # To save a model makes variables, which there all processes must make together; callbacks run in the first.
-        raise FitError(
-            "Expected fit with callbacks to be called outside strategy.scope(), received a call inside it. "
-            "Try to end the `with` block before fit."
+        raise UserError(
+            "fit with callbacks to be called outside strategy.scope()",
+            "a call inside it",
+            "to end the `with` block before fit",
         )
     return found
 
 
 def _due(model: keras.Model, validation_freq: int | Sequence[int]) -> Callable[[int], bool]:
     if not isinstance(validation_freq, int | list | tuple | set | range) or validation_freq == 0:
-        raise FitError(
-            f"Expected validation_freq to be a number of epochs or a list of them, received {validation_freq!r}. "
-            f"Try validation_freq=1."
+        raise UserError(
+            "validation_freq to be a number of epochs or a list of them", f"{validation_freq!r}", "validation_freq=1"
         )
     frequency = validation_freq if isinstance(validation_freq, int) else list(validation_freq)
     return lambda epoch: bool(model._should_eval(epoch, frequency))
@@ -358,7 +365,7 @@ def _check_same(strategy: tf.distribute.Strategy, where: Place, said: dict[str, 
     for name, here, there, found in zip(said, mine.numpy(), first.numpy(), differing.numpy(), strict=True):
         if found:
             mine = "another elsewhere" if here == there else f"{here:g} here"
-            raise FitError(
+            raise UserError(
                 f"Expected every process to call fit with the same {name}, received {there:g} in the first process and "
                 f"{mine} (-1: none)."
             )

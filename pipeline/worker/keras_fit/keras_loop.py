@@ -12,13 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.data.nested import Nested
+from pipeline.errors import UserError
 from pipeline.private import pythonify_logs
 from pipeline.worker.callbacks import TEST_BATCH_HOOKS, Callbacks, overrides
 from pipeline.worker.collective import Collective
 from pipeline.worker.engine import Tell
 from pipeline.worker.held import Variable
 from pipeline.worker.input.part import Batches
-from pipeline.worker.input.passes import UNTIL_IT_ENDS, FitError, Passes
+from pipeline.worker.input.passes import UNTIL_IT_ENDS, Passes
 from pipeline.worker.keras_fit.agree import Agree
 from pipeline.worker.loop import Call, Totals, TrainingError
 from pipeline.worker.tensorflow import tables
@@ -135,13 +136,15 @@ class KerasLoop(Loop):
         except tf.errors.OutOfRangeError:
             if not self.alone:
                 raise TrainingError(
-                    f"Expected data for every step on all processes, received data that ended after {self._seen}. "
-                    f"Try dataset.repeat() with steps_per_epoch."
+                    "data for every step on all processes",
+                    f"data that ended after {self._seen}",
+                    "dataset.repeat() with steps_per_epoch",
                 ) from None
             if not self._fed:
-                raise FitError(
-                    "Expected examples, received data that ended before the first batch. Try looking at what it is "
-                    "made of: a generator that was read before gives nothing more."
+                raise UserError(
+                    "examples",
+                    "data that ended before the first batch",
+                    "looking at what it is made of: a generator that was read before gives nothing more",
                 ) from None
             if self._steps is not None:
                 _warn_of_end(self._steps, self._seen, "steps_per_epoch")
@@ -210,14 +213,15 @@ class KerasLoop(Loop):
         self._training, self._seen = self._begun(self._passes), 0
 
     def _begun(self, data: Passes) -> Batches:
-        """Begins another pass. Raises `FitError`, on all processes, where it is no pass of one length for them."""
+        """Begins another pass. Raises `UserError`, on all processes, where it is no pass of one length for them."""
         batches = data.begin()
         if data.varies and not self.alone:
             first = self.running.from_first(float(data.length or 0))
             if any(self.added([float(first != (data.length or 0))])):
-                raise FitError(
-                    f"Expected a PyDataset of as many batches in every process, received {data.length or 'none'} here "
-                    f"and {first:g} in the first. Try a length that goes by the epoch alone."
+                raise UserError(
+                    "a PyDataset of as many batches in every process",
+                    f"{data.length or 'none'} here and {first:g} in the first",
+                    "a length that goes by the epoch alone",
                 )
         return batches
 

@@ -1,4 +1,4 @@
-"""What `fit` refuses data and labels for, as a `FitError`: alone, beside the model, and between processes."""
+"""What `fit` refuses data and labels for, as a `UserError`: alone, beside the model, and between processes."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from pipeline.data.errors import DataError
+from pipeline.errors import UserError
 from pipeline.worker import labels
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input import taken
-from pipeline.worker.input.passes import FitData, FitError, Passes, Place
+from pipeline.worker.input.passes import FitData, Passes, Place
 from pipeline.worker.tensorflow import alike
 from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend, over
@@ -49,12 +50,12 @@ def warn_of_differences(
 
 @contextlib.contextmanager
 def in_words() -> Iterator[None]:
-    """Inside, what data or labels are refused for, before training or in the middle of a step, is a `FitError`."""
+    """Inside, what data or labels are refused for, before training or in the middle of a step, is a `UserError`."""
     try:
         yield
     except DataError as error:
-        raise FitError(str(error)) from error
+        raise UserError(str(error)) from error
     except tf.errors.InvalidArgumentError as error:
         if (found := labels.wrong_in_step(error.message)) is None:
             raise
-        raise FitError(found) from error
+        raise UserError(found) from error

@@ -43,9 +43,9 @@ def agreed(
         other = next((number for number, said in enumerate(told) if said[place] != first), None)
         if other is not None:
             raise DataError(
-                f"Expected {expected} in all processes, received {first} in the first and {told[other][place]} in "
-                f"process {other}. Try data that are the same in each, or shards that differ in nothing but which "
-                f"examples they hold."
+                f"{expected} in all processes",
+                f"{first} in the first and {told[other][place]} in process {other}",
+                "data that are the same in each, or shards that differ in nothing but which examples they hold",
             )
     return max((said[3] for said in told if said[3] is not None), default=None)
 

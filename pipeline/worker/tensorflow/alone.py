@@ -39,9 +39,9 @@ def _made_again(model: keras.Model) -> keras.Model:
         except Exception as error:  # whatever a class of a person's own raises
             said.append(str(error))
     raise TrainingError(
-        f"Expected a model that Keras can copy, for callbacks that evaluate or predict, received "
-        f"{type(model).__name__}, which it cannot ({said[1].splitlines()[0]}). Try get_config and from_config in its "
-        f"class, or to evaluate after fit."
+        "a model that Keras can copy, for callbacks that evaluate or predict",
+        f"{type(model).__name__}, which it cannot ({said[1].splitlines()[0]})",
+        "get_config and from_config in its class, or to evaluate after fit",
     )
 
 

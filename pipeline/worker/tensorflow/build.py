@@ -83,9 +83,9 @@ def _check_distribution() -> None:
     chosen = keras.distribution.distribution()
     if chosen is not None:
         raise ModelError(
-            f"Expected no keras.distribution under backend=tensorflow, which would leave every variable whole on one "
-            f"device, received {type(chosen).__name__}. "
-            f"Try strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax."
+            "no keras.distribution under backend=tensorflow, which would leave every variable whole on one device",
+            type(chosen).__name__,
+            "strategy=model_parallel or strategy=mirrored without set_distribution, or backend=jax",
         )
 
 
@@ -94,17 +94,19 @@ def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
     name = "train_step" if separable.is_own(made, "train_step") else "test_step"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ModelError(
-            f"Expected a model without a {name} of its own, since asynchronous workers make Keras's step between the "
-            f"updates of others, received {type(made).__name__}, which has one. "
-            f"Try strategy=mirrored or strategy=multi_worker."
+            f"a model without a {name} of its own, since asynchronous workers make Keras's step between the "
+            "updates of others",
+            f"{type(made).__name__}, which has one",
+            "strategy=mirrored or strategy=multi_worker",
         )
 
 
 def _check_applied(made: keras.Model) -> None:
     if made.optimizer not in own_step.optimizers(made):
         raise ModelError(
-            f"Expected train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled "
-            f"with, received {type(made).__name__}, which applies others. Try arguments of model.build."
+            "train.optimizer and train.learning_rate for a model that applies the optimizer it is compiled with",
+            f"{type(made).__name__}, which applies others",
+            "arguments of model.build",
         )
 
 
@@ -208,9 +210,9 @@ def _ready_own(
 def _check_metrics(made: keras.Model, batch: Batch) -> None:
     for metric in metrics.not_added(made, batch, over_examples=False):
         raise ModelError(
-            f"Expected metrics that count and add up, since the states of asynchronous workers are added, received "
-            f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches. "
-            f"Try leaving it out, or strategy=mirrored or multi_worker."
+            "metrics that count and add up, since the states of asynchronous workers are added",
+            f"{metric.name} ({type(metric).__name__}), whose state is no sum over batches",
+            "leaving it out, or strategy=mirrored or multi_worker",
         )
 
 
@@ -263,9 +265,9 @@ def _compile(
             return
         if own_step.has_own(made) or not _takes_what_keras_does(made.compile):
             raise ModelError(
-                f"Expected {type(made).__name__}, whose compile is its own, to be compiled in model.build, received "
-                f"{' and '.join(asked) or 'one that is not compiled'}. "
-                f"Try arguments of model.build for what compile takes."
+                f"{type(made).__name__}, whose compile is its own, to be compiled in model.build",
+                " and ".join(asked) or "one that is not compiled",
+                "arguments of model.build for what compile takes",
             )
     compile_chosen(made, optimizer, learning_rate, loss, metrics, own_step.has_own(made))
 
@@ -285,7 +287,8 @@ def _check_optimizer(optimizer: keras.optimizers.Optimizer, strategy: tf.distrib
     for accumulated in {one.gradient_accumulation_steps for one in rates.updating(optimizer)} - {None}:
         if apart:
             raise ModelError(
-                f"Expected an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
-                f"asynchronous workers or TPUs, received gradient_accumulation_steps={accumulated}. "
-                f"Try batches {accumulated} times as large, or strategy=mirrored."
+                "an optimizer that applies each step's gradients, since Keras cannot accumulate them over "
+                "asynchronous workers or TPUs",
+                f"gradient_accumulation_steps={accumulated}",
+                f"batches {accumulated} times as large, or strategy=mirrored",
             )

@@ -42,8 +42,9 @@ def prepare_devices(plan: Plan, process: Process) -> None:
         wanted = [int(name.split(":")[1]) for name in process.devices]
         if max(wanted) >= len(gpus):
             raise TrainingError(
-                f"Expected {plan.hardware.name} to have {', '.join(process.devices)}, received {len(gpus)} GPUs from "
-                f"TensorFlow. Try installing tensorflow[and-cuda], or hardware.rehearse=true."
+                f"{plan.hardware.name} to have {', '.join(process.devices)}",
+                f"{len(gpus)} GPUs from TensorFlow",
+                "installing tensorflow[and-cuda], or hardware.rehearse=true",
             )
         tf.config.set_visible_devices([gpus[index] for index in wanted], "GPU")
         for index in wanted:

@@ -42,8 +42,9 @@ def of_plan(plan: Plan, process: Process, strategy: tf.distribute.Strategy) -> "
         agree.over_replicas(strategy, own)([tf.zeros([])])
     if (hvd.rank(), hvd.size()) != (process.rank, plan.workers):
         raise TrainingError(
-            f"Expected Horovod to know this as process {process.rank} of {plan.workers}, received {hvd.rank()} of "
-            f"{hvd.size()}. Try strategy.collective=tensorflow."
+            f"Horovod to know this as process {process.rank} of {plan.workers}",
+            f"{hvd.rank()} of {hvd.size()}",
+            "strategy.collective=tensorflow",
         )
     return HorovodCollective(plan.workers)
 
@@ -186,7 +187,8 @@ def _interface(host: str) -> str:
     name: str | None = next(found, None)
     if name is None:
         raise TrainingError(
-            f"Expected a network interface with the address {host}, by which Horovod joins processes, received none. "
-            f"Try strategy.collective=tensorflow, or an address of this machine as cluster.host."
+            f"a network interface with the address {host}, by which Horovod joins processes",
+            "none",
+            "strategy.collective=tensorflow, or an address of this machine as cluster.host",
         )
     return name

@@ -179,9 +179,9 @@ class OwnData:
             return classes
         if classes is None:
             raise TrainingError(
-                "Expected the number of classes, which model.build asks for, received data "
-                f"{'without labels' if y is None else 'whose labels do not tell'}. "
-                "Try data.num_classes=10, or whatever it is, or a model.build that predicts a quantity."
+                "the number of classes, which model.build asks for",
+                f"data {'without labels' if y is None else 'whose labels do not tell'}",
+                "data.num_classes=10, or whatever it is, or a model.build that predicts a quantity",
             )
         if gap := self._gap_in_labels():
             notes.add(gap)

@@ -293,8 +293,9 @@ class Memory:
                 there, _, brought[rank] = heard.partition(END)
                 if heard and there != head.encode():
                     raise TrainingError(
-                        f"Expected processes that add the same in the same order, received {head} on rank "
-                        f"{self._rank}, and {there.decode()} on rank {rank}. Try strategy.collective=tensorflow."
+                        "processes that add the same in the same order",
+                        f"{head} on rank {self._rank}, and {there.decode()} on rank {rank}",
+                        "strategy.collective=tensorflow",
                     )
                 if not heard:
                     raise PeerLostError(f"rank {rank} has gone")

@@ -66,8 +66,9 @@ def source(data: Data, shards: Sequence[Part], workers: int, position: Position 
     counts = list(map(_cardinality, shards)) if len(shards) > 1 else [layout.examples // workers]
     if 0 in counts:
         raise TrainingError(
-            f"Expected training examples for each of {workers} workers, received {layout.examples} and none for worker "
-            f"{counts.index(0) + 1}. Try workers=1."
+            f"training examples for each of {workers} workers",
+            f"{layout.examples} and none for worker {counts.index(0) + 1}",
+            "workers=1",
         )
     graphs = [graph(shard) for shard in shards]
 
@@ -145,8 +146,9 @@ def graph(part: tf.data.Dataset) -> tf.Tensor:
     """A data set as a graph that a worker can make it from, as tf.data's own service has it."""
     if _is_of_python(part):
         raise TrainingError(
-            f"Expected data that workers can read without this program's Python, received a data set made with "
-            f"{_PYTHONS}. Try arrays, or files: {_PREPARE}."
+            "data that workers can read without this program's Python",
+            f"a data set made with {_PYTHONS}",
+            f"arrays, or files: {_PREPARE}",
         )
     return part._as_serialized_graph(strip_device_assignment=True)
 
@@ -164,8 +166,9 @@ def _read(part: tf.data.Dataset) -> Nested[np.ndarray]:
         size += sum(leaf.nbytes for leaf in kept[-1])
         if size > MOST_READ:
             raise TrainingError(
-                f"Expected at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for "
-                f"all workers, received more. Try files: {_PREPARE}."
+                f"at most {MOST_READ:,} bytes of examples from {_PYTHONS}, which the coordinator reads for all workers",
+                "more",
+                f"files: {_PREPARE}",
             )
     leaves = [np.stack(values) for values in zip(*kept, strict=True)]
     return tf.nest.pack_sequence_as(part.element_spec, leaves)  # type: ignore[no-any-return]

@@ -130,6 +130,5 @@ def _is_counted_apart(variable: Variable) -> bool:
 
 def _unfit(expected: str, received: str) -> TrainingError:
     return TrainingError(
-        f"Expected a checkpoint of this model, with {expected}, received {received}: the model has changed since. "
-        f"Try resume=never."
+        f"a checkpoint of this model, with {expected}", f"{received}: the model has changed since", "resume=never"
     )

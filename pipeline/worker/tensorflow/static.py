@@ -41,14 +41,15 @@ def check_data(part: Part | None, name: str) -> None:
         shape = getattr(leaf, "shape", None)
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
             raise ModelError(
-                f"Expected {name} examples of one size, as the static shapes of a TPU need, received a "
-                f"{type(leaf).__name__} of shape {_written(shape)}. "
-                f"Try padding or cutting them to a fixed length in data.build, and tf.ensure_shape."
+                f"{name} examples of one size, as the static shapes of a TPU need",
+                f"a {type(leaf).__name__} of shape {_written(shape)}",
+                "padding or cutting them to a fixed length in data.build, and tf.ensure_shape",
             )
         if leaf.dtype == tf.string:
             raise ModelError(
-                f"Expected {name} examples of numbers, since a TPU takes no text, received tf.string of shape "
-                f"{_written(shape)}. Try turning text into numbers in data.build, with keras.layers.StringLookup."
+                f"{name} examples of numbers, since a TPU takes no text",
+                f"tf.string of shape {_written(shape)}",
+                "turning text into numbers in data.build, with keras.layers.StringLookup",
             )
 
 
@@ -85,9 +86,9 @@ def _check_shapes(model: keras.Model, sample: Batch, leaves: list[tf.TensorSpec]
     for operation in _operations(traced.graph, set()):
         for output in filter(_open, operation.outputs):
             raise ModelError(
-                f"Expected operations of static shapes, without which XLA compiles nothing for a TPU, received "
-                f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}. "
-                f"Try {INSTEAD.get(operation.type, MASK)}."
+                "operations of static shapes, without which XLA compiles nothing for a TPU",
+                f"{operation.type} of shape {_written(output.shape)} {_where(model, operation.name)}",
+                f"{INSTEAD.get(operation.type, MASK)}",
             )
 
 

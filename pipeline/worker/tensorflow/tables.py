@@ -61,9 +61,10 @@ def check(model: keras.Model, min_shard_bytes: int | None) -> list[str]:
             continue
         what = "clipnorm" if optimizer.clipnorm is not None else type(optimizer).__name__.lower()
         raise ModelError(
-            f"Expected an optimizer that treats each weight by itself, since {cut[0].path} is cut into "
-            f"{len(cut[0]._shards)} shards, received {what}. Try strategy.min_shard_bytes=null, or "
-            f"train.optimizer=adam."
+            f"an optimizer that treats each weight by itself, since {cut[0].path} is cut into "
+            f"{len(cut[0]._shards)} shards",
+            what,
+            "strategy.min_shard_bytes=null, or train.optimizer=adam",
         )
     whole = [variable for variable in model.trainable_variables if not _SHARD.search(variable.path)]
     return [

@@ -39,8 +39,9 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
         train = _returned(look, model, "train_step", symbols)
     if not look.applied:
         raise ModelError(
-            f"Expected a train_step that applies gradients by a Keras optimizer, received {type(model).__name__}'s, "
-            f"which applies none. Try optimizer.apply_gradients(zip(gradients, variables))."
+            "a train_step that applies gradients by a Keras optimizer",
+            f"{type(model).__name__}'s, which applies none",
+            "optimizer.apply_gradients(zip(gradients, variables))",
         )
     for optimizer, variables in look.applied.items():
         if not optimizer.built:
@@ -103,8 +104,9 @@ def _returned(look: "_Look", model: keras.Model, name: str, symbols: Nested[kera
     logs = look.logs
     if not isinstance(logs, Mapping) or not logs:
         raise ModelError(
-            f"Expected a {name} that returns a dictionary of names and values, received {type(logs).__name__} from "
-            f'that of {type(model).__name__}. Try return {{"loss": loss}}.'
+            f"a {name} that returns a dictionary of names and values",
+            f"{type(logs).__name__} from that of {type(model).__name__}",
+            'return {"loss": loss}',
         )
     logs = flattened(logs)
     results = {name: look.metric_of(value) for name, value in logs.items()}
@@ -126,10 +128,7 @@ def _sizes(name: str, value: tf.Tensor) -> tuple[int, ...]:
     shape = tf.convert_to_tensor(value).shape
     sizes = shape[1:] if shape.rank and shape[0] is None else shape
     if not sizes.is_fully_defined():
-        raise ModelError(
-            f"Expected values of known sizes from a step of the model's own, received {name} of shape {shape}. "
-            f"Try its mean."
-        )
+        raise ModelError("values of known sizes from a step of the model's own", f"{name} of shape {shape}", "its mean")
     return tuple(sizes.as_list())
 
 

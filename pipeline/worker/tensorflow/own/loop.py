@@ -103,8 +103,9 @@ def not_validated(model: keras.Model, own: own_step.OwnSteps, best: str | None) 
     why = f"{type(model).__name__} has no test_step of its own, and Keras's cannot evaluate it"
     if best is not None and best.startswith("val_"):
         raise ModelError(
-            f"Expected a model that can be evaluated for checkpoint.keep_best={best}, received one that cannot: {why}. "
-            f"Try a test_step, or checkpoint.keep_best={own.train.loss}."
+            f"a model that can be evaluated for checkpoint.keep_best={best}",
+            f"one that cannot: {why}",
+            f"a test_step, or checkpoint.keep_best={own.train.loss}",
         )
     return f"The validation data are left out: {why}. {own.untested}"
 

@@ -375,9 +375,10 @@ def _in_words(step: Callable[[Batch], Mapping[str, tf.Tensor]]) -> Iterator[None
         if "merge_call" not in str(error):
             raise
         raise ModelError(
-            f"Expected a {getattr(step, '__name__', 'step')} that computes and applies gradients, and uses results of "
-            f"metrics, outside of tf.cond and tf.while_loop, inside of which replicas cannot add them up, received one "
-            f"that does so inside. Try Python's if and for, gradients times 0 or 1, or strategy=one_device."
+            f"a {getattr(step, '__name__', 'step')} that computes and applies gradients, and uses results of "
+            "metrics, outside of tf.cond and tf.while_loop, inside of which replicas cannot add them up",
+            "one that does so inside",
+            "Python's if and for, gradients times 0 or 1, or strategy=one_device",
         ) from error
 
 

@@ -118,8 +118,9 @@ def _expect(what: str, planned: list[str], found: list[str]) -> None:
     if planned != found:
         there = " and ".join(device or "no device" for device in found)
         raise TrainingError(
-            f"Expected {what} on {' and '.join(planned)}, where its layer is planned, received it on {there}. "
-            f"Try strategy.build.layout, or strategy=mirrored."
+            f"{what} on {' and '.join(planned)}, where its layer is planned",
+            f"it on {there}",
+            "strategy.build.layout, or strategy=mirrored",
         )
 
 

@@ -27,8 +27,9 @@ def use(model: keras.Model, sample: Batch, count: int) -> None:
     call = caller(model)
     if separable.is_own(model, "train_step"):
         raise ModelError(
-            f"Expected a model that Keras's own train_step trains for {KEY}={count}, received {type(model).__name__}, "
-            f"which calls itself on whole batches. Try {KEY}=1."
+            f"a model that Keras's own train_step trains for {KEY}={count}",
+            f"{type(model).__name__}, which calls itself on whole batches",
+            f"{KEY}=1",
         )
     x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
     with keras.StatelessScope() as scope:
@@ -36,8 +37,9 @@ def use(model: keras.Model, sample: Batch, count: int) -> None:
     changed = [one for one in model.non_trainable_weights if scope.get_current_value(one) is not None]
     if changed:
         raise ModelError(
-            f"Expected layers that compute each example by itself for {KEY}={count}, received one that keeps "
-            f"{changed[0].path} of each batch. Try {KEY}=1, or another normalization."
+            f"layers that compute each example by itself for {KEY}={count}",
+            f"one that keeps {changed[0].path} of each batch",
+            f"{KEY}=1, or another normalization",
         )
     vars(model)[CALLED_AS] = _in_pieces(model, call, count)
 
@@ -82,6 +84,7 @@ def _expect_no_losses(model: keras.Model, count: int) -> None:
     adding = [layer.name for layer in model._flatten_layers() if len(layer._losses)]
     if adding:
         raise ModelError(
-            f"Expected layers that add no loss for {KEY}={count}, received {adding[0]}, whose loss is that of "
-            f"a whole batch. Try {KEY}=1."
+            f"layers that add no loss for {KEY}={count}",
+            f"{adding[0]}, whose loss is that of a whole batch",
+            f"{KEY}=1",
         )

@@ -69,7 +69,7 @@ def place(
 ) -> Placement:
     """Lays a built model over `devices`, names such as CPU:1, [replica, part]; `layout` gives names of layers a part.
 
-    Used outside `strategy.scope()`. Raises `PlanError` for a layout that does not fit.
+    Used outside `strategy.scope()`. Raises `UserError` for a layout that does not fit.
     """
     found, parts = units(model), len(devices[0])
     layers = [unit.layer for unit in found]

@@ -1,0 +1,21 @@
+"""The one error of a user's making, and its one form."""
+
+
+class UserError(ValueError):
+    """What a user can put right: what was expected, what was received, and what to type instead.
+
+    A reason that something else gives in words of its own stands alone.
+
+    >>> print(UserError("workers of at least 1", 0, "workers=2"))
+    Expected workers of at least 1, received 0. Try workers=2.
+    >>> print(UserError("The disk is full."))
+    The disk is full.
+    """
+
+    def __init__(self, expected: str, received: object = None, try_this: str = "") -> None:
+        text = f"Expected {expected}, received {received}. Try {try_this}." if try_this else expected
+        super().__init__(text)
+        self.expected, self.received, self.try_this = expected, received, try_this
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.expected, self.received, self.try_this)
