@@ -10,7 +10,7 @@ import tensorflow as tf
 from pipeline import strategies
 from pipeline.worker.tensorflow import build, step
 from pipeline.worker.tensorflow.collective import over
-from pipeline.worker.tensorflow.exact import normalization
+from pipeline.worker.tensorflow.loss_scaling import normalization
 
 REPLICAS = 2
 ALONE = tf.distribute.get_strategy()

@@ -19,7 +19,7 @@ from pipeline.worker.loop import TrainingError
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.placement import listing, pieces, place
+from pipeline.worker.tensorflow.placement import listing, place
 from pipeline.worker.tensorflow.size import BACKWARD, body_of
 
 EXAMPLES, BATCH, STEPS = 256, 32, 20
@@ -152,7 +152,7 @@ def trained(name, replicas, parts, folder, micro_batches=None):
         model, outputs = build.model(MODELS[name], strategy, batches.spec(arrays), optimizer=adam)
     placement = place.place(model, strategy, devices) if parts > 1 else None
     if (micro_batches or 1) > 1:
-        pieces.use(model, batches.spec(arrays), micro_batches)
+        micro_batches.use(model, batches.spec(arrays), micro_batches)
     data = Data(arrays, Layout(BATCH, replicas, 0, replicas, (len(keras.tree.flatten(arrays)[0]),)), True, 5)
     loop = Loop(model, strategy, data, data, outputs)
     found = {}

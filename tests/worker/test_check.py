@@ -19,11 +19,11 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.passes import Place
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import over
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
+from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.own.loop import OwnLoop
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

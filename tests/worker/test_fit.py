@@ -25,7 +25,7 @@ from pipeline import strategies
 from pipeline.errors import UserError
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow.collective import TensorFlowCollective
-from pipeline.worker.tensorflow.exact.whole import Whole
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(
@@ -468,7 +468,7 @@ def test_whole_numbers_of_64_bits_are_gathered_exactly(mirrored) -> None:
     numbers = np.array([2**53 + 1, -(2**60) + 3, 7, 2**62 + 1])
 
     def gathered(part):
-        return Whole(TensorFlowCollective(2), tf.shape(part)[0], tf.constant(0.5)).of(part)
+        return GlobalBatch(TensorFlowCollective(2), tf.shape(part)[0], tf.constant(0.5)).of(part)
 
     parts = mirrored.experimental_distribute_values_from_function(
         lambda context: tf.constant(numbers[2 * context.replica_id_in_sync_group :][:2])

@@ -14,9 +14,9 @@ from pipeline import strategies
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.tensorflow import build
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
 from pipeline.worker.tensorflow.loop import Data
-from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.own.loop import OwnLoop
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

@@ -14,9 +14,9 @@ from keras import ops
 import pipeline
 from pipeline import strategies
 from pipeline.worker.tensorflow import build
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import metrics
-from pipeline.worker.tensorflow.exact.separable import Rule
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import metrics
+from pipeline.worker.tensorflow.loss_scaling.reduction import Rule
 
 # While tests are collected, before any of them runs an operation: devices cannot change afterwards.
 tf.config.set_logical_device_configuration(

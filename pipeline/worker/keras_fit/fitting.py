@@ -36,7 +36,7 @@ from pipeline.worker.keras_fit.async_keras_loop import AsyncKerasLoop
 from pipeline.worker.keras_fit.keras_loop import KerasHooks, KerasLoop
 from pipeline.worker.tensorflow import build
 from pipeline.worker.tensorflow.collective import Addend, over
-from pipeline.worker.tensorflow.exact import separable
+from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.training import Training
 
 # Enough to choose a call's length by, after one step for tracing.
@@ -232,7 +232,7 @@ def _check_model(model: object) -> None:
 
 def _check_step(model: keras.Model) -> None:
     for name in ("train_step", "test_step"):
-        if separable.is_own(model, name):
+        if reduction.is_own(model, name):
             raise UserError(
                 f"a model without a {name} of its own",
                 f"{type(model).__name__}, which has one",

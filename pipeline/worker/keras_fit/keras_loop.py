@@ -25,9 +25,9 @@ from pipeline.worker.loop import Call, Totals, TrainingError
 from pipeline.worker.tensorflow import tables
 from pipeline.worker.tensorflow.alone import copied
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact.metrics import on_whole
-from pipeline.worker.tensorflow.exact.separable import asks_others
 from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling.metrics import on_whole
+from pipeline.worker.tensorflow.loss_scaling.reduction import asks_others
 
 
 class KerasLoop(Loop):

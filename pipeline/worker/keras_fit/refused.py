@@ -13,8 +13,8 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input import taken
 from pipeline.worker.input.passes import FitData, Passes, Place
 from pipeline.worker.tensorflow import alike
-from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.loop import Loop
 
 

@@ -17,10 +17,10 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE, Addend, of_process, over
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import metrics, normalization, scaling, separable
-from pipeline.worker.tensorflow.own import build as own_build
-from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.custom_steps import build as own_build
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import metrics, normalization, reduction, scaling
 
 # What `compile` takes.
 OptimizerChoice: TypeAlias = keras.optimizers.Optimizer | str | None
@@ -53,7 +53,7 @@ def model(
     `batch_statistics` of a plan. What the model was compiled with and means nothing here goes to `note`. `arrays`: the
     data are arrays, and no data set. Raises `ModelError`, or `DataError` for labels unlike its loss.
     """
-    with strategy.scope(), separable.asking_nobody():
+    with strategy.scope(), reduction.asking_nobody():
         made = make()
         check_made(made)
         _check_distribution()
@@ -91,7 +91,7 @@ def _check_distribution() -> None:
 
 def _check_own(made: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses a model with steps of its own where they cannot be made."""
-    name = "train_step" if separable.is_own(made, "train_step") else "test_step"
+    name = "train_step" if reduction.is_own(made, "train_step") else "test_step"
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise ModelError(
             f"a model without a {name} of its own, since asynchronous workers make Keras's step between the "
@@ -228,7 +228,7 @@ def lent(
     """Inside, a person's compiled model is `ready`; afterwards all but what it learnt is as it was."""
     kept: list[tuple[object, str, object]] = []
     try:
-        with strategy.scope(), separable.asking_nobody(made):
+        with strategy.scope(), reduction.asking_nobody(made):
             _check_distribution()
             _check_optimizer(made.optimizer, strategy)
             check_batches(made)
@@ -255,7 +255,7 @@ def lent(
 def _compile(
     made: keras.Model, optimizer: OptimizerChoice, learning_rate: float | None, loss: LossChoice, metrics: MetricsChoice
 ) -> None:
-    if separable.is_own(made, "compile"):
+    if reduction.is_own(made, "compile"):
         asked = [
             f"train.{key}"
             for key, value in zip(CHOSEN, (optimizer, learning_rate, loss, metrics), strict=True)

@@ -38,8 +38,10 @@ from pipeline.worker.sampling import Writing, writing_of
 from pipeline.worker.saving import save
 from pipeline.worker.tensorflow import build, remat, static, tables
 from pipeline.worker.tensorflow import size as of_model
-from pipeline.worker.tensorflow.check.checked import check
 from pipeline.worker.tensorflow.collective import Addend, over
+from pipeline.worker.tensorflow.custom_steps import loop as own_loop
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps.loop import OwnLoop
 from pipeline.worker.tensorflow.devices import (
     devices_by_replica,
     make_strategy,
@@ -48,14 +50,12 @@ from pipeline.worker.tensorflow.devices import (
     start_server,
     versions,
 )
+from pipeline.worker.tensorflow.equality_check.comparison import check
 from pipeline.worker.tensorflow.errors import diverged, explain, lost_a_peer
-from pipeline.worker.tensorflow.exact import normalization
 from pipeline.worker.tensorflow.loop import Data, Loop
-from pipeline.worker.tensorflow.own import loop as own_loop
-from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.own.loop import OwnLoop
+from pipeline.worker.tensorflow.loss_scaling import normalization
 from pipeline.worker.tensorflow.own_data import OwnData, digest_of
-from pipeline.worker.tensorflow.placement import listing, pieces, place
+from pipeline.worker.tensorflow.placement import listing, micro_batches, place
 from pipeline.worker.tensorflow.placement.units import units
 from pipeline.worker.tensorflow.saving import replica_digests
 from pipeline.worker.tensorflow.scheduled import ScheduledLoop
@@ -290,7 +290,7 @@ class Work:
             place.place(made[0], under, devices_by_replica(plan, self._process), layout)
             count: Any = plan.strategy.build.get("micro_batches", 1)
             if count > 1:
-                pieces.use(made[0], sample, count)
+                micro_batches.use(made[0], sample, count)
         if plan.training.remat:
             remat.forget(made[0])
         return made

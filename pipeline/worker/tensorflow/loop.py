@@ -25,8 +25,8 @@ from pipeline.worker.keras_fit import agree
 from pipeline.worker.loop import Call, Counts, Facts, Totals, flat
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend, over
-from pipeline.worker.tensorflow.exact import metrics
-from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.state import held_beside, of_model, put_back, value_of, variables_of
 
 # Of metrics, as a model gives them.

@@ -21,8 +21,8 @@ from pipeline.worker.input.part import Batch, Batches, Part
 from pipeline.worker.loop import Call, Counts, Facts
 from pipeline.worker.tensorflow import scheduled_step
 from pipeline.worker.tensorflow import step as steps
-from pipeline.worker.tensorflow.exact import metrics
 from pipeline.worker.tensorflow.loop import Data, Loop, Results
+from pipeline.worker.tensorflow.loss_scaling import metrics
 from pipeline.worker.tensorflow.source import Source, source
 
 # So many calls a worker are handed out ahead, so that it never waits for the next.

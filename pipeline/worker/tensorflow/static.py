@@ -16,9 +16,9 @@ from pipeline.worker.input.part import Batch, Part
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import ALONE
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.own.watching import watched
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps.watching import watched
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
 
 # What to write in place of the operations that most often leave a shape open.
 INSTEAD = {

@@ -20,11 +20,11 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch, Batches
 from pipeline.worker.tensorflow.adam import traced_briefly
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import metrics, normalization
-from pipeline.worker.tensorflow.exact.accumulation import accumulated_among_replicas
-from pipeline.worker.tensorflow.exact.averages import overwritten_without_branch
-from pipeline.worker.tensorflow.exact.whole import Whole, of_step
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import metrics, normalization
+from pipeline.worker.tensorflow.loss_scaling.accumulation import accumulated_among_replicas
+from pipeline.worker.tensorflow.loss_scaling.averages import overwritten_without_branch
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
 
 # How far apart the seeds of replicas are, so that no replica of one layer draws what another layer does: layers have
 # seeds up to 1e9 (`make_default_seed` of Keras), and this is 2^32 over the golden ratio (Knuth, TAOCP 3, 6.4).
@@ -62,7 +62,7 @@ def training_steps(
     The loss of each step is that of the global batch, the same on every replica. With `gradient_bits` 16, gradients
     travel as bfloat16. `always_fed` promises that no replica is ever without examples, which saves what keeps such
     a one from counting. `static` promises batches of one shape, and keeps the step's own operations at shapes that are
-    known. With `gather` losses are computed on the whole global batch, of `most` examples; see `Whole`.
+    known. With `gather` losses are computed on the whole global batch, of `most` examples; see `GlobalBatch`.
     """
     made = training_step(model, collective, gradient_bits, always_fed, static, gather, most)
     return many(strategy, followed(model, made), partial(updating, model.optimizer))
@@ -89,7 +89,7 @@ def training_step(
         before = [tf.convert_to_tensor(variable.value) for variable in moving]
         there = None if always_fed else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
-        whole = Whole(collective, size_of(batch), share, rows_of(batch), static, most)
+        whole = GlobalBatch(collective, size_of(batch), share, rows_of(batch), static, most)
         with of_step(whole), _undone_unless(there, apart):
             with normalization.counting_if(there), tf.GradientTape() as tape:
                 y_pred = call(x, training=True)
@@ -130,7 +130,7 @@ def validation_steps(
 
     `always_fed` promises that no replica is ever without examples. With `padded`, each replica has one example, and
     those of the last replicas may only pad the global batch. With `gather` losses are computed on the whole of it, of
-    `most` examples; see `Whole`.
+    `most` examples; see `GlobalBatch`.
     """
     call = caller(model)
     apart, shared = _counted_apart(model)
@@ -140,7 +140,7 @@ def validation_steps(
         there = None if always_fed and not padded else share > 0
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch if always_fed else never_empty(batch))
         here = tf.where(share > 0, size_of(batch), 0) if padded else size_of(batch)
-        whole = Whole(collective, here, share, rows_of(batch), most=most)
+        whole = GlobalBatch(collective, here, share, rows_of(batch), most=most)
         with of_step(whole), _undone_unless(there, apart):
             y_pred = call(x, training=False)
             values = losses.weighted(

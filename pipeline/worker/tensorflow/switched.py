@@ -20,9 +20,9 @@ from pipeline.worker.input.part import Batch, Batches, Step
 from pipeline.worker.loop import Call
 from pipeline.worker.tensorflow import step
 from pipeline.worker.tensorflow.collective import ALONE
-from pipeline.worker.tensorflow.exact import normalization
+from pipeline.worker.tensorflow.custom_steps import step as own_step
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.loss_scaling import normalization
 
 # Calls without a step that are timed together.
 CALLS = 20

@@ -14,7 +14,7 @@ from pipeline.worker.collective import Collective
 from pipeline.worker.tensorflow.collective import Addend
 
 
-class Whole:
+class GlobalBatch:
     """The global batch of a step, as one of its replicas finds it out. What is not asked for costs nothing."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Whole:
 class _Thread(threading.local):
     """Each replica is traced in a thread of its own."""
 
-    whole: Whole | None = None
+    whole: GlobalBatch | None = None
     # Is what is computed of the whole global batch?
     as_one = False
 
@@ -139,7 +139,7 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def of_step(whole: Whole) -> Iterator[Whole]:
+def of_step(whole: GlobalBatch) -> Iterator[GlobalBatch]:
     """Inside, this replica makes a step on its part of such a global batch, of which a loss may ask for the whole."""
     _answer()
     kept, _thread.whole = _thread.whole, whole
@@ -194,6 +194,6 @@ def _answer() -> None:
     context.all_gather, context.all_reduce = all_gather, all_reduce
 
 
-def current() -> Whole | None:
+def current() -> GlobalBatch | None:
     """The global batch of the step that is traced now; None where none is."""
     return _thread.whole

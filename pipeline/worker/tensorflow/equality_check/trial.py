@@ -19,10 +19,10 @@ from pipeline.private_keras import keras_variables
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
 from pipeline.worker.loop import flat
-from pipeline.worker.tensorflow.check.undrawn import undrawn
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact import loss as losses
 from pipeline.worker.tensorflow.loop import Loop
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 from pipeline.worker.tensorflow.step import ReplicaStep, training_step
 
 # What is late for having had less than this of a core has not had its turn on it.
@@ -126,7 +126,7 @@ class Trials:
         # Past Keras's own setter, which would track it.
         vars(optimizer)["apply"] = apply
         try:
-            with undrawn(), outputs_kept(trial.outputs, noise, until), self._without_gradients():
+            with fixed_randomness(), outputs_kept(trial.outputs, noise, until), self._without_gradients():
                 yield
         finally:
             del vars(optimizer)["apply"]

@@ -20,10 +20,10 @@ from pipeline.private import maybe_merge_call
 from pipeline.worker import labels
 from pipeline.worker.held import kept_by_metrics
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import separable
-from pipeline.worker.tensorflow.exact.separable import PARTS, SEEDS, TOLERANCE, Rule, Values
-from pipeline.worker.tensorflow.exact.whole import Whole, current
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, current
+from pipeline.worker.tensorflow.loss_scaling.reduction import PARTS, SEEDS, TOLERANCE, Rule, Values
 
 # The values of a metric's variables.
 State: TypeAlias = list[np.ndarray]
@@ -182,7 +182,7 @@ class _OnWhole:
                 # All replicas know the new state: of copies that are added one has it, of others all.
                 variable.assign(tf.where(whole.first, new, old) if variable.aggregation == "sum" else new)
 
-    def _whole_of(self, whole: Whole, value: tf.Tensor | None) -> tf.Tensor | None:
+    def _whole_of(self, whole: GlobalBatch, value: tf.Tensor | None) -> tf.Tensor | None:
         """What it is given, of all replicas: of examples those of all, of one number for the batch the sum or mean."""
         if value is None or not tf.is_tensor(value):
             return value
@@ -209,9 +209,9 @@ def _rules_of_numbers(model: keras.Model, batch: Batch, found: Sequence[keras.me
     if not own:
         return {}
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    made = separable.made_up((x, y, weights), SEEDS[0])
-    pieces = [made, *(separable.rows(made, part) for part in PARTS)]
-    with losses.without_keras_scaling(), separable.trying():
+    made = reduction.made_up((x, y, weights), SEEDS[0])
+    pieces = [made, *(reduction.rows(made, part) for part in PARTS)]
+    with losses.without_keras_scaling(), reduction.trying():
         given = [_numbers(model, own, piece) for piece in pieces]
     rules: dict[int, list[Rule]] = {}
     for metric in own:
@@ -248,7 +248,7 @@ def not_added(model: keras.Model, batch: Batch, over_examples: bool) -> list[ker
 
     What cannot be tried is taken for a sum, as Keras does.
     """
-    with losses.without_keras_scaling(), separable.trying():
+    with losses.without_keras_scaling(), reduction.trying():
         found = [
             metric
             for seed in SEEDS
@@ -275,12 +275,12 @@ def _tries(model: keras.Model, batch: Batch, seed: int) -> Iterator[_Try]:
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     inner = [] if compiled is None else compiled.metrics
     if y is not None and not all(map(_is_known, inner)):
-        made = separable.made_up((y, labels.predicted(model, x), weights), seed)
+        made = reduction.made_up((y, labels.predicted(model, x), weights), seed)
         for metric, given in _given(compiled, *made):
             if not _is_known(metric):
                 yield _Try([metric], partial(_update, metric), given)
     if own := _own(model):
-        yield _Try(own, partial(_step, model), separable.made_up((x, y, weights), seed), model.trainable_variables)
+        yield _Try(own, partial(_step, model), reduction.made_up((x, y, weights), seed), model.trainable_variables)
 
 
 def _is_known(metric: keras.metrics.Metric) -> bool:
@@ -319,7 +319,7 @@ def _step(model: keras.Model, examples: Batch) -> None:
 
 def _differing(tried: _Try, over_examples: bool) -> list[keras.metrics.Metric]:
     """The metrics among these whose states do not add."""
-    first, second = (separable.rows(tried.examples, part) for part in PARTS)
+    first, second = (reduction.rows(tried.examples, part) for part in PARTS)
     try:
         fresh = [_fresh(metric) for metric in tried.metrics]
         after = partial(_after, tried, fresh)

@@ -13,9 +13,9 @@ from pipeline.worker.input.part import Batches
 from pipeline.worker.loop import Call, flat
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps.step import Returned
 from pipeline.worker.tensorflow.loop import Loop, Results
-from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.own.step import Returned
 
 
 class OwnLoop(Loop):

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline.record.check import Difference, What
-from pipeline.worker.tensorflow.check.trial import Trial
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.equality_check.trial import Trial
 
 # What sums in another order leave, by the type that a model computes in, as a share of what is compared.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}

@@ -19,7 +19,7 @@ Draw = Callable[..., tf.Tensor]
 
 
 @contextmanager
-def undrawn() -> Iterator[None]:
+def fixed_randomness() -> Iterator[None]:
     """Inside, operations that are run at once draw nothing, and no generator is any further than before."""
     kept = {(module, name): getattr(module, name) for module, name in _OPERATIONS}
     try:

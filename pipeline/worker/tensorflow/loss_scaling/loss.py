@@ -18,9 +18,9 @@ from pipeline.private import get_keras_mask, keras_loss
 from pipeline.worker.collective import Collective
 from pipeline.worker.input.part import Batch
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact import separable
-from pipeline.worker.tensorflow.exact.separable import Rule
-from pipeline.worker.tensorflow.exact.whole import Whole, as_one_device
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, as_one_device
+from pipeline.worker.tensorflow.loss_scaling.reduction import Rule
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def weighted(
     weights: Batch | None,
     share: tf.Tensor,
     training: bool,
-    whole: Whole | None = None,
+    whole: GlobalBatch | None = None,
 ) -> tf.Tensor:
     """This replica's part of the loss, for a replica that holds `share` (0 to 1) of the global batch's examples.
 
@@ -89,7 +89,7 @@ def weighted(
     """
     is_sum = whole is None and rules_of(model).whole is Rule.SUM
     if whole is not None:
-        x = whole.of(x) if separable.is_own(model, "compute_loss") else x
+        x = whole.of(x) if reduction.is_own(model, "compute_loss") else x
         y, y_pred, weights = whole.of(y), whole.of(y_pred), whole.of(weights)
     at_once = contextlib.nullcontext() if whole is None else as_one_device()
     with at_once, traced(share, training, as_is=is_sum, on_whole=whole is not None) as values:
@@ -235,26 +235,26 @@ class ExactLoss:
 
     def _tried(self, y_true: tf.Tensor, y_pred: Batch, sample_weight: tf.Tensor | None) -> Rule | None:
         def on(part: slice, weights: tf.Tensor | None = sample_weight) -> tf.Tensor:
-            return self.loss(*(separable.rows(values, part) for values in (y_true, y_pred, weights)))
+            return self.loss(*(reduction.rows(values, part) for values in (y_true, y_pred, weights)))
 
         _tracing.reduced = None
-        found = separable.rule_of(on, sample_weight)
+        found = reduction.rule_of(on, sample_weight)
         if _tracing.reduced is not None and _tracing.reduced.mask is not None:
             return self._tried_masked(on)
         if sample_weight is not None and _tracing.reduced is not None and _tracing.reduced.rank == 0:
             # One number for the batch is multiplied by what the weights come to, which is summed apart.
-            return separable.rule_of(lambda part: on(part, None), None)
+            return reduction.rule_of(lambda part: on(part, None), None)
         return found
 
     def _tried_masked(self, on: Callable[[slice, tf.Tensor | None], tf.Tensor]) -> Rule | None:
         """What is left of a loss that counts some labels for nothing is a mean or a sum by its reduction, unless it is
         of the batch as a whole, as one over pairs that masks examples without any.
         """
-        on(separable.WHOLE, None)
+        on(reduction.WHOLE, None)
         reduced = _tracing.reduced
         assert reduced is not None, "it has reduced before"
         counted = None if reduced.mask is None else tf.cast(reduced.mask, tf.float32)
-        found = separable.rule_of(lambda part: on(part, None), counted)
+        found = reduction.rule_of(lambda part: on(part, None), counted)
         return Rule.NEITHER if found is Rule.NEITHER else None
 
     def _weighed(self, here: tf.Tensor) -> tf.Tensor:

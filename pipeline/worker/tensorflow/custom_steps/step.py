@@ -19,11 +19,11 @@ from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
 from pipeline.worker.tensorflow import step as steps
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import normalization
-from pipeline.worker.tensorflow.exact.separable import is_own
-from pipeline.worker.tensorflow.exact.whole import Whole, of_step
-from pipeline.worker.tensorflow.own.watching import Gradients, Result, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Result, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import normalization
+from pipeline.worker.tensorflow.loss_scaling.global_batch import GlobalBatch, of_step
+from pipeline.worker.tensorflow.loss_scaling.reduction import is_own
 
 # The attribute under which a model keeps what is known of its own steps, as Keras keeps its compiled functions.
 KEPT_AS = "_own_steps_of_pipeline"
@@ -124,7 +124,7 @@ def training_step(
     def replica_step(examples: tf.Tensor, batch: Batch) -> tf.Tensor:
         share = steps.share_of(batch, examples)
         there = None if always_fed else share > 0
-        whole = Whole(collective, steps.size_of(batch), share, steps.rows_of(batch), static, most)
+        whole = GlobalBatch(collective, steps.size_of(batch), share, steps.rows_of(batch), static, most)
         fed = batch if always_fed else steps.never_empty(batch)
         replica = Replica(collective, share, fed, gradient_bits, always_fed, static)
         with of_step(whole), normalization.counting_if(there):
@@ -148,7 +148,7 @@ def validation_steps(
         assert own.test is not None, "what cannot be evaluated is not validated"
         share = steps.share_of_one(examples) if padded else steps.share_of(batch, examples)
         size = tf.where(share > 0, steps.size_of(batch), 0) if padded else steps.size_of(batch)
-        whole = Whole(collective, size, share, steps.rows_of(batch), most=most)
+        whole = GlobalBatch(collective, size, share, steps.rows_of(batch), most=most)
         fed = batch if always_fed else steps.never_empty(batch)
         replica = Replica(collective, share, fed, always_fed=always_fed and not padded)
         with of_step(whole):

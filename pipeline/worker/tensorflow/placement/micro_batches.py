@@ -13,7 +13,7 @@ from pipeline.data.nested import Nested
 from pipeline.private import get_keras_mask, set_keras_mask
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow.exact import separable
+from pipeline.worker.tensorflow.loss_scaling import reduction
 from pipeline.worker.tensorflow.step import CALLED_AS, Forward, caller, never_empty, size_of
 
 KEY = "strategy.build.micro_batches"
@@ -25,7 +25,7 @@ def use(model: keras.Model, sample: Batch, count: int) -> None:
     Raises `ModelError` for one that they would train otherwise, or not at all.
     """
     call = caller(model)
-    if separable.is_own(model, "train_step"):
+    if reduction.is_own(model, "train_step"):
         raise ModelError(
             f"a model that Keras's own train_step trains for {KEY}={count}",
             f"{type(model).__name__}, which calls itself on whole batches",

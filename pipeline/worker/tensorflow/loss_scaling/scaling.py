@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from pipeline.worker import labels
 from pipeline.worker.input.part import Batch
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import separable
-from pipeline.worker.tensorflow.exact.separable import (
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.reduction import (
     EXAMPLES,
     FIRST,
     NARROW_TOLERANCE,
@@ -30,7 +30,7 @@ def find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
 
     `batch` is an example batch in shape and type. With `gather` what is compiled is computed on the global batch.
     """
-    with losses.without_keras_scaling(), separable.trying():
+    with losses.without_keras_scaling(), reduction.trying():
         unfit = _find(model, batch, gather)
     instead = (
         "that loss in compile or compute_loss, from the model's outputs"
@@ -56,7 +56,7 @@ def fits_no_rule(model: keras.Model) -> bool:
 def _find(model: keras.Model, batch: Batch, gather: bool) -> list[str]:
     """The names of losses that no rule fits."""
     unfit = [] if gather else _compiled(model, batch)
-    own = not gather and separable.is_own(model, "compute_loss")
+    own = not gather and reduction.is_own(model, "compute_loss")
     if own or any(map(_may_add, model._flatten_layers())):
         unfit += _of_model(model, batch, own, quiet=bool(unfit))
     return unfit
@@ -75,13 +75,13 @@ def _compiled(model: keras.Model, batch: Batch) -> list[str]:
         for seed in SEEDS:
             if all(any(loss.found) for loss in entries):
                 break
-            made = separable.made_up((y, predicted, weights), seed)
+            made = reduction.made_up((y, predicted, weights), seed)
             with _scope(model):
                 model._compile_loss(*made)
     except Exception:  # what does not fit together is told of when it is trained
         pass
     for loss in entries:
-        loss.rule, loss.found = separable.agreed(loss.found), None
+        loss.rule, loss.found = reduction.agreed(loss.found), None
     return [f"the loss {loss.name}" for loss in entries if loss.rule is Rule.NEITHER]
 
 
@@ -91,13 +91,13 @@ def _flat_losses(model: keras.Model) -> list[keras.losses.Loss]:
 
 
 def _may_add(layer: keras.layers.Layer) -> bool:
-    return getattr(layer, "activity_regularizer", None) is not None or separable.mentions(type(layer), "add_loss")
+    return getattr(layer, "activity_regularizer", None) is not None or reduction.mentions(type(layer), "add_loss")
 
 
 def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> list[str]:
     """Tries what layers add, and a loss that the model computes by itself; `quiet` if a part of it fits no rule."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    pieces = _pieces(separable.made_up((x, y), SEEDS[0]))
+    pieces = _pieces(reduction.made_up((x, y), SEEDS[0]))
     layers, unfit = list(model._flatten_layers()), []
     exact, narrow = _is_exact(model), _is_narrow(model)
     try:
@@ -122,7 +122,7 @@ def _of_model(model: keras.Model, batch: Batch, own: bool, quiet: bool) -> list[
 def _pieces(made: Batch) -> tuple[Batch, ...]:
     """The examples, the first part of them, the second, and the first twice over."""
     first, second = PARTS
-    return made, separable.rows(made, first), separable.rows(made, second), separable.twice(made, first)
+    return made, reduction.rows(made, first), reduction.rows(made, second), reduction.twice(made, first)
 
 
 # Of the pieces.
@@ -170,7 +170,7 @@ def _rules(
 
 def _values(found: Sequence[tf.Tensor], narrow: bool) -> Values:
     """The values of a loss on all pieces."""
-    whole, first, second, doubled = map(separable.total, found)
+    whole, first, second, doubled = map(reduction.total, found)
     return Values(whole, (first, second), doubled, tolerance=NARROW_TOLERANCE if narrow else TOLERANCE)
 
 
@@ -197,7 +197,7 @@ def _rule_of_whole(model: keras.Model, pieces: Sequence[Batch], exact: bool, nar
 
 def _on_pieces(made: Callable[[int], tf.Tensor]) -> list[tf.Tensor]:
     """What comes of each piece by its place, of the two parts of the examples as replicas have them."""
-    return [loss for places in ((0,), (1, 2), (3,)) for loss in separable.together(made, places)]
+    return [loss for places in ((0,), (1, 2), (3,)) for loss in reduction.together(made, places)]
 
 
 def _whole(model: keras.Model, piece: Batch, share: float, as_is: bool = False) -> tf.Tensor:

@@ -19,14 +19,14 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
 from pipeline.worker.loop import flat
 from pipeline.worker.model_error import ModelError
-from pipeline.worker.tensorflow.check.trial import Outputs, Trial, copies, outputs_kept, replica
-from pipeline.worker.tensorflow.check.undrawn import undrawn
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact import loss as losses
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.custom_steps.loop import result_of, values_of
+from pipeline.worker.tensorflow.custom_steps.watching import kinds, watched
+from pipeline.worker.tensorflow.equality_check.trial import Outputs, Trial, copies, outputs_kept, replica
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.own import step as own_step
-from pipeline.worker.tensorflow.own.loop import result_of, values_of
-from pipeline.worker.tensorflow.own.watching import kinds, watched
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling.fixed_randomness import fixed_randomness
 
 Variable: TypeAlias = keras.Variable | tf.Variable
 # (examples of the global batch, the batches of the replicas here) -> the step's loss, then its values
@@ -113,8 +113,8 @@ class OwnTrials:
 
         specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), list(batches))
         with (
-            undrawn(), outputs_kept(seen.outputs, noise, until), _not_applied(seen), losses.without_keras_scaling(),
-            watched(),
+            fixed_randomness(), outputs_kept(seen.outputs, noise, until), _not_applied(seen),
+            losses.without_keras_scaling(), watched(),
         ):  # fmt: skip
             function = tf.function(traced, autograph=False)
             compiled = function.get_concrete_function(tf.TensorSpec([], tf.float32), specs)

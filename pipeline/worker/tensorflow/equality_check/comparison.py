@@ -19,14 +19,20 @@ from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch
 from pipeline.worker.input.passes import Place
 from pipeline.worker.keras_fit.agree import texts
-from pipeline.worker.tensorflow.check.compared import TOLERANCES, Rows, are_aligned, differences, first_layer
-from pipeline.worker.tensorflow.check.own_trial import OwnTrials
-from pipeline.worker.tensorflow.check.trial import TooLong, Trial, Trials
 from pipeline.worker.tensorflow.collective import Addend
+from pipeline.worker.tensorflow.custom_steps import step as own_step
+from pipeline.worker.tensorflow.equality_check.differences import (
+    TOLERANCES,
+    Rows,
+    are_aligned,
+    differences,
+    first_layer,
+)
+from pipeline.worker.tensorflow.equality_check.own_trial import OwnTrials
+from pipeline.worker.tensorflow.equality_check.trial import TooLong, Trial, Trials
 from pipeline.worker.tensorflow.errors import explain, lost_a_peer
-from pipeline.worker.tensorflow.exact import scaling
 from pipeline.worker.tensorflow.loop import Loop
-from pipeline.worker.tensorflow.own import step as own_step
+from pipeline.worker.tensorflow.loss_scaling import scaling
 from pipeline.worker.tensorflow.state import on_all
 
 # Examples of a replica with an even number and of the next one: means go wrong where replicas have not as many.

@@ -15,11 +15,11 @@ from pipeline.private_keras import compute_output_spec
 from pipeline.worker.input.part import Batch
 from pipeline.worker.model_error import ModelError, reason
 from pipeline.worker.tensorflow.collective import Addend
-from pipeline.worker.tensorflow.exact import loss as losses
-from pipeline.worker.tensorflow.exact import separable
-from pipeline.worker.tensorflow.exact.separable import Rule, Values
-from pipeline.worker.tensorflow.own.step import KEPT_AS, OwnSteps, Returned, flattened, given, of
-from pipeline.worker.tensorflow.own.watching import Gradients, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.custom_steps.step import KEPT_AS, OwnSteps, Returned, flattened, given, of
+from pipeline.worker.tensorflow.custom_steps.watching import Gradients, Sources, Watcher, watched, watching
+from pipeline.worker.tensorflow.loss_scaling import loss as losses
+from pipeline.worker.tensorflow.loss_scaling import reduction
+from pipeline.worker.tensorflow.loss_scaling.reduction import Rule, Values
 
 
 def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
@@ -53,7 +53,7 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
     try:
         test = _returned(_Look(), model, "test_step", symbols)
     except ModelError as error:
-        if separable.is_own(model, "test_step"):
+        if reduction.is_own(model, "test_step"):
             raise
         untested = str(error) if error.__cause__ is None else reason(error.__cause__)
     # Past Keras's own setter, which looks for weights in everything.
@@ -62,20 +62,20 @@ def build(model: keras.Model, batch: Batch, arrays: bool) -> None:
 
 def sums_over_examples(model: keras.Model, batch: Batch) -> str | None:
     """What to say of a built model that takes gradients of a sum over examples, tried on made-up ones; else None."""
-    own, examples = of(model), separable.made_up(batch, separable.SEEDS[0])
+    own, examples = of(model), reduction.made_up(batch, reduction.SEEDS[0])
     assert own is not None, "a model's own steps are built"
     state = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in model.metrics_variables]
 
     def tried(some: Batch) -> list[float]:
         look = _Look()
-        with separable.trying(), losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
+        with reduction.trying(), losses.without_keras_scaling(), watched(), keras.StatelessScope(state):
             look.at(model.train_step, given(some, own.arrays))
-        return [separable.total(target) for target in look.targets]
+        return [reduction.total(target) for target in look.targets]
 
-    first, second = separable.PARTS
+    first, second = reduction.PARTS
     try:
-        made = (examples, separable.rows(examples, first), separable.rows(examples, second))
-        found = [tried(some) for some in (*made, separable.twice(examples, first))]
+        made = (examples, reduction.rows(examples, first), reduction.rows(examples, second))
+        found = [tried(some) for some in (*made, reduction.twice(examples, first))]
     except Exception:  # whatever a person's code raises on made-up examples
         return None
     for whole, *parts, doubled in zip(*found, strict=False):
