@@ -1,4 +1,4 @@
-"""What is taken from JAX beyond what it promises to keep, and what for."""
+"""Everything taken from JAX beyond its public API, and what it is for."""
 
 # Where processes listen for each other's sums on CPUs, which has no public setting and would be any interface.
 from jax._src import distributed, xla_bridge

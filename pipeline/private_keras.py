@@ -1,4 +1,4 @@
-"""What is taken from Keras beyond what it promises to keep by all engines, also where there is no TensorFlow.
+"""Everything that all engines take from Keras beyond its public API, also where there is no TensorFlow.
 
 The rest is in `private.py`, which has TensorFlow imported.
 """

@@ -65,8 +65,8 @@ def _log(
 
     sizes = tf.constant([len(effect) for effect in effects], tf.float32)
     blocks = -(-examples // BLOCK)
-    mine = range(shard, blocks, shards)
-    count = len(mine) * BLOCK - (blocks * BLOCK - examples if blocks - 1 in mine else 0)
+    own_effects = range(shard, blocks, shards)
+    count = len(own_effects) * BLOCK - (blocks * BLOCK - examples if blocks - 1 in own_effects else 0)
 
     def block(number: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         keys = tf.random.split(tf.random.fold_in(key, number), 3)
@@ -79,8 +79,10 @@ def _log(
         clicked = tf.random.stateless_uniform([BLOCK], keys[2]) < tf.sigmoid(odds)
         return {"ids": ids, "dense": dense}, tf.cast(clicked, tf.int32)
 
-    made = tf.data.Dataset.range(shard, max(blocks, shard), shards).map(tf.autograph.experimental.do_not_convert(block))
-    return made.unbatch().take(count).apply(tf.data.experimental.assert_cardinality(count))
+    dataset = tf.data.Dataset.range(shard, max(blocks, shard), shards).map(
+        tf.autograph.experimental.do_not_convert(block)
+    )
+    return dataset.unbatch().take(count).apply(tf.data.experimental.assert_cardinality(count))
 
 
 def _check(

@@ -47,8 +47,10 @@ _EITHER = re.compile(r"[+-]?[1-9]\d{0,2}[,.]\d{3}")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is written. `decimal` is None where its records have no number that says; `skipped` lines are empty.
-    `codes` are the columns whose numbers have leading zeros.
+    """The way a file is written.
+
+    `decimal` is None where its records have no number that says; `skipped` lines are empty. `codes` are the columns
+    whose numbers have leading zeros.
 
     A column without a name is called "Unnamed: 0" by its place, as pandas has it; without a line of names each is
     called by its place alone.
@@ -104,15 +106,15 @@ def numbers(texts: Iterable[str], decimal: str) -> list[float] | None:
     >>> numbers(["1.234,5", "7"], ","), numbers(["1,234", "0.5"], "."), numbers(["1.5"], ",")
     ([1234.5, 7.0], [1234.0, 0.5], None)
     """
-    pattern, group, found = number_in(decimal), "." if decimal == "," else ",", []
+    pattern, group, values = number_in(decimal), "." if decimal == "," else ",", []
     for text in texts:
         if pattern.fullmatch(text):
-            found.append(float(text.replace(group, "").replace(decimal, ".")))
+            values.append(float(text.replace(group, "").replace(decimal, ".")))
         elif _INFINITE.fullmatch(text):
-            found.append(float(text))
+            values.append(float(text))
         else:
             return None
-    return found
+    return values
 
 
 def is_ambiguous(text: str) -> bool:
@@ -128,13 +130,13 @@ def lines(path: str, dialect: Dialect) -> list[int]:
     """Returns the line that each record below the names begins in, from 1: quotes may hold several lines."""
 
     def starts(records: Any) -> list[int]:
-        found = [1]
+        starts_by_record = [1]
         for _ in records:
-            found.append(records.line_num + 1)
-        return found
+            starts_by_record.append(records.line_num + 1)
+        return starts_by_record
 
-    found = read(path, dialect.encoding, dialect.separator, starts)
-    return found[dialect.skipped + dialect.named : -1]
+    starts_by_record = read(path, dialect.encoding, dialect.separator, starts)
+    return starts_by_record[dialect.skipped + dialect.named : -1]
 
 
 def too_long(path: str, dialect: Dialect) -> str | None:
@@ -180,7 +182,7 @@ def read(path: str, encoding: str, separator: str, use: Callable[[Any], Made], s
 
 
 def _opened(path: str, use: Callable[[BinaryIO], Made]) -> Made:
-    """What `use` makes of a file's bytes."""
+    """Returns what `use` makes of a file's bytes."""
     try:
         with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
             return use(cast("BinaryIO", file))
@@ -288,23 +290,23 @@ def _is_named(path: str, records: Sequence[Record]) -> bool:
 
 def _decimal(path: str, records: Sequence[Record]) -> str | None:
     """The decimal sign that the columns of numbers have; None where none of them says."""
-    found: dict[str, str] = {}
+    signs: dict[str, str] = {}
     for place in range(max(map(len, records), default=0)):
         fields = [record[place].strip() for record in records if place < len(record)]
         column = [field for field in fields if field not in MISSING]
         if sum(map(_is_number, column)) * 2 <= len(column):
             continue
         for field in column:
-            said = _sign_of(field)
-            if said:
-                found.setdefault(said, field)
-    if len(found) > 1:
+            sign = _sign_of(field)
+            if sign:
+                signs.setdefault(sign, field)
+    if len(signs) > 1:
         raise DataError(
             f"numbers with one decimal sign in {path}",
-            " and ".join(found.values()),
+            " and ".join(signs.values()),
             "data.build.decimal=point, or comma, which says what it is",
         )
-    return next(iter(found), None)
+    return next(iter(signs), None)
 
 
 def _sign_of(field: str) -> str | None:

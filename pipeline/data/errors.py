@@ -30,11 +30,11 @@ def expect_path(data: str, path: str | None, what: str, example: str) -> str:
     return path
 
 
-def first_of(names: Sequence[str], most: int = 5, between: str = "; ", last: str = "; and") -> str:
+def first_of(names: Sequence[str], limit: int = 5, between: str = "; ", last: str = "; and") -> str:
     """The first of many names, with `between` between them, and how many more there are, with `last` before that.
 
-    >>> first_of(["a", "b"]), first_of(["a", "b", "c"], most=1), first_of(["a", "b", "c"], 2, ", ", " and")
+    >>> first_of(["a", "b"]), first_of(["a", "b", "c"], limit=1), first_of(["a", "b", "c"], 2, ", ", " and")
     ('a; b', 'a; and 2 more', 'a, b and 1 more')
     """
-    more = f"{last} {len(names) - most} more" if len(names) > most else ""
-    return between.join(names[:most]) + more
+    more = f"{last} {len(names) - limit} more" if len(names) > limit else ""
+    return between.join(names[:limit]) + more

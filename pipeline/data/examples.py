@@ -86,14 +86,14 @@ class Examples:
 
     @property
     def in_files(self) -> bool:
-        """Are they records in files, read in order, rather than arrays, any of whose rows can be had?"""
+        """True if they are records in files, read in order, and not arrays of which any row can be had."""
         return (
             isinstance(self.raw, tuple) and bool(self.raw) and all(isinstance(segment, Segment) for segment in self.raw)
         )
 
     @property
     def is_made(self) -> bool:
-        """Is nothing left to be made: are the raw elements the examples?"""
+        """True if the raw elements are the examples."""
         return not (self.in_files or self.parse or self.decode or self.augment)
 
     @property
@@ -107,12 +107,12 @@ class Examples:
 
     @property
     def image_files(self) -> bool:
-        """Are they files of encoded images, `raw["path"]`, with a label each, `raw["label"]`?"""
+        """True if they are files of encoded images, `raw["path"]`, with a label each, `raw["label"]`."""
         return isinstance(self.raw, Mapping) and set(self.raw) == {"path", "label"}
 
     @property
     def count(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         if self.in_files:
             return sum(segment.records for segment in self.raw)
         return len(leaves(self.raw)[0])
@@ -150,7 +150,7 @@ def rows(structure: Nested[np.ndarray], chosen: np.ndarray) -> Nested[np.ndarray
 
 
 def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
-    """Which of so many rows are not broken, boolean [count].
+    """Returns a mask of the rows that are not broken, boolean [count].
 
     >>> whole_rows(4, [Broken(None, 1, 2, "example 1", "is broken")]).tolist()
     [True, False, False, True]
@@ -162,7 +162,7 @@ def whole_rows(count: int, broken: Sequence[Broken]) -> np.ndarray:
 
 
 def _whole(segment: Segment, broken: Sequence[Broken]) -> Iterator[Segment]:
-    """What is left of a segment."""
+    """Returns what is left of a segment."""
     last = segment.first + segment.records
     for flaw in sorted((flaw for flaw in broken if flaw.path == segment.path), key=lambda flaw: flaw.first):
         if not segment.first < flaw.first + flaw.examples <= last + flaw.examples:

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 
 def is_remote(path: str) -> bool:
-    """Is it an address of another file system?
+    """True if it is an address of another file system.
 
     >>> is_remote("gs://bucket/folder"), is_remote("folder")
     (True, False)
@@ -20,8 +20,8 @@ def opened(path: str) -> BinaryIO:
     import tensorflow as tf
 
     size_of(path)
-    made: BinaryIO = tf.io.gfile.GFile(path, "rb")
-    return made
+    file: BinaryIO = tf.io.gfile.GFile(path, "rb")
+    return file
 
 
 def size_of(path: str) -> int:

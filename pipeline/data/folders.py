@@ -34,7 +34,7 @@ LAYOUT = "Try data.path=FOLDER with a folder of images for each class: FOLDER/CL
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the class folders of each part are, and what a person should know of the choice.
+    """The class folders of each part, and what a user should know of the choice.
 
     `validation` is None where a share of `train` is to be held out.
     """
@@ -53,8 +53,8 @@ def role(name: str) -> str | None:
     [None, None, 'validation']
     """
     words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
-    found = [part for part, names in _ROLES.items() if words & set(names)]
-    return found[0] if len(found) == 1 else None
+    matches = [part for part, names in _ROLES.items() if words & set(names)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def parts(root: Path, suffixes: Sequence[str], classes: Sequence[str] = ()) -> Parts:
@@ -90,11 +90,11 @@ def arranged(
         if not folder.is_dir():
             received = "a file" if folder.exists() else "no such folder"
             raise DataError(f"Expected {folder} to be a folder of images by class, received {received}. {LAYOUT}")
-    found = parts(root, suffixes, chosen)
+    division = parts(root, suffixes, chosen)
     if validation_path is not None:
         held_out = innermost(Path(validation_path).absolute(), suffixes)
-        found = replace(found, validation=held_out, notes=())
-    folder = found.train
+        division = replace(division, validation=held_out, notes=())
+    folder = division.train
     names, notes = class_folders(folder, suffixes, chosen)
     missing = sorted(set(chosen) - set(names))
     if missing:
@@ -109,7 +109,7 @@ def arranged(
             f"Expected two or more folders of images in {folder}, one a class, received {received}. {LAYOUT}"
         )
     numbers = {name: number for number, name in enumerate(names)}
-    return replace(found, notes=(*found.notes, *notes)), numbers
+    return replace(division, notes=(*division.notes, *notes)), numbers
 
 
 def divided(path: str | None, files: Sequence[str]) -> tuple[Sequence[str], Sequence[str], tuple[str, ...]]:
@@ -173,8 +173,8 @@ def visible(folder: Path) -> list[os.DirEntry[str]]:
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(
             f"to be able to read the folder {folder}",
@@ -207,8 +207,8 @@ def _is_no_class(name: str, kind: str) -> bool:
     return kind == _OTHER or (kind == _EMPTY and role(name) is not None)
 
 
-def _any(found: Iterable[object]) -> bool:
-    return next(iter(found), None) is not None
+def _any(items: Iterable[object]) -> bool:
+    return next(iter(items), None) is not None
 
 
 def _split(root: Path, train: str, filled: Sequence[str], holders: Sequence[str], suffixes: Sequence[str]) -> Parts:
@@ -267,7 +267,7 @@ def _question(root: Path, filled: Sequence[str], holders: Sequence[str]) -> str:
 
 
 def _left_out(folder: Path, kinds: dict[str, str]) -> tuple[str, ...]:
-    """What is said of folders that are no classes."""
+    """Returns the note on folders that are no classes."""
     names = [entry.name for entry in _entries(folder) if _is_systems(entry.name) and entry.is_dir()]
     names += [name for name, kind in kinds.items() if _is_no_class(name, kind)]
     return (f"Not read in {folder}, since without examples: {', '.join(sorted(names))}.",) if names else ()

@@ -86,11 +86,11 @@ def _maker(
             assert vary is not None
             return vary(example[0], seed), example[1]
 
-        def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+        def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
             # To see anything of an image, all of it must be read.
-            found = examples.raw["path"]
-            share = range(number * len(found) // of, (number + 1) * len(found) // of) if thorough else range(0)
-            return _broken(found, share, None if resize else size)
+            paths = examples.raw["path"]
+            share = range(number * len(paths) // shares, (number + 1) * len(paths) // shares) if thorough else range(0)
+            return _broken(paths, share, None if resize else size)
 
         return Examples(
             raw={"path": files, "label": labels},
@@ -111,30 +111,30 @@ def _known(folder: Path, classes: Mapping[str, int], chosen: Sequence[str], trai
     names, _ = folders.class_folders(folder, PICTURES)
     others = [name for name in names if name not in classes]
     unknown = [name for name in others if any(folders.files_below(folder / name, PICTURES))]
-    known = {name: classes[name] for name in names if name in classes}
-    if (unknown and not chosen) or not known:
-        offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if known else ""
+    numbers = {name: classes[name] for name in names if name in classes}
+    if (unknown and not chosen) or not numbers:
+        offer = f"'data.build.classes=[{','.join(classes)}]', which leaves others out, or " if numbers else ""
         raise DataError(
             f"{folder} to have classes that train ({', '.join(classes)})",
             ", ".join(unknown) or "no folders",
             f"{offer}the same folders as in {train}",
         )
-    return known
+    return numbers
 
 
 def _listed(folder: Path, classes: Mapping[str, int]) -> Listed:
     """The images of each class, by the names of their files."""
-    found: list[str] = []
+    paths: list[str] = []
     labels: list[int] = []
     for name, number in classes.items():
         files = [str(file) for file in folders.files_below(folder / name, PICTURES)]
         for file in files:
             _check_file(file)
-        found += files
+        paths += files
         labels += [number] * len(files)
-    if not found:
+    if not paths:
         raise DataError(f"Expected images ({', '.join(PICTURES)}) in {folder}, received none. {folders.LAYOUT}")
-    return np.array(found, dtype=np.str_), np.array(labels, dtype=np.int32)
+    return np.array(paths, dtype=np.str_), np.array(labels, dtype=np.int32)
 
 
 def _check_file(path: str) -> None:
@@ -174,7 +174,7 @@ def _first_size(files: NDArray[np.str_], root: Path) -> pictures.Size:
 
 
 def _broken(files: NDArray[np.str_], share: range, size: pictures.Size | None) -> list[Broken]:
-    """What is broken in a share of the files."""
+    """Returns what is broken in a share of the files."""
 
     def fault(row: int) -> str | None:
         try:

@@ -65,7 +65,7 @@ def cifar10(*, train_examples: int | None = None) -> tuple[Part, Part]:
 
 
 def cache_folder() -> Path:
-    """Where Keras looks for data sets: `$KERAS_HOME/datasets`, by default `~/.keras/datasets`."""
+    """Returns the folder in which Keras looks for data sets: `$KERAS_HOME/datasets`, by default `~/.keras/datasets`."""
     from keras.src.backend.config import keras_home  # Keras has no public name for it
 
     home = os.path.expanduser(keras_home())
@@ -85,7 +85,7 @@ def _load(name: str, sources: dict[str, str], load: Callable[[], Loaded]) -> Loa
 
 
 def _explain(name: str, folder: Path, sources: dict[str, str], absent: list[str], error: Exception) -> DataError:
-    """Which file was missing or broken, and how to put it there by hand."""
+    """Says which file was missing or broken, and how to put it there by hand."""
     missing = [file for file in absent if not (folder / file).exists()]
     file = missing[0] if missing else _first_unreadable(folder, list(sources))
     received = "no such file" if missing else "a file that is broken"

@@ -1,4 +1,4 @@
-"""What a folder of prepared data says of itself: `manifest.json`, beside its TFRecord shards.
+"""Reads and writes `manifest.json`, which describes a folder of prepared data, beside its TFRecord shards.
 
 Plain values: it is read by whoever plans a run as well, who knows nothing of TensorFlow.
 """
@@ -45,7 +45,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What prepared data is: features, shards by split ("train", "validation"), and where it came from.
+    """A description of prepared data: features, shards by split ("train", "validation"), and where it came from.
 
     `num_classes` is None where labels are no classes; `class_names` where they have no names.
     """
@@ -63,11 +63,11 @@ class Manifest:
 
     def classes(self, split: str) -> dict[str, int]:
         """Examples of each class of a split, also of those that have none."""
-        found = {str(number): 0 for number in range(self.num_classes or 0)}
+        counts = {str(number): 0 for number in range(self.num_classes or 0)}
         for shard in self.splits.get(split, ()):
             for label, count in shard.classes.items():
-                found[label] = found.get(label, 0) + count
-        return found
+                counts[label] = counts.get(label, 0) + count
+        return counts
 
     def to_json(self) -> str:
         """The text of `manifest.json`."""
@@ -127,8 +127,8 @@ def nested(leaves: Mapping[str, T]) -> Nested[T]:
         keys = dict.fromkeys(
             name[len(prefix) + 1 :].partition("/")[0] for name in leaves if name.startswith(f"{prefix}/")
         )
-        made = {key: below(f"{prefix}/{key}") for key in keys}
-        return tuple(made.values()) if all(key.isdigit() for key in keys) else made
+        children = {key: below(f"{prefix}/{key}") for key in keys}
+        return tuple(children.values()) if all(key.isdigit() for key in keys) else children
 
     parts = dict.fromkeys(name.partition("/")[0] for name in leaves)
     return tuple(below(part) for part in ("x", "y", "weight") if part in parts)

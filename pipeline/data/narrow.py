@@ -28,9 +28,9 @@ def lost(array: Array, dtype: DTypeLike) -> int | float | None:
     if not array.size or wide == narrow or wide.kind not in "iuf" or narrow.kind not in "iuf":
         return None
     finite = array[np.isfinite(array)] if wide.kind == "f" else array
-    least, most = _limits(narrow)
+    least, greatest = _limits(narrow)
     extremes = [finite.min().item(), finite.max().item()] if finite.size else []
-    return next((value for value in extremes if not least <= value <= most), None)
+    return next((value for value in extremes if not least <= value <= greatest), None)
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[int | float, int | float]:

@@ -60,14 +60,14 @@ def expect_data(target: str, arguments: Mapping[str, Any]) -> None:
     if path is None and reader in WITHOUT:
         return
     what, example = WHAT[reader]
-    given = expect_path(reader, path, what, example)
-    if "://" in given:
+    location = expect_path(reader, path, what, example)
+    if "://" in location:
         return
     if reader == "tfrecord":
-        manifest.load(given, lambda file: Path(file).read_text())
+        manifest.load(location, lambda file: Path(file).read_text())
     else:
-        _expect_files(reader, given)
-        _expect_understood(reader, given, arguments)
+        _expect_files(reader, location)
+        _expect_understood(reader, location, arguments)
 
 
 def _expect_understood(reader: str, path: str, arguments: Mapping[str, Any]) -> None:
@@ -114,12 +114,12 @@ def table_files(path: str) -> list[str]:
     """Returns the files of tables at a path, in a folder or of a pattern, by name."""
     where = Path(path)
     if where.is_dir():
-        found = [str(file) for file in where.iterdir() if not file.name.startswith(".")]
+        candidates = [str(file) for file in where.iterdir() if not file.name.startswith(".")]
     else:
-        found = [path] if where.is_file() else glob.glob(path)
-    chosen = sorted(file for file in found if file.lower().endswith(TABLES))
+        candidates = [path] if where.is_file() else glob.glob(path)
+    chosen = sorted(file for file in candidates if file.lower().endswith(TABLES))
     if not chosen:
-        received = f"{found[0]}" if found else "no such file"
+        received = f"{candidates[0]}" if candidates else "no such file"
         raise DataError(
             f"{path} to be or to have files that end in {', '.join(TABLES)}", received, "data.path=FILE.csv"
         )
@@ -134,19 +134,19 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _absent(where: Path, reader: str, example: str) -> str:
-    """What is not there of a path, and what to type instead: a path as a shell would write it, or the nearest name."""
+    """Says what a path lacks, and what to type: a path as a shell would write it, or the nearest name."""
     home = where.expanduser()
     if str(where).startswith("~") and home.exists():
         return f"which only a shell takes for a folder of yours. Try data.path={home}."
-    if glob.has_magic(str(where)) and (found := sorted(glob.glob(str(where)))):
-        return f"a pattern, which data={reader} does not take. Try data.path={found[0]}."
-    there = next(parent for parent in where.absolute().parents if parent.exists())
-    missing = where.absolute().relative_to(there).parts
-    names = os.listdir(there) if there.is_dir() and os.access(there, os.R_OK) else []
+    if glob.has_magic(str(where)) and (matches := sorted(glob.glob(str(where)))):
+        return f"a pattern, which data={reader} does not take. Try data.path={matches[0]}."
+    parent_folder = next(parent for parent in where.absolute().parents if parent.exists())
+    missing = where.absolute().relative_to(parent_folder).parts
+    names = os.listdir(parent_folder) if parent_folder.is_dir() and os.access(parent_folder, os.R_OK) else []
     closest = [*difflib.get_close_matches(missing[0], names, 1), *missing[1:]]
     instead = Path(*where.parts[: -len(missing)], *closest)
     near = instead if closest and instead.exists() else example
-    return f"where there is no {missing[0]} in {there}. Try data.path={near}."
+    return f"where there is no {missing[0]} in {parent_folder}. Try data.path={near}."
 
 
 def check_image(data: str, channels: int, image_size: Sequence[int] | None) -> None:

@@ -45,8 +45,8 @@ def numpy(
     was saved. Whole numbers that int32, or for x float32, does not hold are int64. A y of text is classes, numbered in
     their order. Raises `DataError`.
     """
-    given = expect_path("numpy", path, "an .npz file, or a folder of .npy files,", "FILE.npz")
-    where = Path(given)
+    location = expect_path("numpy", path, "an .npz file, or a folder of .npy files,", "FILE.npz")
+    where = Path(location)
     x, y = _part(where, TRAIN)
     if _name_of(where, VALIDATION) is not None:
         held_out = _part(where, VALIDATION)
@@ -67,9 +67,9 @@ def numpy(
 def _named(part: Part, names: tuple[str, ...], flaws: tuple[str, ...]) -> Examples:
     """A part whose classes have names."""
 
-    def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+    def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
         x = examples.raw[0]
-        share = range(number * len(x) // of, (number + 1) * len(x) // of)
+        share = range(number * len(x) // shares, (number + 1) * len(x) // shares)
         values = x[share.start : share.stop].reshape(len(share), -1)
         wrong = ~np.isfinite(values).all(axis=1)
         return [
@@ -158,7 +158,7 @@ def _check_alike(where: Path, train: Part, held_out: Part) -> None:
 
 
 def _name_of(where: Path, endings: tuple[str, ...]) -> str | None:
-    """How the names of a part's arrays end, where both are there."""
+    """Returns the ending of the names of a part's arrays, where both are there."""
     names = _names(where)
     return next((ending for ending in endings if f"x{ending}" in names and f"y{ending}" in names), None)
 
@@ -185,7 +185,7 @@ def _read(where: Path, name: str) -> Array:
 
 
 def _opened(path: Path, use: Callable[[Mapping[str, Array]], Made]) -> Made:
-    """What `use` makes of the arrays of an .npz file."""
+    """Returns what `use` makes of the arrays of an .npz file."""
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):

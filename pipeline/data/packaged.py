@@ -47,7 +47,7 @@ def mnist5k(*, validation_fraction: float = 0.2, split_seed: int = 0) -> tuple[P
 
 
 def packaged_file(package: str, inside: str, install: str, name: str) -> Path:
-    """Where an installed package keeps a file.
+    """Returns the path of a file in an installed package.
 
     >>> packaged_file("numpy", "linalg/__init__.py", install="numpy", name="demo").name
     '__init__.py'

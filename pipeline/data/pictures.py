@@ -113,7 +113,7 @@ zoom. Try 'data.build.augment={flip: true, shift: 0.1, brightness: 0.1, contrast
 
 
 def fault(data: bytes, size: Size | None = None) -> str | None:
-    """What is wrong with an encoded image, or None: that it is none, is cut off, or has another size than it should.
+    """Says what is wrong with an encoded image: no image, cut off, or of another size than it should be; else None.
 
     Flipped bits are found where the format has checksums (PNG); a JPEG tells only of those that leave it unreadable.
 
@@ -147,7 +147,7 @@ def fault(data: bytes, size: Size | None = None) -> str | None:
 
 
 def _fault_of_bmp(data: bytes, mode: str, width: int, height: int) -> str | None:
-    """Why TensorFlow does not read a BMP that Pillow reads, or takes its palette of colours for grey."""
+    """Says why TensorFlow does not read a BMP that Pillow reads, or takes its palette of colours for grey."""
     start, bits, packed = (int.from_bytes(data[place], "little") for place in (_BMP_START, _BMP_BITS, _BMP_PACKED))
     if mode not in ("L", "RGB", "RGBA") or bits not in (8, 24, 32) or packed not in (0, 3):
         return UNREAD_BMP

@@ -28,7 +28,7 @@ WRONG_LENGTH, CUT_OFF = "has a length with a wrong checksum", "is cut off"
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a record is in its file: its number, the bytes it starts and stops at, its data.
+    """The place of a record in its file: its number, the bytes it starts and stops at, its data.
 
     `data` is None where `broken` says why; then what follows it may be several records, and `stop` is None where
     nothing does.
@@ -61,12 +61,12 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
         right = len(header) == HEADER and _checksum(header[:8]) == header[8:]
         if not right:
             rest = header + file.read()
-            found = _next_record(rest)
-            if found is None:
+            offset = _next_record(rest)
+            if offset is None:
                 yield Frame(number, start, None, None, CUT_OFF if len(header) < HEADER else WRONG_LENGTH)
                 return
-            yield Frame(number, start, start + found, None, WRONG_LENGTH)
-            number, start, file = number + 1, start + found, io.BytesIO(rest[found:])
+            yield Frame(number, start, start + offset, None, WRONG_LENGTH)
+            number, start, file = number + 1, start + offset, io.BytesIO(rest[offset:])
             continue
         (length,) = struct.unpack("<Q", header[:8])
         rest = file.read(length + FOOTER)
@@ -80,7 +80,7 @@ def frames(file: BinaryIO) -> Iterator[Frame]:
 
 
 def _next_record(data: bytes) -> int | None:
-    """Where the first record after the beginning starts: a length that fits, with the right checksum."""
+    """Returns the start of the first record after the beginning: a length that fits, with the right checksum."""
     for start in range(1, len(data) - HEADER):
         if _checksum(data[start : start + 8]) == data[start + 8 : start + HEADER]:
             (length,) = struct.unpack("<Q", data[start : start + 8])
@@ -117,23 +117,23 @@ def unframed(data: bytes) -> bytes | None:
     >>> unframed(framed(b"one")), unframed(framed(b"one")[:-1])
     (b'one', None)
     """
-    made = data[HEADER:-FOOTER]
-    return made if framed(made) == data else None
+    frame = data[HEADER:-FOOTER]
+    return frame if framed(frame) == data else None
 
 
 def parsed(data: bytes) -> dict[str, list[Any]]:
     """The features of a serialized `tf.train.Example`, in the order of their names. `ValueError` where it is none."""
-    made = _message()()
+    message = _message()()
     try:
-        made.ParseFromString(data)
+        message.ParseFromString(data)
     except Exception as error:
         raise ValueError("is no tf.train.Example") from error
-    found = {}
-    for name in sorted(made.features.feature):
-        feature = made.features.feature[name]
+    features = {}
+    for name in sorted(message.features.feature):
+        feature = message.features.feature[name]
         kind = feature.WhichOneof("kind")
-        found[name] = list(getattr(feature, kind).value) if kind else []
-    return found
+        features[name] = list(getattr(feature, kind).value) if kind else []
+    return features
 
 
 # The tags of the kinds of features, of which each has its values in field 1. That is protobuf's encoding of messages,
@@ -154,12 +154,12 @@ def _varint(value: int) -> bytes:
     (b'\\x03', b'\\xac\\x02', 10)
     """
     value &= 0xFFFFFFFFFFFFFFFF
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _checksum(data: bytes) -> bytes:
@@ -181,10 +181,10 @@ def _message() -> type[Message]:
         return (file.message_type if within is None else within.nested_type).add(name=name)
 
     def field(
-        of: DescriptorProto, name: str, number: int, kind: int, many: bool = False, type_name: str = ""
+        owner: DescriptorProto, name: str, number: int, kind: int, many: bool = False, type_name: str = ""
     ) -> FieldDescriptorProto:
         label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
-        return of.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
+        return owner.field.add(name=name, number=number, type=kind, label=label, type_name=type_name or None)
 
     for name, kind in (
         ("BytesList", kinds.TYPE_BYTES),
@@ -194,10 +194,10 @@ def _message() -> type[Message]:
         field(message(name), "value", 1, kind, many=True)
     feature = message("Feature")
     feature.oneof_decl.add(name="kind")
-    for number, (name, of) in enumerate(
+    for number, (name, list_name) in enumerate(
         (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1
     ):
-        field(feature, name, number, kinds.TYPE_MESSAGE, type_name=f".pipeline.records.{of}").oneof_index = 0
+        field(feature, name, number, kinds.TYPE_MESSAGE, type_name=f".pipeline.records.{list_name}").oneof_index = 0
     features = message("Features")
     entry = message("FeatureEntry", features)
     entry.options.map_entry = True
@@ -207,5 +207,7 @@ def _message() -> type[Message]:
     field(message("Example"), "features", 1, kinds.TYPE_MESSAGE, type_name=".pipeline.records.Features")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    made: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName("pipeline.records.Example"))
-    return made
+    example_class: type[Message] = message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("pipeline.records.Example")
+    )
+    return example_class

@@ -1,4 +1,4 @@
-"""Which examples train and which are held out for validation, decided by a seed alone."""
+"""Chooses which examples train and which are held out for validation, by a seed alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_split(validation_fraction: float, split_seed: int) -> None:
 
 
 def _held_count(members: int, fraction: float) -> int:
-    """How many of a group's members validate: the nearest to its fraction that leaves some on either side.
+    """Returns how many of a group's members validate: the nearest to its fraction that leaves some on either side.
 
     >>> _held_count(178, 0.2), _held_count(178, 0.0001), _held_count(178, 0.9999)
     (36, 1, 177)

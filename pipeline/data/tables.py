@@ -57,11 +57,13 @@ def csv(
     Whether a CSV file has a `header`, and its `separator`, `decimal` sign and `encoding`, are found by its first rows
     where they are not given, see `dialect.find`. Raises `DataError`.
     """
-    given = expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv")
-    trains, validates, said = folders.divided(given, table_files(given))
+    location = expect_path("csv", path, "a CSV or Parquet file, a folder or a pattern", "FILE.csv")
+    trains, validates, file_notes = folders.divided(location, table_files(location))
     paths = [*trains, *validates]
-    known = [None if _is_parquet(each) else dialect.find(each, header, separator, decimal, encoding) for each in paths]
-    table = _Table(paths, known, None if label is None else str(label))
+    dialects = [
+        None if _is_parquet(each) else dialect.find(each, header, separator, decimal, encoding) for each in paths
+    ]
+    table = _Table(paths, dialects, None if label is None else str(label))
     columns = table.features(None if features is None else list(map(str, features)))
     x = np.column_stack([table.numbers(name, columns) for name in columns])
     y, names = table.labels(quantity)
@@ -73,7 +75,7 @@ def csv(
     make = _maker(table, (*columns, table.label), int(y.max()) + 1 if are_classes else None, names)
     missing = sorted(set(names or ()) - {names[number] for number in y[train]}) if names else []
     flaws = tuple(f"no training examples of class {name}" for name in missing)
-    notes = (*said, *table.notes(columns, features is None, rounds=not standardize))
+    notes = (*file_notes, *table.notes(columns, features is None, rounds=not standardize))
     return dataclasses.replace(make(x, y, train), notes=notes, flaws=flaws), make(x, y, held)
 
 
@@ -83,12 +85,12 @@ def _maker(
     """A function that makes examples of some rows of a table; `columns` are the features, and last the label."""
 
     def make(x: Array, y: Array, chosen: Array) -> Examples:
-        def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
+        def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
             values = np.column_stack(examples.raw)
-            share = range(number * len(values) // of, (number + 1) * len(values) // of)
+            share = range(number * len(values) // shares, (number + 1) * len(values) // shares)
             wrong = ~np.isfinite(values[share.start : share.stop])
-            found = [(share[row], columns[int(wrong[row].argmax())]) for row in np.flatnonzero(wrong.any(axis=1))]
-            return [Broken(None, row, 1, table.place(chosen[row]), f"has no number in {name}") for row, name in found]
+            flaws = [(share[row], columns[int(wrong[row].argmax())]) for row in np.flatnonzero(wrong.any(axis=1))]
+            return [Broken(None, row, 1, table.place(chosen[row]), f"has no number in {name}") for row, name in flaws]
 
         return Examples(
             raw=(x[chosen], y[chosen]),
@@ -107,8 +109,8 @@ def _standardized(x: Array, train: Array) -> Array:
     >>> _standardized(np.array([[1.0, 7.0], [3.0, 7.0], [5.0, 8.0]]), np.array([0, 1])).tolist()
     [[-1.0, 0.0], [1.0, 0.0], [3.0, 1.0]]
     """
-    known = np.ma.masked_invalid(x[train].astype(np.float64))
-    mean, deviation = (np.ma.filled(statistic, 0.0) for statistic in (known.mean(axis=0), known.std(axis=0)))
+    train_rows = np.ma.masked_invalid(x[train].astype(np.float64))
+    mean, deviation = (np.ma.filled(statistic, 0.0) for statistic in (train_rows.mean(axis=0), train_rows.std(axis=0)))
     # A column of one value is left as it is, but for its mean.
     return ((x - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
 
@@ -120,7 +122,7 @@ class _Table:
         import pandas
 
         self._paths, self._dialects = paths, dialects
-        frames = [_read(path, known, label) for path, known in zip(paths, dialects, strict=True)]
+        frames = [_read(path, written, label) for path, written in zip(paths, dialects, strict=True)]
         names = list(frames[0].columns)
         for path, frame in zip(paths, frames, strict=True):
             if set(frame.columns) != set(names):
@@ -148,11 +150,11 @@ class _Table:
     def place(self, row: int) -> str:
         """Returns where a row was: its file, and the line there that it begins in; or its number in Parquet, from 0."""
         number, at = int(self._file[row]), int(self._row[row])
-        path, known = self._paths[number], self._dialects[number]
-        if known is None:
+        path, written = self._paths[number], self._dialects[number]
+        if written is None:
             return f"{path} row {at}"
         if number not in self._lines:
-            self._lines[number] = dialect.lines(path, known)
+            self._lines[number] = dialect.lines(path, written)
         return f"{path} line {self._lines[number][at]}"
 
     def features(self, chosen: Sequence[str] | None) -> list[str]:
@@ -172,12 +174,12 @@ class _Table:
             )
         return others if chosen is None else list(chosen)
 
-    def notes(self, features: Sequence[str], found: bool, rounds: bool) -> tuple[str, ...]:
+    def notes(self, features: Sequence[str], automatic: bool, rounds: bool) -> tuple[str, ...]:
         """Returns what a person should know of how these features were read and, where nobody named them, found."""
         dialects = dict(zip(self._paths, self._dialects, strict=True))
-        unnamed = [path for path, known in dialects.items() if known is not None and not known.named]
-        zeros = {name for known in dialects.values() if known is not None for name in known.codes if name in features}
-        numbering = [name for name in self._numbering if found and name not in features and name != self.label]
+        unnamed = [path for path, each in dialects.items() if each is not None and not each.named]
+        zeros = {name for each in dialects.values() if each is not None for name in each.codes if name in features}
+        numbering = [name for name in self._numbering if automatic and name not in features and name != self.label]
         large = [name for name in features if rounds and self._is_rounded(name)]
         where = self._paths[0]
         return (
@@ -206,16 +208,16 @@ class _Table:
         values = self._frame[name]
         if not _is_number(values):
             self._refuse_text(name, chosen)
-        found = np.asarray(values.to_numpy(np.float64, na_value=np.nan))
-        over = np.isfinite(found) & (np.abs(found) > np.finfo(np.float32).max)
+        values_as_float = np.asarray(values.to_numpy(np.float64, na_value=np.nan))
+        over = np.isfinite(values_as_float) & (np.abs(values_as_float) > np.finfo(np.float32).max)
         if over.any():
             row = int(np.flatnonzero(over)[0])
             raise DataError(
                 f"numbers in column {name} that float32 holds",
-                f"{found[row]} in {self.place(row)}",
+                f"{values_as_float[row]} in {self.place(row)}",
                 "another unit, or data.build.features without it",
             )
-        return found
+        return values_as_float
 
     def _refuse_text(self, name: str, chosen: Sequence[str]) -> None:
         import pandas
@@ -250,11 +252,11 @@ class _Table:
                     f"classes in column {name}, fewer than rows", "another text in each row", "data.build.label=COLUMN"
                 )
             return numbers.astype(np.int32), tuple(map(str, classes))
-        least, most = int(values.min()), int(values.max())
-        if least < 0 or most >= max(len(values), _FEW_CLASSES):
+        least, greatest = int(values.min()), int(values.max())
+        if least < 0 or greatest >= max(len(values), _FEW_CLASSES):
             raise DataError(
                 f"classes from 0 in column {name}, fewer than rows",
-                least if least < 0 else most,
+                least if least < 0 else greatest,
                 "data.build.quantity=true, or data.build.label=COLUMN",
             )
         return values.to_numpy(np.int32), None
@@ -296,66 +298,66 @@ def _numbers_rows(name: str, values: pandas.Series) -> bool:
     return name.lower() in _INDEX or (counts and name.lower() in _COUNTS)
 
 
-def _read(path: str, known: Dialect | None, label: str | None) -> pandas.DataFrame:
+def _read(path: str, written: Dialect | None, label: str | None) -> pandas.DataFrame:
     """Returns a file's rows that hold anything, each under its number in the file, from 0."""
     import pandas
 
     try:
-        if known is None:
+        if written is None:
             return pandas.read_parquet(path, dtype_backend="numpy_nullable").reset_index(drop=True)
-        target = _label(path, known.names, label)
+        target = _label(path, written.names, label)
         # What stands for a missing number may be the name of a class: NA, None, null.
-        missing = {name: [""] if name == target else list(dialect.MISSING) for name in known.names}
+        missing = {name: [""] if name == target else list(dialect.MISSING) for name in written.names}
         with warnings.catch_warnings():
             # Of rows that are longer than the line of names.
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             frame = pandas.read_csv(
-                path, sep=known.separator, header=0 if known.named else None, names=list(known.names),
-                skiprows=known.skipped, encoding=known.encoding, decimal=known.decimal or ".", dtype={target: str},
-                na_values=missing, keep_default_na=False, index_col=False, skip_blank_lines=False,
+                path, sep=written.separator, header=0 if written.named else None, names=list(written.names),
+                skiprows=written.skipped, encoding=written.encoding, decimal=written.decimal or ".",
+                dtype={target: str}, na_values=missing, keep_default_na=False, index_col=False, skip_blank_lines=False,
                 skipinitialspace=True, dtype_backend="numpy_nullable", low_memory=False,
             )  # fmt: skip
     except DataError:
         raise
     except Exception as error:  # pandas and pyarrow have errors of their own, many of them
-        told = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
-        reason = (None if known is None else dialect.too_long(path, known)) or told
+        message = str(error).strip().removeprefix("Error tokenizing data. C error: ").rstrip(".")
+        reason = (None if written is None else dialect.too_long(path, written)) or message
         raise DataError(
             f"{path} to be a table with a name above each column",
             f"a file that cannot be read so ({reason})",
             "putting it right, or another data.path",
         ) from error
-    for name in known.names:
+    for name in written.names:
         if not _is_number(frame[name]):
-            frame[name] = _converted(frame[name], path, known, name == target)
+            frame[name] = _converted(frame[name], path, written, name == target)
     empty = [name for name in frame.columns if _is_unnamed(name) and frame[name].isna().all()]
     return frame.drop(columns=empty).dropna(how="all")
 
 
-def _converted(values: pandas.Series, path: str, known: Dialect, is_label: bool) -> pandas.Series:
+def _converted(values: pandas.Series, path: str, written: Dialect, is_label: bool) -> pandas.Series:
     """Returns a column of text as numbers where all of it are numbers as the file writes them, else as it is."""
     import pandas
 
     values = values.str.strip()
-    given = values[values.notna() & ~values.isin(dialect.MISSING)]
-    plain = pandas.to_numeric(given.astype(object), errors="coerce")
-    is_plain = known.decimal != "," and plain.notna().all()
-    numbers = plain.tolist() if is_plain else dialect.numbers(given, known.decimal or ".")
-    if not len(given) and values.nunique() < 2:
+    texts = values[values.notna() & ~values.isin(dialect.MISSING)]
+    plain = pandas.to_numeric(texts.astype(object), errors="coerce")
+    is_plain = written.decimal != "," and plain.notna().all()
+    numbers = plain.tolist() if is_plain else dialect.numbers(texts, written.decimal or ".")
+    if not len(texts) and values.nunique() < 2:
         return values.where(values.isna(), None)
-    if not len(given) or numbers is None:
+    if not len(texts) or numbers is None:
         flags = values.str.lower().isin(("true", "false"))
         return (
             (values.str.lower() == "true").astype("boolean") if is_label and flags.all() else values.replace("", None)
         )
-    unsaid = [] if is_plain or known.decimal else list(filter(dialect.is_ambiguous, given))
+    unsaid = [] if is_plain or written.decimal else list(filter(dialect.is_ambiguous, texts))
     if unsaid and is_label:
         raise DataError(
             f"a decimal sign that the numbers in {path} tell",
             unsaid[0],
             "data.build.decimal=comma, or data.build.decimal=point, where thousands have a comma",
         )
-    if unsaid or (is_label and given.str.fullmatch(dialect.CODE.pattern).any()):
+    if unsaid or (is_label and texts.str.fullmatch(dialect.CODE.pattern).any()):
         return values
-    whole = given.str.fullmatch(r"[+-]?\d{1,18}").all()
-    return pandas.Series(numbers, given.index).reindex(values.index).astype("Int64" if whole else "Float64")
+    whole = texts.str.fullmatch(r"[+-]?\d{1,18}").all()
+    return pandas.Series(numbers, texts.index).reindex(values.index).astype("Int64" if whole else "Float64")

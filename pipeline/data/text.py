@@ -53,8 +53,8 @@ def text(
         numbers: Tokens = np.frombuffer(whole.encode(), np.uint8).astype(np.int32)
         names = tuple(chr(byte) if byte in _PRINTABLE else f"\\x{byte:02x}" for byte in range(256))
     else:
-        found, places = np.unique(np.frombuffer(whole.encode("utf-32-le"), np.uint32), return_inverse=True)
-        numbers, names = places.astype(np.int32), tuple(map(chr, found.tolist()))
+        characters, places = np.unique(np.frombuffer(whole.encode("utf-32-le"), np.uint32), return_inverse=True)
+        numbers, names = places.astype(np.int32), tuple(map(chr, characters.tolist()))
     if held_files:
         held_out = len(texts[1].encode() if tokens == BYTES else texts[1])
     else:
@@ -104,8 +104,8 @@ def _files(path: str) -> Sequence[str]:
     if is_remote(path):
         return [path]
     where = Path(path)
-    found = folders.files_below(where) if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
-    chosen = sorted(str(file) for file in found if file.is_file() and not file.name.startswith("."))
+    candidates = folders.files_below(where) if where.is_dir() else [where] if where.is_file() else map(Path, glob(path))
+    chosen = sorted(str(file) for file in candidates if file.is_file() and not file.name.startswith("."))
     if not chosen:
         raise DataError(f"{path} to be or to have files of text", "none", "data.path=FILE.txt")
     return chosen

@@ -82,14 +82,14 @@ def _builder(name: str, path: str | None, data_dir: str | None, download: bool) 
                 "the folder that has it, as data.path=FOLDER/mnist/3.0.1",
             )
         return _understood(path, lambda: tensorflow_datasets.builder_from_directory(path))
-    found = data_dir and os.path.expanduser(data_dir)
+    folder = data_dir and os.path.expanduser(data_dir)
     if download:
-        return _downloaded(name, found)
+        return _downloaded(name, folder)
     try:
         # The same function that others load by name with asks the network first.
-        return read_only_builder.builder_from_files(name, data_dir=found)
+        return read_only_builder.builder_from_files(name, data_dir=folder)
     except tensorflow_datasets.core.DatasetNotFoundError as error:
-        folders = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=found)))
+        folders = ", ".join(map(str, file_utils.list_data_dirs(given_data_dir=folder)))
         raise DataError(
             f"data.name={name} to be prepared in {folders}",
             "none there",
@@ -130,15 +130,15 @@ def _refused(name: str, error: Exception) -> DataError:
 
 def _validation(builder: Builder) -> str:
     """The split that validates where none is named."""
-    found = next((split for split in VALIDATION if split in builder.info.splits), None)
-    if found is None:
+    validation = next((split for split in VALIDATION if split in builder.info.splits), None)
+    if validation is None:
         raise DataError(
             f"a split {' or '.join(VALIDATION)} in {builder.info.full_name}",
             ", ".join(builder.info.splits),
             "\"data.build.train_split='train[:80%]'\" \"data.build.validation_split='train[80%:]'\", or "
             "data.build.validation_split=null",
         )
-    return found
+    return validation
 
 
 def _part(
@@ -209,7 +209,7 @@ def _likely(info: Info) -> str:
 
 
 def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None) -> Make:
-    """What makes a record, a scalar string tensor, an example (x, y)."""
+    """Returns a function from a record, a scalar string tensor, to an example (x, y)."""
     import tensorflow as tf
 
     size = (image_size[0], image_size[1]) if image_size else None
@@ -226,8 +226,8 @@ def _decoder(info: Info, keys: tuple[str, str], image_size: Sequence[int] | None
         return tf.cast(y, tf.int32) if y.dtype.is_integer and are_classes else y
 
     def decode(record: tf.Tensor) -> tuple[Nested[tf.Tensor], Nested[tf.Tensor]]:
-        found = info.features.deserialize_example(record)
-        return tf.nest.map_structure(inputs, found[keys[0]]), tf.nest.map_structure(targets, found[keys[1]])
+        features = info.features.deserialize_example(record)
+        return tf.nest.map_structure(inputs, features[keys[0]]), tf.nest.map_structure(targets, features[keys[1]])
 
     return decode
 
@@ -244,13 +244,13 @@ def _digest(name: str, segments: Sequence[Segment]) -> str:
     return hashlib.sha256(repr((name, which)).encode()).hexdigest()[:16]
 
 
-def _look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
-    """What is broken in a share of the files: one that is not there is seen at once."""
-    return [flaw for segment in examples.raw[number::of] for flaw in _broken(segment, thorough)]
+def _look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
+    """Returns what is broken in a share of the files; a missing file is found at once."""
+    return [flaw for segment in examples.raw[number::shares] for flaw in _broken(segment, thorough)]
 
 
 def _broken(segment: Segment, thorough: bool) -> Iterator[Broken]:
-    """What is broken in a segment; after a record whose length is wrong, all that follow are lost."""
+    """Yields what is broken in a segment; after a record whose length is wrong, all that follow are lost."""
     path, last, done = segment.path, segment.first + segment.records, 0
     try:
         with open(path, "rb") as file:

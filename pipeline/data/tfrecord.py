@@ -39,18 +39,18 @@ def tfrecord(
     """
     if not path:
         raise DataError("data.path to be a folder that `python -m pipeline prepare` filled", "none", "data.path=FOLDER")
-    made = manifest.load(path, files.text_of)
-    if not made.examples(manifest.TRAIN):
+    contents = manifest.load(path, files.text_of)
+    if not contents.examples(manifest.TRAIN):
         raise DataError(
             f"training examples in {path}",
             "a manifest without any",
             f"`python -m pipeline prepare data=SOURCE out={path}` anew",
         )
-    made = _with_images(made, channels, image_size, path)
+    contents = _with_images(contents, channels, image_size, path)
     vary = pictures.augmenter(augment)
-    if vary and not any(_is_image(feature) for feature in made.features):
+    if vary and not any(_is_image(feature) for feature in contents.features):
         raise DataError("images x of one size to augment", f"{path} without any", "data.build.augment=null")
-    parts = [_part(made, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
+    parts = [_part(contents, path, split, image_size is not None) for split in (manifest.TRAIN, manifest.VALIDATION)]
     return dataclasses.replace(parts[0], augment=_augmented(vary)), parts[1] if parts[1].raw else None
 
 
@@ -58,11 +58,11 @@ def _is_image(feature: Feature) -> bool:
     return feature.name == "x" and len(feature.shape) == 3 and feature.dtype == "float32"
 
 
-def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int] | None, path: str) -> Manifest:
+def _with_images(contents: Manifest, channels: int | None, image_size: Sequence[int] | None, path: str) -> Manifest:
     """The manifest with the shape that encoded images are to have; as it is where none are."""
-    encoded = [feature for feature in made.features if feature.stored == "image"]
+    encoded = [feature for feature in contents.features if feature.stored == "image"]
     if not encoded:
-        return made
+        return contents
     check_image("tfrecord", channels or 3, image_size)
     shapes = {
         feature.name: (*(image_size or feature.shape[:2]), channels or feature.shape[2] or 3) for feature in encoded
@@ -74,66 +74,66 @@ def _with_images(made: Manifest, channels: int | None, image_size: Sequence[int]
             "'data.build.image_size=[32,32]'",
         )
     features = tuple(
-        dataclasses.replace(feature, shape=shapes.get(feature.name, feature.shape)) for feature in made.features
+        dataclasses.replace(feature, shape=shapes.get(feature.name, feature.shape)) for feature in contents.features
     )
-    return dataclasses.replace(made, features=features)
+    return dataclasses.replace(contents, features=features)
 
 
 def _augmented(vary: pictures.Vary | None) -> Make | None:
-    """What varies the image of an example."""
+    """Returns a function that varies the image of an example."""
     if vary is None:
         return None
     return lambda example, seed: (vary(example[0], seed), *example[1:])
 
 
-def _part(made: Manifest, folder: str, split: str, resize: bool) -> Examples:
-    shards = [shard for shard in made.splits.get(split, ()) if shard.examples]
+def _part(contents: Manifest, folder: str, split: str, resize: bool) -> Examples:
+    shards = [shard for shard in contents.splits.get(split, ()) if shard.examples]
     paths = [f"{folder.rstrip('/')}/{shard.file}" for shard in shards]
-    known = dict(zip(paths, shards, strict=True))
+    shard_at = dict(zip(paths, shards, strict=True))
 
-    def look(examples: Examples, number: int, of: int, thorough: bool) -> list[Broken]:
-        share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::of]
-        return [flaw for path in share for flaw in _broken(made, path, known[path], thorough, resize)]
+    def look(examples: Examples, number: int, shares: int, thorough: bool) -> list[Broken]:
+        share = list(dict.fromkeys(segment.path for segment in examples.raw))[number::shares]
+        return [flaw for path in share for flaw in _broken(contents, path, shard_at[path], thorough, resize)]
 
     return Examples(
-        raw=tuple(Segment(path, shard.examples) for path, shard in known.items()),
-        spec=_spec(made),
-        parse=_parser(made),
-        decode=_decoder(made, resize),
-        num_classes=made.num_classes,
-        class_names=made.class_names,
+        raw=tuple(Segment(path, shard.examples) for path, shard in shard_at.items()),
+        spec=_spec(contents),
+        parse=_parser(contents),
+        decode=_decoder(contents, resize),
+        num_classes=contents.num_classes,
+        class_names=contents.class_names,
         look=look,
-        flaws=_flaws(made, folder, split),
+        flaws=_flaws(contents, folder, split),
         digest=hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16],
     )
 
 
-def _flaws(made: Manifest, folder: str, split: str) -> tuple[str, ...]:
+def _flaws(contents: Manifest, folder: str, split: str) -> tuple[str, ...]:
     """Classes without examples."""
-    if made.num_classes is None or split != manifest.TRAIN:
+    if contents.num_classes is None or split != manifest.TRAIN:
         return ()
-    empty = [int(label) for label, count in made.classes(split).items() if not count]
-    names = [made.class_names[label] if made.class_names else str(label) for label in empty]
+    empty = [int(label) for label, count in contents.classes(split).items() if not count]
+    names = [contents.class_names[label] if contents.class_names else str(label) for label in empty]
     listed = f"no training examples of class {first_of(names, between=', ', last=' and')} in {folder}/{manifest.FILE}"
     return (listed,) if names else ()
 
 
-def _spec(made: Manifest) -> Nested[Leaf]:
-    return manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in made.features})
+def _spec(contents: Manifest) -> Nested[Leaf]:
+    return manifest.nested({feature.name: Leaf(feature.shape, feature.dtype) for feature in contents.features})
 
 
-def _parser(made: Manifest) -> Make:
-    """What makes a batch of records a batch of examples, in which images are still encoded."""
+def _parser(contents: Manifest) -> Make:
+    """Returns a function from a batch of records to a batch of examples, whose images are still encoded."""
 
-    def value(feature: Feature, found: tf.Tensor) -> tf.Tensor:
+    def value(feature: Feature, tensor: tf.Tensor) -> tf.Tensor:
         import tensorflow as tf
 
         if feature.stored == "image":
-            return found
+            return tensor
         if feature.stored == "bytes":
             # A length of its own for the batch, since an empty one does not tell it.
-            return tf.reshape(tf.io.decode_raw(found, feature.dtype), [tf.shape(found)[0], *feature.shape])
-        return tf.cast(found, feature.dtype)
+            return tf.reshape(tf.io.decode_raw(tensor, feature.dtype), [tf.shape(tensor)[0], *feature.shape])
+        return tf.cast(tensor, feature.dtype)
 
     def parse(batch: tf.Tensor) -> Nested[tf.Tensor]:
         # Only here: who reads without TensorFlow parses otherwise.
@@ -144,27 +144,27 @@ def _parser(made: Manifest) -> Make:
             feature.name: tf.io.FixedLenFeature(
                 feature.shape if feature.stored in ("floats", "ints") else (), kinds[feature.stored]
             )
-            for feature in made.features
+            for feature in contents.features
         }
-        found = tf.io.parse_example(batch, features)
-        return manifest.nested({feature.name: value(feature, found[feature.name]) for feature in made.features})
+        tensors = tf.io.parse_example(batch, features)
+        return manifest.nested({feature.name: value(feature, tensors[feature.name]) for feature in contents.features})
 
     return parse
 
 
-def _decoder(made: Manifest, resize: bool) -> Make | None:
-    """What decodes the images of an example; None where there are none."""
+def _decoder(contents: Manifest, resize: bool) -> Make | None:
+    """Returns a function that decodes the images of an example; None where there are none."""
     decoders = {
         feature.name: pictures.decoder(feature.shape[2] or 3, _size(feature), resize)
-        for feature in made.features
+        for feature in contents.features
         if feature.stored == "image"
     }
     if not decoders:
         return None
 
     def decode(example: Nested[tf.Tensor]) -> Nested[tf.Tensor]:
-        found = manifest.flat(example)
-        return manifest.nested(found | {name: decoder(found[name]) for name, decoder in decoders.items()})
+        leaves = manifest.flat(example)
+        return manifest.nested(leaves | {name: decoder(leaves[name]) for name, decoder in decoders.items()})
 
     return decode
 
@@ -173,35 +173,35 @@ def _size(feature: Feature) -> tuple[int, int]:
     return feature.shape[0] or 0, feature.shape[1] or 0
 
 
-def _broken(made: Manifest, path: str, shard: Shard, thorough: bool, resize: bool) -> Iterator[Broken]:
-    """What is broken about a shard. One of the right size is only read where it is to be looked through."""
+def _broken(contents: Manifest, path: str, shard: Shard, thorough: bool, resize: bool) -> Iterator[Broken]:
+    """Yields what is broken in a shard. One of the right size is read only if the look is thorough."""
     try:
         size = files.size_of(path)
         if size == shard.bytes and not thorough:
             return
         with files.opened(path) as file:
             # Without their data, which may be more than fits into memory.
-            found = [
-                (dataclasses.replace(frame, data=None), frame.broken or _why(made, frame.data or b"", resize))
+            reasons = [
+                (dataclasses.replace(frame, data=None), frame.broken or _why(contents, frame.data or b"", resize))
                 for frame in records.frames(file)
             ]
     except OSError as error:
         yield Broken(path, 0, shard.examples, path, f"cannot be read ({error.strerror or error})")
         return
-    number, lost = 0, _lost([frame for frame, _ in found], shard.examples)
-    for (frame, why), examples in zip(found, lost, strict=True):
+    number, lost = 0, _lost([frame for frame, _ in reasons], shard.examples)
+    for (frame, why), examples in zip(reasons, lost, strict=True):
         if why:
             yield Broken(path, number, examples, f"{path} record {number}", why, frame.stop)
         number += examples
     if number < shard.examples:
         short, why = shard.examples - number, f"is not there: {shard.examples} were expected"
         yield Broken(path, number, short, f"{path} record {number}", why)
-    elif number > shard.examples or (size != shard.bytes and not any(why for _, why in found)):
+    elif number > shard.examples or (size != shard.bytes and not any(why for _, why in reasons)):
         yield Broken(path, 0, shard.examples, path, f"has {size} bytes, {shard.bytes} were expected")
 
 
 def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
-    """How many records each frame stands for: one that is broken may be the first of several that nothing tells apart.
+    """Returns how many records each frame stands for: a broken one may be the first of several.
 
     All together are as many as expected, where there is such a frame. Their bytes say how many each of them was.
     """
@@ -218,20 +218,20 @@ def _lost(frames: Sequence[records.Frame], expected: int) -> list[int]:
     return counts
 
 
-def _why(made: Manifest, data: bytes, resize: bool) -> str | None:
-    """What is wrong with a record; None where nothing is."""
+def _why(contents: Manifest, data: bytes, resize: bool) -> str | None:
+    """Says what is wrong with a record; None where nothing is."""
     try:
-        found = records.parsed(data)
+        values_by_name = records.parsed(data)
     except ValueError as error:
         return str(error)
-    for feature in made.features:
-        if feature.name not in found:
+    for feature in contents.features:
+        if feature.name not in values_by_name:
             return f"has no {feature.name}"
-        values = found[feature.name]
+        values = values_by_name[feature.name]
         one = feature.stored in ("bytes", "image")
-        wanted = 1 if one else math.prod(size or 0 for size in feature.shape)
-        if len(values) != wanted or (one and not isinstance(values[0], bytes)):
-            return f"has {len(values)} values of {feature.name}, {wanted} of shape {feature.shape} were expected"
+        count = 1 if one else math.prod(size or 0 for size in feature.shape)
+        if len(values) != count or (one and not isinstance(values[0], bytes)):
+            return f"has {len(values)} values of {feature.name}, {count} of shape {feature.shape} were expected"
         if feature.stored == "image":
             why = pictures.fault(values[0], None if resize else _size(feature))
             if why:
@@ -249,7 +249,7 @@ def _why(made: Manifest, data: bytes, resize: bool) -> str | None:
             array = np.asarray(values)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return f"has NaN or infinity in {feature.name}"
-        classes = made.num_classes
+        classes = contents.num_classes
         if classes is not None and feature.name == "y" and not ((array >= 0) & (array < classes)).all():
             return f"has label {array.flat[0]}, 0 to {classes - 1} were expected"
     return None

@@ -46,7 +46,7 @@ def recommender(
 
 
 def _columns(input_shape: object, categories: Sequence[int]) -> int:
-    """How many columns of categories there are; refuses other input.
+    """Returns the number of columns of categories; refuses other input.
 
     >>> _columns({"ids": (2,), "dense": (8,)}, categories=[10, 20])
     2

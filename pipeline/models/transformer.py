@@ -16,7 +16,7 @@ _INITIAL_DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class Size:
-    """How many blocks one after another, numbers a token, and heads of each attention."""
+    """The number of blocks, numbers a token, and heads of each attention."""
 
     blocks: int
     width: int
@@ -77,8 +77,8 @@ def transformer(
 class Block(layers.Layer):  # type: ignore[misc]
     """Attention, then a dense layer four times as wide: [batch, length, width] to the same."""
 
-    def __init__(self, heads: int, dropout: float = 0.0, flash_attention: bool | None = None, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, heads: int, dropout: float = 0.0, flash_attention: bool | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.heads, self.dropout, self.flash_attention = heads, dropout, flash_attention
 
     def build(self, input_shape: Sequence[int | None]) -> None:
@@ -106,7 +106,7 @@ class Block(layers.Layer):  # type: ignore[misc]
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        """What it is made of again."""
+        """Returns the arguments that make it again."""
         own = {"heads": self.heads, "dropout": self.dropout, "flash_attention": self.flash_attention}
         return {**super().get_config(), **own}
 
@@ -115,8 +115,8 @@ class Block(layers.Layer):  # type: ignore[misc]
 class Attention(layers.Layer):  # type: ignore[misc]
     """Causal attention of several heads over [batch, length, width], with rotary positions."""
 
-    def __init__(self, heads: int, flash_attention: bool | None = None, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, heads: int, flash_attention: bool | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self.heads, self.flash_attention = heads, flash_attention
 
     def build(self, input_shape: Sequence[int | None]) -> None:
@@ -146,7 +146,7 @@ class Attention(layers.Layer):  # type: ignore[misc]
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        """What it is made of again."""
+        """Returns the arguments that make it again."""
         return {**super().get_config(), "heads": self.heads, "flash_attention": self.flash_attention}
 
     def _by_head(self, x: Any) -> Any:
@@ -159,8 +159,8 @@ class Attention(layers.Layer):  # type: ignore[misc]
 class Perplexity(keras.metrics.SparseCategoricalCrossentropy):  # type: ignore[misc]
     """The exponential of the mean cross-entropy of logits: among how many tokens it is as if one had to guess."""
 
-    def __init__(self, name: str = "perplexity", from_logits: bool = True, **given: Any) -> None:
-        super().__init__(name=name, from_logits=from_logits, **given)
+    def __init__(self, name: str = "perplexity", from_logits: bool = True, **options: Any) -> None:
+        super().__init__(name=name, from_logits=from_logits, **options)
 
     def result(self) -> Any:
         """A scalar of at least 1."""
@@ -204,19 +204,19 @@ def _chosen(input_shape: object, size: str, blocks: int | None, width: int | Non
             f"Expected a size of model=transformer ({', '.join(SIZES)}), received {size}. Try model.build.size=tiny."
         )
     usual = SIZES[size]
-    made = Size(
+    chosen = Size(
         usual.blocks if blocks is None else blocks,
         usual.width if width is None else width,
         usual.heads if heads is None else heads,
     )
-    if made.blocks < 1:
+    if chosen.blocks < 1:
         raise ValueError(
-            f"Expected at least one block for model=transformer, received {made.blocks}. "
+            f"Expected at least one block for model=transformer, received {chosen.blocks}. "
             f"Try model.build.blocks={usual.blocks}."
         )
-    if made.heads < 1 or made.width < 1 or made.width % (2 * made.heads):
+    if chosen.heads < 1 or chosen.width < 1 or chosen.width % (2 * chosen.heads):
         raise ValueError(
-            f"Expected heads that each have an even number of {made.width} for model=transformer, received "
-            f"{made.heads}. Try model.build.width={64 * max(made.heads, 1)}."
+            f"Expected heads that each have an even number of {chosen.width} for model=transformer, received "
+            f"{chosen.heads}. Try model.build.width={64 * max(chosen.heads, 1)}."
         )
-    return made
+    return chosen

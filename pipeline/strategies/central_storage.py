@@ -26,7 +26,7 @@ class _Strategy(tf.distribute.Strategy):  # type: ignore[misc]
 
 
 class _Extended(parameter_server_strategy.ParameterServerStrategyExtended):  # type: ignore[misc]
-    """What TensorFlow's `CentralStorageStrategy` is made of."""
+    """The inside of TensorFlow's `CentralStorageStrategy`."""
 
     def _create_var_creator(self, next_creator: Creator, **kwargs: object) -> Creator:
         if self._num_replicas_in_sync == 1:
@@ -35,7 +35,7 @@ class _Extended(parameter_server_strategy.ParameterServerStrategyExtended):  # t
         aggregation = kwargs.get("aggregation", none)
         # Keras's moving statistics and random seeds name no aggregation: every replica computes the same value.
         aggregation = first if aggregation == none else aggregation
-        return lambda **asked: _Variable(self._container_strategy(), next_creator(**asked), aggregation)
+        return lambda **arguments: _Variable(self._container_strategy(), next_creator(**arguments), aggregation)
 
 
 class _Variable(ps_values.AggregatingVariable):  # type: ignore[misc]

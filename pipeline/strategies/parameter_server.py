@@ -66,6 +66,6 @@ class _Extended(parameter_server_strategy_v2.ParameterServerStrategyV2Extended):
     def _create_variable_round_robin(self, next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         # In turn, as upstream has it, all kernels of a model are on one of two servers and all biases on the other.
         emptiest = self._variable_count = int(np.argmin(self._bytes))
-        made = super()._create_variable_round_robin(next_creator, **kwargs)
-        self._bytes[emptiest] += made.dtype.size * made.shape.num_elements()
-        return made
+        variable = super()._create_variable_round_robin(next_creator, **kwargs)
+        self._bytes[emptiest] += variable.dtype.size * variable.shape.num_elements()
+        return variable

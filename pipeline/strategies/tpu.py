@@ -18,11 +18,14 @@ def tpu(devices: tuple[str, ...], address: str | None = None) -> tf.distribute.S
     if address not in (None, "local"):
         tf.config.experimental_connect_to_cluster(resolver)
     topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-    there = int(topology.num_tasks * topology.num_tpus_per_task)
-    if there < len(devices):
+    available = int(topology.num_tasks * topology.num_tpus_per_task)
+    if available < len(devices):
         raise ValueError(
-            f"Expected a TPU of {len(devices)} devices, received one of {there}. Try hardware.devices_per_host={there}."
+            f"Expected a TPU of {len(devices)} devices, received one of {available}. "
+            f"Try hardware.devices_per_host={available}."
         )
     # Fewer replicas than devices take an assignment of their own: without one, TensorFlow makes one for each device.
     chosen = tf.tpu.experimental.DeviceAssignment.build(topology, num_replicas=len(devices))
-    return tf.distribute.TPUStrategy(resolver, experimental_device_assignment=chosen if there > len(devices) else None)
+    return tf.distribute.TPUStrategy(
+        resolver, experimental_device_assignment=chosen if available > len(devices) else None
+    )
