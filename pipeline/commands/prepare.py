@@ -50,10 +50,10 @@ def main(arguments: Sequence[str]) -> int:
             made = conduct.prepare(config, search, start, progress)
     except signals.Interrupted as interrupted:
         return _tell(f"Ended by {interrupted}. The same command goes on.", 128 + interrupted.number)
-    except UserError as error:
-        return _tell(str(error), 2)
     except (conduct.PrepareError, cluster.ClusterError, DataError) as error:
         return _tell(str(error), 1)
+    except UserError as error:
+        return _tell(str(error), 2)
     except OSError as error:
         return _tell(
             f"Expected to be able to write {error.filename or config.out}, received: {error.strerror or error}. "

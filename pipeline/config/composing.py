@@ -77,7 +77,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     ['workers=2', 'model=own']
     >>> options(["--workers", "2"])
     Traceback (most recent call last):
-    pipeline.config.UserError: Expected options that exist, with their values, received: unrecognized \
+    pipeline.errors.UserError: Expected options that exist, with their values, received: unrecognized \
 arguments: --workers. Try workers=2.
     """
     said = io.StringIO()

@@ -24,7 +24,7 @@ def check_hydra(node: Json, key: str) -> None:
 
     >>> check_hydra({"_target_": "os.system"}, "hydra.callbacks.x")
     Traceback (most recent call last):
-    pipeline.config.UserError: Expected hydra.callbacks.x._target_ to be one of Hydra's own, received \
+    pipeline.errors.UserError: Expected hydra.callbacks.x._target_ to be one of Hydra's own, received \
 os.system. Try without it.
     """
     if isinstance(node, list):
