@@ -13,17 +13,17 @@ from pipeline.config.schema import ClusterConfig
 from pipeline.launch.agents import dialling
 from pipeline.launch.errors import LaunchError
 from pipeline.launch.kubernetes.client import Client
-from pipeline.launch.kubernetes.cluster import KubernetesCluster
-from pipeline.launch.kubernetes.earlier import Earlier
-from pipeline.launch.kubernetes.following import Follower
-from pipeline.launch.kubernetes.manifest import Made, hosts_of, manifests, shape_of
+from pipeline.launch.kubernetes.cluster import KubernetesCluster, write
+from pipeline.launch.kubernetes.manifest import Pods, manifests, owner_kind, shape_of
 from pipeline.launch.kubernetes.options import Options
-from pipeline.launch.kubernetes.pods import state_of
+from pipeline.launch.kubernetes.pods import Follower, state_of
 from pipeline.record.events import Warned
 from pipeline.record.kept import Kept
 
 IMAGE, TOKEN = "registry.example/pipeline:1", b"6b6579"
 PLAN = planned()
+PODS = Pods("JobSet", "mine", shape_of(PLAN))
+KINDS = ("jobsets", "jobs", "pods", "services", "secrets", "networkpolicies")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def cluster(tmp_path, monkeypatch):
 def make(name: str = "mine", **options) -> tuple[Client, Options]:
     given = Options(**{"image": IMAGE, "name": name, **options})
     made = Client(given, os.environ)
-    made.create(manifests(shape_of(PLAN), Made(name, given, PLAN.launch)), TOKEN)
+    made.create(manifests(Pods(owner_kind(given), name, shape_of(PLAN)), given, PLAN.launch), TOKEN)
     return made, given
 
 
@@ -45,24 +45,23 @@ def make(name: str = "mine", **options) -> tuple[Client, Options]:
 def test_what_is_made_goes_with_its_jobset_or_job(cluster, kind):
     made, _ = make(kind=kind)
     cluster.wait(lambda: len(made.pods("mine")) == 2)
-    assert {pod.host for pod in made.pods("mine")} == set(hosts_of(shape_of(PLAN), "mine", kind))
+    top = {"jobset": "JobSet", "job": "Job"}[kind]
+    hosts = {state_of(pod).host for pod in made.pods("mine")}
+    assert hosts == set(Pods(top, "mine", shape_of(PLAN)).hosts)
     (secret,) = cluster.objects.all("secrets")
     assert (secret["metadata"]["name"], secret["metadata"]["namespace"]) == ("mine-token", "training")
     assert cluster.objects.all("services")[0]["metadata"]["name"] == "mine"
-    top = {"jobset": "JobSet", "job": "Job"}[kind]
-    assert made.failed(top, "mine") is None
+    assert made.failure(top, "mine") is None
     made.delete(top, "mine")
-    cluster.wait(
-        lambda: not any(map(cluster.objects.all, ("jobsets", "jobs", "pods", "services", "secrets", "networkpolicies")))
-    )
-    assert made.failed(top, "mine") == "it was deleted"
+    cluster.wait(lambda: not any(map(cluster.objects.all, KINDS)))
+    assert made.failure(top, "mine") == "it was deleted"
     made.delete(top, "mine")
 
 
 @pytest.mark.parametrize(
     ("options", "node", "words"),
     [
-        ({}, {}, r"Expected mine-chief-0-0 to run, received: its image registry.example/pipeline:1 cannot be "
+        ({}, {}, r"Expected mine-chief-0-0 to run, received its image registry.example/pipeline:1 cannot be "
                  r"pulled \(ImagePullBackOff: .*not found\). Try cluster.options.image, and cluster"),
         ({"secrets": ("absent",)}, {"images": {IMAGE}}, 'CreateContainerConfigError: secret "absent" not found.*'
                                                         "Try cluster.options.secrets that are there"),
@@ -72,8 +71,7 @@ def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, opt
     for key, value in node.items():
         setattr(cluster.kubelet.node, key, value)
     made, _ = make(**options)
-    follower = Follower(made, "JobSet", "mine")
-    hosts = hosts_of(shape_of(PLAN), "mine", "jobset")
+    follower, hosts = Follower(made, PODS), PODS.hosts
     try:
         with pytest.raises(LaunchError, match=words):
             cluster.wait(lambda: follower.check(hosts, hosts), 20.0)
@@ -92,8 +90,7 @@ def test_a_pod_that_will_never_run_ends_the_run_with_what_to_change(cluster, opt
 )
 def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(cluster, options, words):
     made, _ = make(**options)
-    hosts = hosts_of(shape_of(PLAN), "mine", "jobset")
-    follower = Follower(made, "JobSet", "mine")
+    follower, hosts = Follower(made, PODS), PODS.hosts
     try:
         said = cluster.wait(lambda: words in follower.waits_for(hosts) and follower.waits_for(hosts), 20.0)
         assert said.startswith(
@@ -108,12 +105,12 @@ def test_a_pod_that_no_node_takes_is_waited_for_and_the_reason_told(cluster, opt
     ("spoil", "options", "words"),
     [
         ({"forbidden": {("create", "secrets")}}, {}, "Expected the Kubernetes cluster to make a Secret in namespace "
-         "training, received: User .ann. cannot create resource .secrets. .*Try a role that may make a Secret"),
+         "training, received User .ann. cannot create resource .secrets. .*Try a role that may make a Secret"),
         ({"forbidden": {("create", "jobsets")}}, {}, "to make a JobSet.*Try a role"),
         ({"forbidden": {("create", "networkpolicies")}}, {}, "NetworkPolicy.*Try cluster.options.network_policy=false"),
-        ({"unknown": {"jobsets"}}, {}, "received: an answer that it knows none. Try cluster.options.kind=job, or"),
-        ({"token": "another"}, {}, "received: Unauthorized. Try kubectl get pods"),
-        ({}, {"namespace": "nowhere"}, "namespace nowhere, received: namespaces .nowhere. not found.*that is there"),
+        ({"unknown": {"jobsets"}}, {}, "received an answer that it knows none. Try cluster.options.kind=job, or"),
+        ({"token": "another"}, {}, "received Unauthorized. Try kubectl get pods"),
+        ({}, {"namespace": "nowhere"}, "namespace nowhere, received namespaces .nowhere. not found.*that is there"),
         ({}, {"context": "nowhere"}, "Expected a kubeconfig that says where.*Try KUBECONFIG=FILE, cluster"),
     ],
 )  # fmt: skip
@@ -123,9 +120,7 @@ def test_what_the_api_server_refuses_is_a_sentence_with_what_to_do(cluster, spoi
     with pytest.raises(LaunchError, match=words):
         make(**options)
     # What was made before is not left there.
-    cluster.wait(
-        lambda: not any(map(cluster.objects.all, ("jobsets", "jobs", "pods", "services", "secrets", "networkpolicies")))
-    )
+    cluster.wait(lambda: not any(map(cluster.objects.all, KINDS)))
 
 
 def test_a_name_that_is_taken_is_refused_and_no_server_is_told_of(cluster):
@@ -144,7 +139,7 @@ def test_what_a_killed_command_has_left_for_a_run_is_deleted_before_another_make
 ):
     make("earlier")
     make("anothers")
-    Earlier("JobSet", "earlier", shape_of(PLAN)).write(tmp_path)
+    write(tmp_path, Pods("JobSet", "earlier", shape_of(PLAN)))
     config = ClusterConfig("kubernetes", options={"image": IMAGE, "name": "mine"})
     mine = KubernetesCluster(config, os.environ)
     mine.end_earlier(tmp_path)
@@ -172,11 +167,11 @@ def test_a_role_that_may_not_forward_ports_is_told_what_it_lacks(cluster):
     (pod, _) = cluster.wait(lambda: len(made.pods("mine")) == 2 and made.pods("mine"))
     cluster.api.forbidden.add(("get", "pods/portforward"))
     with pytest.raises(OSError, match=r"Expected a role that may get and create pods/portforward .*conductor=HOST"):
-        made.forward(pod.name, 2221)
+        made.forward(pod.metadata.name, 2221)
     cluster.api.forbidden.clear()
     # One whose pod does not run yet is tried again.
     with pytest.raises(OSError, match="there is no way to its agent"):
-        made.forward(pod.name, 2221)
+        made.forward(pod.metadata.name, 2221)
 
 
 def test_no_kubeconfig_is_a_sentence(tmp_path, monkeypatch):
@@ -201,7 +196,7 @@ def test_how_a_pod_has_ended_is_said_by_its_reason():
 
     evicted = ended(reason="Evicted", message="The node was low on resource: memory. ")
     assert state_of(evicted).words == "was evicted (The node was low on resource: memory)"
-    assert state_of(ended(container_statuses=terminated(137, "OOMKilled"))).instead == "more cluster.options.memory"
+    assert state_of(ended(container_statuses=terminated(137, "OOMKilled"))).remedy == "more cluster.options.memory"
     assert state_of(ended(container_statuses=terminated(3, "Error"))).words == "ended with exit code 3"
     gone = [
         client.V1PodCondition(type="DisruptionTarget", status="True", reason="PreemptionByScheduler", message="by b")
