@@ -1,4 +1,4 @@
-"""Turns the command line of `python -m pipeline doctor` into what is wrong with the hosts of a cluster, and a code.
+"""Turns the command line of `python -m pipeline doctor` into findings on the hosts of a cluster, and an exit code.
 
 0: all is well. 1: a training works, and something could be better. 2: the command was refused. 3: a training fails.
 """
@@ -13,34 +13,31 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
-from pipeline.doctor import expecting
-from pipeline.doctor.examining import Examined, examine
-from pipeline.doctor.facts import CHECKS
-from pipeline.doctor.findings import Finding, Severity, worst
+from pipeline.doctor.examine import OF_DRIVER, examine, expected_of, look_of
+from pipeline.doctor.facts import CHECKS, Finding, Severity, worst
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, LaunchError, asking, cluster_of, signals
 from pipeline.launch.asking import Helpers
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
-from pipeline.record import links, plain
+from pipeline.record import links
 from pipeline.run.laying_out import planned_on
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
 from pipeline.views.terminal.doctor import doctor_lines
 
-# What a plan comes to, or what there is to lay it over where none was asked for.
-Planned = Plan | Machine | UserError | LaunchError
+# A plan, why there is none, or the hosts to plan on if no training was typed.
+Planned = Plan | Machine | UserError
 # Keys that say where something is trained, and not what.
 OF_CLUSTER = ("cluster", "tracking", "output_dir", "launch", "checkpoint", "hydra", "views", "resume")
 REFUSED = 2
 VERSION = 1
-REFUSAL = re.compile(r"Expected (?P<expected>.+?), received (?P<found>.+?)\. Try (?P<remedy>.+)\.", re.S)
 HELP = f"""python -m pipeline doctor [cluster=...] [key=value ...] [--only CHECK,...] [--json] [--config-dir FOLDER]
 
 Looks at this host, or at every host of the cluster, and says of each thing what was found, what was expected and what
@@ -86,92 +83,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(config: Config, checks: Sequence[str], of_training: bool, as_json: bool) -> int:
-    """Examines the hosts of the cluster and prints what is to be said of them; returns the exit code.
+    """Examines the hosts of the cluster and prints the findings; returns the exit code.
 
-    `of_training`: was something typed of a training, whose plan is looked at then?
+    `of_training`: something was typed about a training, whose plan is looked at then.
     """
     cluster, code = cluster_of(config.cluster, os.environ), REFUSED
 
-    def tell(text: str) -> None:
+    def say(text: str) -> None:
         if not as_json:
             print(text, file=sys.stderr)
 
     try:
-        served = cluster.serve(tell, lambda: None)
+        served = cluster.serve(say, lambda: None)
         if served is not None:
             code = served
             return code
-        made = _examined(config, cluster, checks, of_training, tell)
-        code = int(worst(made.findings))
+        findings, measured = _examine(config, cluster, checks, of_training, say)
+        code = int(worst(findings))
     finally:
         cluster.close(code)
-    kept = _keep(made, Path(config.output_dir))
+    notes = _write_links(measured, Path(config.output_dir))
     if as_json:
-        findings = [_as_json(finding) for finding in made.findings]
-        print(json.dumps({"version": VERSION, "code": code, "findings": findings}, indent=1))
+        values = [{**dataclasses.asdict(one), "severity": one.severity.name.lower()} for one in findings]
+        print(json.dumps({"version": VERSION, "code": code, "findings": values}, indent=1))
         return code
     console = show.console_on(sys.stdout)
-    for line in (*doctor_lines(made.findings), *kept):
+    for line in (*doctor_lines(findings), *notes):
         console.print(line, soft_wrap=True)
     return code
 
 
 def _check(overrides: Sequence[str], checks: Sequence[str]) -> None:
-    wrong = [override for override in overrides if override.startswith("-")]
-    if wrong:
-        raise UserError("options that exist", wrong[0], "--help")
+    options = [override for override in overrides if override.startswith("-")]
+    if options:
+        raise UserError("options that exist", options[0], "--help")
     unknown = [check for check in checks if check not in CHECKS]
     if unknown:
         raise UserError("--only to name checks", unknown[0], f"--only {','.join(CHECKS)}")
 
 
 def _config(overrides: Sequence[str], config_dir: str | None) -> Config:
-    """What a training of these keys would be made from. Raises `UserError`."""
+    """The config of a training with these keys. Raises `UserError`."""
     configs.register()
     return configs.typed(Composer("config", Config, config_dir).compose(overrides), overrides)
 
 
-def _examined(
-    config: Config, cluster: Cluster, checks: Sequence[str], of_training: bool, tell: Callable[[str], None]
-) -> Examined:
-    """What is to be said of the hosts of a cluster, and of this one, which conducts."""
-    wanted, hosts = frozenset(checks), cluster.helpers()
+def _examine(
+    config: Config, cluster: Cluster, checks: Sequence[str], of_training: bool, say: Callable[[str], None]
+) -> tuple[list[Finding], list[links.Measured]]:
+    """(Findings on the hosts of a cluster and on this one, which drives; the links between them)."""
+    hosts = cluster.helpers()
     here = hosts.here or platform.node()
-    own: list[Finding] = []
-    if "store" in wanted:
-        own.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
-    lines, looked_at = dict(hosts.lines), dict.fromkeys(hosts.lines, checks)
+    lines, checks_of = dict(hosts.lines), dict.fromkeys(hosts.lines, checks)
     if hosts.here is None:
-        # It conducts, and trains nothing.
+        # It drives, and trains nothing.
         lines[here] = asking.here(os.environ)
-        looked_at[here] = [check for check in checks if check in expecting.OF_CONDUCTOR]
-    tell(f"Looking at {', '.join(lines)}, which takes some seconds.")
+        checks_of[here] = [check for check in checks if check in OF_DRIVER]
+    say(f"Looking at {', '.join(lines)}, which takes some seconds.")
     try:
-        planned = _planned(config, cluster, of_training) if {"plan", "ports"} & wanted and not hosts.absent else None
+        needs_plan = ("plan" in checks or "ports" in checks) and not hosts.absent
+        planned = _planned(config, cluster, of_training) if needs_plan else None
         others = list(dict.fromkeys([config.cluster.host, *hosts.addresses.values()]))
         looks = {
-            name: expecting.look_of(
-                config, looked_at[name], _addresses(config, planned, hosts.addresses.get(name)), others, name == here
+            name: look_of(
+                config, checks_of[name], _addresses(config, planned, hosts.addresses.get(name)), others, name == here
             )
             for name in lines
         }
-        made = examine(
+        findings, measured = examine(
             Helpers(lines, hosts.addresses if len(hosts.addresses) > 1 else {}, hosts.absent),
             looks,
-            expecting.expected_of(config, here, others),
-            wanted,
+            expected_of(config, here, others),
+            frozenset(checks),
             config.hardware.link_gbps,
         )
     finally:
         for line in lines.values():
             line.close()
-    if planned is not None and "plan" in wanted:
-        own.append(_judge_plan(planned, here))
-    return dataclasses.replace(made, findings=(*made.findings, *own))
+    if "store" in checks:
+        findings.append(store.examine(config.tracking, Path(config.output_dir), os.environ, here))
+    if planned is not None and "plan" in checks:
+        findings.append(_judge_plan(planned, here))
+    return findings, measured
 
 
 def _of_training(overrides: Sequence[str]) -> bool:
-    """Does anything that was typed say what is to be trained, or how?
+    """True if any key that was typed says what is trained, or how.
 
     >>> _of_training(["cluster=hosts", "hardware.link_gbps=10"]), _of_training(["model.build.width=3"])
     (False, True)
@@ -181,13 +178,11 @@ def _of_training(overrides: Sequence[str]) -> bool:
 
 
 def _planned(config: Config, cluster: Cluster, of_training: bool) -> Planned:
-    """The plan that a training would go by, or why there is none; without one, what there is to lay a plan over."""
+    """The plan of a training, or why there is none; if no training was typed, the hosts that it would be laid over."""
     try:
         return planned_on(config, cluster)
-    except LaunchError as error:
-        return error
     except UserError as error:
-        return error if of_training else cluster.inventory()
+        return error if of_training or isinstance(error, LaunchError) else cluster.inventory()
 
 
 def _judge_plan(planned: Planned, host: str) -> Finding:
@@ -197,14 +192,13 @@ def _judge_plan(planned: Planned, host: str) -> Finding:
         return Finding("plan", host, Severity.FINE, text, "a plan")
     if isinstance(planned, Machine):
         return Finding("plan", host, Severity.FINE, f"{planned.hosts} hosts, and no strategy was typed", "hosts")
-    told = REFUSAL.fullmatch(str(planned))
-    if told is None:
+    if not planned.try_this:
         return Finding("plan", host, Severity.FAULT, str(planned), "a plan", "python -m pipeline mode=plan")
-    return Finding("plan", host, Severity.FAULT, told["found"], told["expected"], told["remedy"])
+    return Finding("plan", host, Severity.FAULT, str(planned.received), planned.expected, planned.try_this)
 
 
 def _addresses(config: Config, planned: Planned | None, host: str | None) -> list[str]:
-    """HOST:PORT that are to be free on a host, at its address where it has one: those that the config names, or any."""
+    """HOST:PORT that must be free on a host, at its address if it has one: those that the config names, or any."""
     base, at = config.cluster.base_port, host or config.cluster.host
     processes = planned.processes if isinstance(planned, Plan) else ()
     if isinstance(planned, Plan) and planned.hardware.host_names:
@@ -214,16 +208,12 @@ def _addresses(config: Config, planned: Planned | None, host: str | None) -> lis
     return [f"{at}:{base + process.rank}" for process in processes] or [f"{at}:{base}"]
 
 
-def _keep(made: Examined, output: Path) -> list[str]:
-    """Keeps the links that were measured; says so."""
-    if not made.links:
+def _write_links(measured: Sequence[links.Measured], output: Path) -> list[str]:
+    """Writes the links that were measured; returns a note about that."""
+    if not measured:
         return []
     try:
-        file = links.write(output, made.links, time.time())
+        file = links.write(output, measured, time.time())
     except OSError as error:
         return [f"What was measured of links could not be kept: {error.strerror or error}."]
     return [f"{file} keeps the links, for plans and predictions whose hardware.link_gbps is null."]
-
-
-def _as_json(finding: Finding) -> Mapping[str, object]:
-    return {**plain.fields_of(finding), "severity": finding.severity.name.lower()}

@@ -1,31 +1,49 @@
-"""What is asked of a host, and what was seen there: facts alone, of which `judge.py` says whether they are right."""
+"""What a host is asked, the facts that it reports, and the findings that `judge.py` makes of them."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
-# In the order in which they are told. Those of HOST are looked at on each host by itself.
+# In the order in which they are shown. Those of HOST are looked at on each host by itself.
 HOST = (
-    "python",
-    "packages",
-    "backend",
-    "gpus",
-    "cores",
-    "memory",
-    "shm",
-    "files",
-    "threads",
-    "disk",
-    "ports",
-    "names",
+    "python", "packages", "backend", "gpus", "cores", "memory", "shm", "files", "threads", "disk", "ports", "names",
     "proxy",
-)
-BETWEEN = ("clocks", "link")
-CHECKS = (*HOST, *BETWEEN, "store", "plan")
+)  # fmt: skip
+CHECKS = (*HOST, "clocks", "link", "store", "plan")
+INSTALL = "python -m pip install 'distributed-keras-pipeline{}'"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """`seen` is the module that prints the devices of a host, `alike` the packages that all processes of a run have in
+    the same version, `extra` ours that it is in, and `spared` those of our requirements that it does without.
+    """
+
+    name: str
+    seen: str
+    alike: tuple[str, ...]
+    install: str
+    install_gpu: str
+    extra: str = ""
+    spared: tuple[str, ...] = ()
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "tensorflow": Backend(
+        "TensorFlow", "pipeline.worker.tensorflow.seen", ("tensorflow", "keras", "numpy"),
+        INSTALL.format(""), INSTALL.format("[gpu]"),
+    ),
+    "jax": Backend(
+        "JAX", "pipeline.worker.jax.seen", ("jax", "jaxlib", "keras", "numpy"),
+        INSTALL.format("[jax]"), "python -m pip install 'jax[cuda12]'", "jax", ("tensorflow",),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is to be looked at on a host: which checks, the backend that is to compute, packages by name, folders that
-    are written to, HOST:PORT that are to be free, and the names of others that are to be found."""
+    """What to look at on a host: checks, the backend that computes, packages by name, folders that are written to,
+    HOST:PORT that must be free, and the names of other hosts."""
 
     checks: tuple[str, ...] = HOST
     backend: str = "tensorflow"
@@ -37,9 +55,9 @@ class Look:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What the backend, imported in a process of its own, made of this host; `error` where that failed.
+    """The devices that the backend, imported in a process of its own, sees on this host; `error` if that failed.
 
-    `cuda` and `cudnn` are the versions that it was built for, None where it was built for none.
+    `cuda` and `cudnn` are the versions that it was built for, None if it was built for none.
     """
 
     seconds: float = 0.0
@@ -55,7 +73,7 @@ class Gpus:
     """NVIDIA's GPUs: on the bus, by the driver's own tool, and those that CUDA_VISIBLE_DEVICES leaves.
 
     `driver` is the version of CUDA that the driver can do, as 12.4, or None with `driver_error`; `missing` are
-    libraries that could not be loaded, each with why. Both are looked at only where the backend sees too few.
+    libraries that could not be loaded, each with why. Both are looked at only if the backend sees too few.
     """
 
     on_bus: int = 0
@@ -69,7 +87,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Space:
-    """Bytes of something, all of them and those that are left; None where there is no such thing."""
+    """Bytes of something: all of them, and those that are left."""
 
     total: int
     left: int
@@ -88,7 +106,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Port:
-    """An address that is to be free: why it is not, and who has it, as far as that can be told."""
+    """An address that must be free: why it is not, and who has it, as far as that can be told."""
 
     address: str
     error: str | None = None
@@ -107,7 +125,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was seen on a host. What was not asked for is None, or empty."""
+    """What a host reports. What was not looked at is None, or empty."""
 
     hostname: str
     python: str | None = None
@@ -129,32 +147,56 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Trip:
-    """One size of an exchange between two hosts: bytes that each sent and received, and the seconds of the fastest."""
-
-    size: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """What two hosts measured of the link between them: seconds there and back, and of exchanges of some sizes.
-
-    `error` says why they could not.
+class LinkFacts:
+    """What two hosts measured of the link between them: seconds there and back, and exchanges as (bytes that each sent
+    and received, seconds of the fastest). `error` says why they could not.
     """
 
     round_trip: float = 0.0
-    trips: tuple[Trip, ...] = ()
+    exchanges: tuple[tuple[int, float], ...] = ()
     error: str | None = None
 
     @property
     def gbps(self) -> float:
-        """Gbit/s in each direction at once, of the largest size; 0 where nothing was measured.
+        """Gbit/s in each direction at once, of the largest size; 0 if nothing was measured.
 
-        >>> Exchanged(1e-4, (Trip(1000, 1e-3), Trip(10**9, 8.0))).gbps
+        >>> LinkFacts(1e-4, ((1000, 1e-3), (10**9, 8.0))).gbps
         1.0
         """
-        if not self.trips:
-            return 0.0
-        largest = max(self.trips, key=lambda trip: trip.size)
-        return largest.size * 8e-9 / largest.seconds
+        size, seconds = max(self.exchanges, default=(0, 1.0))
+        return size * 8e-9 / seconds
+
+
+class Severity(IntEnum):
+    """How bad a finding is; the number is the exit code of a command whose worst one it is. 2 is a refused command."""
+
+    FINE = 0
+    # A training works, and is slower than it need be, or close to a limit.
+    WARNING = 1
+    # A training fails, or something of it that was asked for does.
+    FAULT = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing on a host, or between two of them: what was found beside what was expected, and what to type.
+
+    `remedy` is empty if nothing is to be done. `figures` are measured numbers, by name with the unit.
+    """
+
+    check: str
+    host: str
+    severity: Severity
+    found: str
+    expected: str
+    remedy: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The severity of the worst finding; fine if there is none.
+
+    >>> [worst(Finding("disk", "a", level, "", "") for level in levels).name for levels in ((), (Severity.WARNING, 0))]
+    ['FINE', 'WARNING']
+    """
+    return Severity(max((finding.severity for finding in findings), default=0))

@@ -1,4 +1,4 @@
-"""Turns what was seen on a host into findings, by arithmetic alone: what was expected is an argument."""
+"""Turns the facts of a host, and of what is between hosts, into findings, by arithmetic alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pipeline.doctor.backends import BACKENDS
-from pipeline.doctor.facts import Accelerator, Disk, Facts, Gpus, Name, Port
-from pipeline.doctor.findings import Finding, Severity
+from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Finding, Gpus, LinkFacts, Name, Port, Severity
 
 FINE, WARNING, FAULT = Severity.FINE, Severity.WARNING, Severity.FAULT
 GIB, MIB = 1 << 30, 1 << 20
@@ -18,7 +16,7 @@ SLOW_IMPORT_SECONDS = 60.0
 MEMORY, LEAST_MEMORY = 2 * GIB, GIB // 2
 # NCCL shares memory between the GPUs of a host there (its documentation, "Sharing Data"); Docker gives 64 MiB.
 SHM_OF_GPUS, SHM = GIB, 32 * MIB
-# A conductor has some descriptors for each process, and TensorFlow one for each pair of processes.
+# A driver has some descriptors for each process, and TensorFlow one for each pair of processes.
 OPEN_FILES, FEWEST_OPEN_FILES, ENOUGH_OPEN_FILES = 1024, 256, 4096
 # TensorFlow has a few threads for each core, and gRPC for each connection.
 THREADS = 1024
@@ -26,6 +24,14 @@ ROOM, LEAST_ROOM, LEAST_FILES = GIB, 64 * MIB, 1000
 # A checkpoint of a model of ten million parameters, with its optimizer's state, is 120 MB.
 WRITE_MBPS = 50.0
 SLOW_NAME_SECONDS = 1.0
+# Events of processes and lines of logs are put in order by their times; certificates hold from a time on.
+CLOCKS_SECONDS, CLOCKS_FAULT_SECONDS = 1.0, 60.0
+# Gigabit Ethernet, which a link is held to if the config says nothing.
+GIGABIT = 1.0
+# TCP over Ethernet carries 0.94 of a link's bits; what else is on it takes some more.
+SHARE, SHARE_FAULT = 0.8, 0.5
+# A round trip within a building takes no longer.
+ROUND_TRIP_SECONDS = 0.005
 # NVIDIA's oldest driver for each CUDA (CUDA's release notes, "CUDA Toolkit and Corresponding Driver Versions").
 DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
@@ -33,15 +39,15 @@ UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 
 @dataclass(frozen=True)
 class Expected:
-    """What each host is to have: `python` and `packages` as version specifiers, by name, and `versions` as they are on
-    the host that conducts; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are
+    """What each host must have: `python` and `packages` as version specifiers, by name, and `versions` as they are on
+    the host of the driver; `backend` computes; so many GPUs and cores. `on_cpu`: GPUs are not to be used. `others` are
     the names of the cluster's hosts."""
 
     python: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str | None] = field(default_factory=dict)
     python_version: str | None = None
-    conductor: str = ""
+    driver: str = ""
     backend: str = "tensorflow"
     gpus: int = 0
     cores: int = 1
@@ -50,7 +56,7 @@ class Expected:
 
 
 def judge(host: str, facts: Facts, expected: Expected, checks: frozenset[str]) -> list[Finding]:
-    """What is to be said of a host that goes by the name `host`."""
+    """The findings of some checks on a host that goes by the name `host`."""
     return [finding for finding in _all(host, facts, expected) if finding.check in checks]
 
 
@@ -94,7 +100,7 @@ def _python(host: str, facts: Facts, expected: Expected) -> Finding:
     if wanted and not _fits(version, wanted):
         return Finding("python", host, FAULT, version, wanted, "python3.11 -m venv .venv, and installing into that")
     if _minor(version) != same:
-        found, of = version, f"{same}, as {expected.conductor} has"
+        found, of = version, f"{same}, as {expected.driver} has"
         return Finding("python", host, FAULT, found, of, f"an environment of Python {same} on {host}")
     return Finding("python", host, FINE, version, wanted or same)
 
@@ -102,25 +108,26 @@ def _python(host: str, facts: Facts, expected: Expected) -> Finding:
 def _packages(host: str, facts: Facts, expected: Expected) -> Finding:
     absent, wrong, unlike, alike = [], [], [], BACKENDS[expected.backend].alike
     for name, wanted in expected.packages.items():
-        version, there = facts.packages.get(name), expected.versions.get(name)
+        version, on_driver = facts.packages.get(name), expected.versions.get(name)
         if version is None:
             absent.append(name)
         elif wanted and not _fits(version, wanted):
             wrong.append(name)
-        elif there is not None and version != there:
+        elif on_driver is not None and version != on_driver:
             unlike.append(name)
-    if not absent + wrong + unlike:
-        told = ", ".join(f"{name} {facts.packages[name]}" for name in alike if facts.packages.get(name))
+    faulty = absent + wrong + unlike
+    if not faulty:
+        versions = ", ".join(f"{name} {facts.packages[name]}" for name in alike if facts.packages.get(name))
         others = len(expected.packages) - len([name for name in alike if name in expected.packages])
-        return Finding("packages", host, FINE, f"{told}{f' and {others} others' * bool(others)}", "what is required")
-    spoilt = absent + wrong + unlike
-    found = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in spoilt)
-    here = {name: f"=={expected.versions[name]}" for name in unlike}
-    wanted_text = ", ".join(f"{name} {here.get(name) or expected.packages[name] or 'any'}" for name in spoilt)
-    whose = f", as {expected.conductor} has" if unlike else ""
-    needed = " ".join(f"'{name}{here.get(name) or expected.packages[name]}'" for name in spoilt)
-    severity = FAULT if absent or wrong or {*unlike} & {*alike} else WARNING
-    return Finding("packages", host, severity, found, f"{wanted_text}{whose}", f"python -m pip install {needed}")
+        return Finding(
+            "packages", host, FINE, f"{versions}{f' and {others} others' * bool(others)}", "what is required"
+        )
+    found = ", ".join(f"{name} {facts.packages.get(name) or 'missing'}" for name in faulty)
+    needed = {name: f"=={expected.versions[name]}" if name in unlike else expected.packages[name] for name in faulty}
+    whose = f", as {expected.driver} has" if unlike else ""
+    text = ", ".join(f"{name} {version or 'any'}" for name, version in needed.items()) + whose
+    remedy = "python -m pip install " + " ".join(f"'{name}{version}'" for name, version in needed.items())
+    return Finding("packages", host, FAULT if absent or wrong or {*unlike} & {*alike} else WARNING, found, text, remedy)
 
 
 def _backend(host: str, seen: Accelerator, expected: Expected) -> Finding:
@@ -143,7 +150,7 @@ def _backend(host: str, seen: Accelerator, expected: Expected) -> Finding:
 
 
 def _gpus(host: str, gpus: Gpus, seen: Accelerator | None, expected: Expected) -> Finding:
-    """What the backend sees, or why it sees too few."""
+    """The GPUs that the backend sees, or why it sees too few."""
     name = BACKENDS[expected.backend].name
     there, used = len(gpus.visible), () if seen is None else seen.gpus
     wanted = max(expected.gpus, there, 0 if gpus.installed else gpus.on_bus)
@@ -233,19 +240,19 @@ def _disk(host: str, disk: Disk) -> Finding:
     speed = f", {disk.write_mbps:,.0f} MB/s written" if disk.write_mbps else ""
     found = f"{disk.folder}: {size(disk.left)} free{speed}"
     wanted = f"{size(ROOM)} free, {WRITE_MBPS:g} MB/s"
-    space = f"making space (du -xh {disk.folder} | sort -h | tail), or output_dir=ANOTHER"
-    figures = {"free_bytes": float(disk.left)} | ({"write_mbps": disk.write_mbps} if disk.write_mbps else {})
+    severity, remedy = WARNING, f"making space (du -xh {disk.folder} | sort -h | tail), or output_dir=ANOTHER"
     if disk.error:
-        return Finding("disk", host, FAULT, f"{found}, {disk.error}", wanted, space, figures)
-    if disk.left < ROOM:
-        return Finding("disk", host, FAULT if disk.left < LEAST_ROOM else WARNING, found, wanted, space, figures)
-    if disk.files_left is not None and disk.files_left < LEAST_FILES:
-        few = f"{found}, {disk.files_left} more files"
-        return Finding("disk", host, WARNING, few, f"{LEAST_FILES:,} more files", space, figures)
-    if disk.write_mbps is not None and disk.write_mbps < WRITE_MBPS:
+        severity, found = FAULT, f"{found}, {disk.error}"
+    elif disk.left < ROOM:
+        severity = FAULT if disk.left < LEAST_ROOM else WARNING
+    elif disk.files_left is not None and disk.files_left < LEAST_FILES:
+        found, wanted = f"{found}, {disk.files_left} more files", f"{LEAST_FILES:,} more files"
+    elif disk.write_mbps is not None and disk.write_mbps < WRITE_MBPS:
         remedy = "a local disk: output_dir=ANOTHER, or fewer checkpoints: checkpoint.every_minutes=60"
-        return Finding("disk", host, WARNING, found, wanted, remedy, figures)
-    return Finding("disk", host, FINE, found, wanted, figures=figures)
+    else:
+        severity, remedy = FINE, ""
+    figures = {"free_bytes": float(disk.left)} | ({"write_mbps": disk.write_mbps} if disk.write_mbps else {})
+    return Finding("disk", host, severity, found, wanted, remedy, figures)
 
 
 def _port(host: str, port: Port) -> Finding:
@@ -291,8 +298,42 @@ def _spares(entry: str, name: str) -> bool:
     return entry == "*" or name == entry or name.endswith("." + entry.lstrip("."))
 
 
+def judge_clock(host: str, driver: str, ahead: float, within: float) -> Finding:
+    """The finding on a host's clock, which is so many seconds ahead of the driver's, give or take `within`."""
+    # What the way took is not held against it.
+    off = max(0.0, abs(ahead) - within)
+    severity = FAULT if off > CLOCKS_FAULT_SECONDS else WARNING if off > CLOCKS_SECONDS else FINE
+    remedy = "chronyc makestep, or timedatectl set-ntp true, on both" if severity else ""
+    text = f"{abs(ahead):,.3f} s {'ahead of' if ahead > 0 else 'behind'} {driver}"
+    return Finding("clocks", host, severity, text, f"within {CLOCKS_SECONDS:g} s", remedy, {"ahead_seconds": ahead})
+
+
+def judge_link(one: str, other: str, link: LinkFacts, link_gbps: float | None) -> Finding:
+    """The finding on a link that the config expects `link_gbps` of, or nothing."""
+    pair = f"{one} - {other}"
+    wanted = f"{link_gbps:g} Gbit/s, as hardware.link_gbps says" if link_gbps else f"{GIGABIT:g} Gbit/s or more"
+    if link.error or not link.exchanges:
+        remedy = f"a firewall that lets the hosts reach all ports of each other; on {one}: ping {other}"
+        return Finding("link", pair, FAULT, link.error or "nothing was measured", wanted, remedy)
+    gbps, round_trip_ms = link.gbps, 1e3 * link.round_trip
+    speeds = ", ".join(f"{size / seconds / 1e9:.3g}" for size, seconds in link.exchanges)
+    sizes = ", ".join(f"{size >> 10:,}" for size, _ in link.exchanges)
+    text = f"{gbps:.3g} Gbit/s each way ({speeds} GB/s of {sizes} KiB), {round_trip_ms:.3g} ms there and back"
+    severity, remedy, share = FINE, "", gbps / (link_gbps or GIGABIT)
+    if share < SHARE and link_gbps:
+        severity = FAULT if share < SHARE_FAULT else WARNING
+        remedy = f"hardware.link_gbps={gbps:.2g} if that is all it can do; else ethtool, and who else uses it"
+    elif share < SHARE:
+        severity = WARNING
+        remedy = "a faster network, or less on it: train.gradient_bits=16, a larger train.replica_batch"
+    elif link.round_trip > ROUND_TRIP_SECONDS:
+        severity, remedy = WARNING, "hosts that are nearer to each other"
+        wanted = f"{wanted}, {1e3 * ROUND_TRIP_SECONDS:g} ms"
+    return Finding("link", pair, severity, text, wanted, remedy, {"gbps": gbps, "round_trip_ms": round_trip_ms})
+
+
 def loopback(address: str) -> bool:
-    """Is this an address that leads back to the host that asks?"""
+    """True for an address that leads back to the host that asks."""
     return address.startswith("127.") or address == "::1"
 
 

@@ -1,23 +1,27 @@
-"""Looks at the host that it runs on, and tells what there is. It changes nothing, and judges nothing."""
+"""Looks at the host that it runs on, and reports what there is. It changes nothing, and judges nothing."""
 
 import json
 import os
 import platform
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from pipeline.doctor import disk, network
-from pipeline.doctor.backends import BACKENDS
-from pipeline.doctor.facts import Accelerator, Facts, Gpus, Look, Space
+import msgspec
+
+from pipeline.doctor.facts import BACKENDS, Accelerator, Disk, Facts, Gpus, Look, Name, Port, Space
 from pipeline.launch import machine
-from pipeline.record import plain
-from pipeline.record.plain import MismatchError
+from pipeline.launch.ports import holder
 
 # Importing a backend takes seconds, and many of them on a network's file system that has not been read yet.
 BACKEND_SECONDS = 180.0
@@ -25,63 +29,62 @@ LIBRARIES_SECONDS = 60.0
 LIBRARIES = "pipeline.doctor.libraries"
 NVIDIA, DISPLAY = "0x10de", "0x03"
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+# Bytes that are made safe at a time, as a checkpoint is, and how often, unless that takes too long.
+PIECE_BYTES, PIECES = 8 << 20, 8
+WRITE_SECONDS = 2.0
+# A resolver that nobody answers takes its own time, which nothing limits.
+NAME_SECONDS = 5.0
 
 
-def look(asked: Look, environ: Mapping[str, str]) -> Facts:
-    """What there is on this host, as far as `asked` wants to know, to a process with this environment."""
-    wanted = set(asked.checks)
+def look(request: Look, environ: Mapping[str, str]) -> Facts:
+    """The facts of this host that are asked for, as a process with this environment sees them."""
 
     def when(check: str, see: Callable[[], Any]) -> Any:
-        return see() if check in wanted else None
+        return see() if check in request.checks else None
 
-    backend = when("backend", lambda: accelerator(asked.backend, environ))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    backend = when("backend", lambda: accelerator(request.backend, environ))
     return Facts(
         hostname=platform.node(),
         python=platform.python_version(),
-        packages={name: installed(name) for name in asked.packages},
+        packages={name: installed(name) for name in request.packages},
         backend=backend,
         gpus=when("gpus", lambda: gpus(environ, backend)),
         cores_usable=when("cores", lambda: len(machine.usable_cores())),
         cores_installed=when("cores", os.cpu_count),
         memory=when("memory", memory),
         shm=when("shm", lambda: _space(Path("/dev/shm"))),
-        open_files=when("files", lambda: (soft, hard)),
+        open_files=when("files", lambda: resource.getrlimit(resource.RLIMIT_NOFILE)),
         threads=when("threads", threads),
-        disks=tuple(disk.look(folder) for folder in asked.folders),
-        ports=tuple(network.port(address) for address in asked.addresses),
-        names=tuple(network.name(name) for name in asked.names),
+        disks=tuple(map(disk_of, request.folders)),
+        ports=tuple(map(port_of, request.addresses)),
+        names=tuple(map(name_of, request.names)),
         proxies=when("proxy", lambda: tuple(name for name in PROXIES if _either(environ, name))),
         no_proxy=_either(environ, "no_proxy"),
     )
 
 
 def accelerator(backend: str, environ: Mapping[str, str]) -> Accelerator:
-    """What a backend makes of this host."""
-    told, error = _in_a_process([BACKENDS[backend].seen], environ, BACKEND_SECONDS)
-    if told is None:
-        return Accelerator(error=error)
+    """The devices that a backend sees on this host."""
+    report, error = _in_a_process([BACKENDS[backend].seen], environ, BACKEND_SECONDS)
     try:
-        return plain.made_of(Accelerator, told)
-    except MismatchError as wrong:
+        return Accelerator(error=error) if report is None else msgspec.convert(report, Accelerator)
+    except msgspec.ValidationError as wrong:
         return Accelerator(error=str(wrong))
 
 
 def gpus(environ: Mapping[str, str], seen: Accelerator | None, pci: Path = Path("/sys/bus/pci/devices")) -> Gpus:
-    """NVIDIA's GPUs, and why the backend sees fewer where it does."""
+    """NVIDIA's GPUs, and why the backend sees fewer if it does."""
     installed, setting = machine.installed_gpus(), environ.get("CUDA_VISIBLE_DEVICES")
     visible, on_bus = machine.visible(installed, setting), _on_bus(pci)
-    found = {"on_bus": on_bus, "installed": installed, "visible": visible, "setting": setting}
-    if seen is None or len(seen.gpus) >= max(len(visible), 0 if installed else on_bus):
-        return Gpus(**found)  # type: ignore[arg-type]
-    told, error = _in_a_process([LIBRARIES, seen.cuda or "", seen.cudnn or ""], environ, LIBRARIES_SECONDS)
-    return plain.made_of(Gpus, {**found, **(told or {"driver_error": error})} | {
-        "installed": list(installed), "visible": list(visible),
-    })  # fmt: skip
+    report: dict[str, Any] = {}
+    if seen is not None and len(seen.gpus) < max(len(visible), 0 if installed else on_bus):
+        libraries, error = _in_a_process([LIBRARIES, seen.cuda or "", seen.cudnn or ""], environ, LIBRARIES_SECONDS)
+        report = libraries or {"driver_error": error}
+    return Gpus(on_bus, tuple(installed), tuple(visible), setting, **report)
 
 
 def memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> Space | None:
-    """Bytes of memory, those of the control group where it has fewer."""
+    """Bytes of memory, those of the control group if it has fewer."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         total, left = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -101,37 +104,103 @@ def threads(group: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package that this Python has, None where it has none."""
+    """The version of a package that this Python has, None if it has none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
+def disk_of(folder: str) -> Disk:
+    """The room in a folder, or in the one that it would be made in, and how fast it is written."""
+    place = Path(folder).absolute()
+    while not place.is_dir() and place != place.parent:
+        if place.exists():
+            return Disk(folder, error=f"{place} is no folder")
+        place = place.parent
+    left, files = 0, None
+    try:
+        room = os.statvfs(place)
+        left, files = room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None
+        return Disk(folder, left, files, write_mbps(place))
+    except OSError as error:
+        return Disk(folder, left, files, error=error.strerror or str(error))
+
+
+def write_mbps(folder: Path) -> float:
+    """MB/s that are written into a folder and safe on its disk, in a file without a name. Raises `OSError`."""
+    # Zeros might be stored as a hole.
+    piece = os.urandom(PIECE_BYTES)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        began = time.monotonic()
+        for _ in range(PIECES):
+            file.write(piece)
+            file.flush()
+            os.fdatasync(file.fileno())
+            if time.monotonic() - began > WRITE_SECONDS:
+                break
+        return file.tell() / 1e6 / (time.monotonic() - began)
+
+
+def port_of(address: str) -> Port:
+    """Whether this host can listen at HOST:PORT, as TensorFlow would. PORT 0 is any."""
+    host, _, number = address.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+            # Of a process that has just ended, connections that linger are in nobody's way.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host.strip("[]"), int(number)))
+            listening.listen()
+    except OSError as error:
+        return Port(address, error.strerror or str(error), holder(int(number)))
+    return Port(address)
+
+
+def name_of(host: str) -> Name:
+    """The addresses of a host by its name."""
+    answer, began = Future[tuple[str, ...]](), time.monotonic()
+
+    def ask() -> None:
+        try:
+            addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            answer.set_result(tuple(dict.fromkeys(str(address[0]) for *_, address in addresses)))
+        except OSError as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        addresses, error = answer.result(NAME_SECONDS), None
+    except TimeoutError:
+        addresses, error = (), f"no answer within {NAME_SECONDS:g} s"
+    except OSError as failure:
+        addresses, error = (), failure.strerror or str(failure)
+    return Name(host, addresses, time.monotonic() - began, error)
+
+
 def _in_a_process(
     arguments: list[str], environ: Mapping[str, str], timeout: float
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """(What a module of ours prints as JSON in its last line, why it did not); one of them is None."""
-    given = {**environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
+    """(The JSON that a module of ours prints in its last line, why it did not); one of them is None."""
     command = [sys.executable, "-m", *arguments]
+    quiet = {**environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=given, errors="replace")
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=quiet, errors="replace")
     except subprocess.TimeoutExpired:
         return None, f"no answer within {timeout:g} s"
     except OSError as error:
         return None, f"{error.strerror or error}"
     if ended.returncode < 0:
         return None, f"the process was ended by {signal.Signals(-ended.returncode).name}"
-    said = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    errors = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
     try:
-        told = json.loads(ended.stdout.splitlines()[-1])
-        return (told, None) if ended.returncode == 0 else (None, said[-1])
+        report = json.loads(ended.stdout.splitlines()[-1])
+        return (report, None) if ended.returncode == 0 else (None, errors[-1])
     except (ValueError, IndexError):
-        return None, said[-1] if said else f"it ended with {ended.returncode} and told nothing"
+        return None, errors[-1] if errors else f"it ended with {ended.returncode} and told nothing"
 
 
 def _on_bus(pci: Path) -> int:
-    """NVIDIA's GPUs among the PCI devices."""
+    """The number of NVIDIA's GPUs among the PCI devices."""
     count = 0
     for device in pci.glob("*"):
         try:
@@ -144,14 +213,14 @@ def _on_bus(pci: Path) -> int:
 
 def _space(folder: Path) -> Space | None:
     try:
-        found = os.statvfs(folder)
+        room = os.statvfs(folder)
     except OSError:
         return None
-    return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return Space(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize)
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None where there is no such file, or another word in it."""
+    """The number in a file; None if there is no such file, or another word in it."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

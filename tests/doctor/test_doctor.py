@@ -19,11 +19,10 @@ from conftest import environment
 
 from pipeline.commands import verbs
 from pipeline.config.schema import Store, TrackingConfig
-from pipeline.doctor import between, libraries
-from pipeline.doctor.examining import examine
-from pipeline.doctor.facts import CHECKS, Accelerator, Exchanged, Facts, Gpus, Look, Name, Space, Trip
-from pipeline.doctor.findings import Severity
-from pipeline.doctor.judge import Expected, judge
+from pipeline.doctor import libraries
+from pipeline.doctor.examine import clock_of, examine, measure_links, turns
+from pipeline.doctor.facts import CHECKS, Accelerator, Facts, Gpus, LinkFacts, Look, Name, Severity, Space
+from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
 from pipeline.doctor.look import gpus, installed
 from pipeline.launch import asking
 from pipeline.launch.asking import Helpers, LineError, ProcessLine
@@ -144,10 +143,10 @@ def test_a_host_without_the_package_is_named_with_what_its_python_said():
     absent = ProcessLine([sys.executable, "-I", "-S", "-m", asking.MODULE], os.environ)
     here = asking.here(os.environ)
     hosts = Helpers({"a": here, "b": absent}, absent={"c": "No route to host."})
-    made = examine(hosts, {"a": Look(()), "b": Look(())}, Expected(), frozenset(["python"]))
+    findings, _ = examine(hosts, {"a": Look(()), "b": Look(())}, Expected(), frozenset(["python"]))
     for line in (here, absent):
         line.close()
-    by_host = {finding.host: finding for finding in made.findings}
+    by_host = {finding.host: finding for finding in findings}
     assert by_host["a"].severity is Severity.FINE
     assert by_host["b"].severity is Severity.FAULT
     assert "No module named" in by_host["b"].found
@@ -164,11 +163,11 @@ def test_another_version_than_the_conductor_s_is_found_on_the_host_that_has_it(t
     here = asking.here(os.environ)
     packages = {"keras": ">=3", "numpy": ">=2"}
     look = Look((), packages=tuple(packages))
-    expected = Expected(packages=packages, versions={name: installed(name) for name in packages}, conductor="a")
-    made = examine(Helpers({"a": here, "b": other}), {"a": look, "b": look}, expected, frozenset(["packages"]))
+    expected = Expected(packages=packages, versions={name: installed(name) for name in packages}, driver="a")
+    findings, _ = examine(Helpers({"a": here, "b": other}), {"a": look, "b": look}, expected, frozenset(["packages"]))
     for line in (here, other):
         line.close()
-    (wrong,) = [finding for finding in made.findings if finding.severity]
+    (wrong,) = [finding for finding in findings if finding.severity]
     assert (wrong.host, wrong.severity, wrong.found) == ("b", Severity.FAULT, "keras 3.14.0")
     assert "as a has" in wrong.expected
     assert wrong.remedy.startswith("python -m pip install 'keras==3")
@@ -191,7 +190,7 @@ def test_packages_that_are_missing_or_of_a_version_that_is_not_taken_are_faults(
 
 def test_a_python_that_is_too_old_or_another_one_is_a_fault():
     assert one(Facts("here", python="3.9.1"), "python", python=">=3.11").severity is Severity.FAULT
-    finding = one(Facts("here", python="3.12.1"), "python", python=">=3.11", python_version="3.11.7", conductor="a")
+    finding = one(Facts("here", python="3.12.1"), "python", python=">=3.11", python_version="3.11.7", driver="a")
     assert (finding.severity, finding.expected) == (Severity.FAULT, "3.11, as a has")
 
 
@@ -205,14 +204,14 @@ def test_a_doctor_that_lacks_what_it_is_made_of_says_what_to_install(monkeypatch
 
 def test_a_clock_that_is_two_minutes_off_is_a_fault_and_one_of_seconds_a_warning():
     line = asking.here(os.environ)
-    ahead = between.clock_of(line, lambda: time.time() - 120)
-    right = between.clock_of(line)
+    ahead = clock_of(line, lambda: time.time() - 120)
+    right = clock_of(line)
     line.close()
-    finding = between.judge_clock("b", "a", ahead)
+    finding = judge_clock("b", "a", *ahead)
     assert (finding.severity, finding.found) == (Severity.FAULT, "120.000 s ahead of a")
     assert "chronyc makestep" in finding.remedy
-    assert between.judge_clock("b", "a", right).severity is Severity.FINE
-    assert between.judge_clock("b", "a", between.Clock(-3.0, 0.1)).severity is Severity.WARNING
+    assert judge_clock("b", "a", *right).severity is Severity.FINE
+    assert judge_clock("b", "a", -3.0, 0.1).severity is Severity.WARNING
 
 
 def fake_smi(folder: Path) -> dict[str, str]:
@@ -309,7 +308,7 @@ def test_a_proxy_that_would_get_in_between_hosts_is_a_warning():
     assert one(spared, "proxy", others=("a.lan", "b")).severity is Severity.FINE
 
 
-def test_a_helper_that_says_nothing_in_time_is_given_up():
+def test_a_process_that_says_nothing_in_time_is_given_up():
     line = ProcessLine(["sleep", "60"], os.environ)
     with pytest.raises(LineError, match=r"no answer within 0\.2 s"):
         line.ask({"do": "clock"}, 0.2)
@@ -318,11 +317,11 @@ def test_a_helper_that_says_nothing_in_time_is_given_up():
         ProcessLine(["/nowhere/at/all"], os.environ)
 
 
-def test_a_question_that_cannot_be_answered_does_not_end_the_helper():
+def test_a_question_that_cannot_be_answered_does_not_end_the_process():
     line = asking.here(os.environ)
-    with pytest.raises(LineError, match="Expected a question that is known"):
+    with pytest.raises(LineError, match="Expected a request that is known"):
         line.ask({"do": "dance"})
-    with pytest.raises(LineError, match="Expected str"):
+    with pytest.raises(LineError, match="Expected `str`"):
         line.ask({"do": "look", "asked": {"packages": [1]}})
     assert line.ask({"do": "clock"}) == pytest.approx(time.time(), abs=60)
     line.close()
@@ -331,17 +330,17 @@ def test_a_question_that_cannot_be_answered_does_not_end_the_helper():
 def test_every_pair_of_hosts_is_measured_once_and_none_twice_in_a_turn():
     for count in (2, 3, 8, 16):
         hosts = [f"h{number}" for number in range(count)]
-        made = between.turns(hosts)
+        made = turns(hosts)
         pairs = [frozenset(pair) for turn in made for pair in turn]
         assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
         assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in made)
     many = [f"h{number}" for number in range(101)]
-    made = between.turns(many)
+    made = turns(many)
     assert sum(map(len, made)) == 101
     assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in made)
 
 
-def test_two_helpers_measure_the_link_between_them_and_a_stranger_is_hung_up_on():
+def test_two_processes_measure_the_link_between_them_and_a_stranger_is_hung_up_on():
     both = {"a": asking.here(os.environ), "b": asking.here(os.environ)}
     token = "00" * 32
     port = both["b"].ask({"do": "answer", "host": "127.0.0.1", "token": token})
@@ -351,24 +350,24 @@ def test_two_helpers_measure_the_link_between_them_and_a_stranger_is_hung_up_on(
         assert hung_up(stranger)
     told = both["a"].ask({"do": "measure", "host": "127.0.0.1", "port": port, "token": "11" * 32})
     assert told["error"]
-    assert not told["trips"]
-    ((_, _, link),) = between.measure_links(both, {"a": "127.0.0.1", "b": "127.0.0.1"})
+    assert not told["exchanges"]
+    ((_, _, link),) = measure_links(both, {"a": "127.0.0.1", "b": "127.0.0.1"})
     for line in both.values():
         line.close()
     assert link.error is None
-    assert [trip.size for trip in link.trips][:2] == [64 << 10, 1 << 20]
+    assert [size for size, _ in link.exchanges][:2] == [64 << 10, 1 << 20]
     assert link.gbps > 0.1
     assert 0 < link.round_trip < 1
-    assert "Gbit/s each way" in between.judge_link("a", "b", link, None).found
+    assert "Gbit/s each way" in judge_link("a", "b", link, None).found
 
 
 def test_a_link_that_is_slower_than_the_config_says_is_told():
-    slow = Exchanged(1e-4, (Trip(10**9, 80.0),))
-    assert between.judge_link("a", "b", slow, 10.0).severity is Severity.FAULT
-    finding = between.judge_link("a", "b", slow, None)
+    slow = LinkFacts(1e-4, ((10**9, 80.0),))
+    assert judge_link("a", "b", slow, 10.0).severity is Severity.FAULT
+    finding = judge_link("a", "b", slow, None)
     assert (finding.severity, finding.figures["gbps"]) == (Severity.WARNING, pytest.approx(0.1))
-    assert between.judge_link("a", "b", slow, 0.1).severity is Severity.FINE
-    assert between.judge_link("a", "b", Exchanged(error="refused"), None).severity is Severity.FAULT
+    assert judge_link("a", "b", slow, 0.1).severity is Severity.FINE
+    assert judge_link("a", "b", LinkFacts(error="refused"), None).severity is Severity.FAULT
 
 
 def hung_up(connected: socket.socket) -> bool:

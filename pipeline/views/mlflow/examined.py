@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pipeline.config.schema import Store, TrackingConfig, holds_password
-from pipeline.doctor.findings import Finding, Severity
+from pipeline.doctor.facts import Finding, Severity
 from pipeline.views.mlflow.stores import sqlite_path, without_login, without_password
 
 ANSWER_SECONDS = 5.0

@@ -4,8 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.doctor.facts import CHECKS
-from pipeline.doctor.findings import Finding, Severity
+from pipeline.doctor.facts import CHECKS, Finding, Severity
 from pipeline.views.terminal.words import clean, columns, listed, plural
 
 MARKS = {Severity.FINE: "fine", Severity.WARNING: "WARNING", Severity.FAULT: "FAULT"}

@@ -1,0 +1,228 @@
+"""Asks all hosts at once, and turns what they report, and what is between them, into findings."""
+
+import ipaddress
+import platform
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+
+import msgspec
+from packaging.requirements import Requirement
+
+from pipeline.config.schema import Config, Kind
+from pipeline.doctor.facts import BACKENDS, Facts, Finding, LinkFacts, Look, Severity
+from pipeline.doctor.judge import Expected, judge, judge_clock, judge_link
+from pipeline.doctor.look import installed
+from pipeline.launch.asking import Helpers, Line, LineError
+from pipeline.record.links import Measured
+
+PACKAGE = "distributed-keras-pipeline"
+LOOPBACK = "localhost"
+# What is looked at on a host that only drives.
+OF_DRIVER = ("python", "packages", "files", "disk", "names")
+# All that a host is asked at once, of which the import of TensorFlow takes longest.
+LOOK_SECONDS = 300.0
+REMEDY = "the same environment on {0}, and python -m pipeline doctor there"
+CLOCK_SAMPLES = 7
+# Of more hosts, each is measured with the next one only: 16 of them are 120 pairs, which take 15 turns.
+MOST_ALL_PAIRS = 16
+MEASURE_SECONDS = 60.0
+TOKEN_BYTES = 32
+
+
+def look_of(config: Config, checks: Sequence[str], addresses: Sequence[str], others: Sequence[str], here: bool) -> Look:
+    """The request to a host: `addresses` must be free on it, and `others` found; `here` is the one that drives."""
+    backend = known(config.backend)
+    folders = [config.output_dir] if here else []
+    if config.checkpoint.folder and "://" not in config.checkpoint.folder:
+        folders.append(config.checkpoint.folder)
+    folders.append(tempfile.gettempdir())
+    names = dict.fromkeys((LOOPBACK, *filter(_is_name, others)))
+    return Look(
+        checks=tuple(checks),
+        backend=backend,
+        packages=tuple(requirements(backend)) if "packages" in checks else (),
+        folders=tuple(dict.fromkeys(folders)) if "disk" in checks else (),
+        addresses=tuple(addresses) if "ports" in checks else (),
+        names=tuple(names) if "names" in checks else (),
+    )
+
+
+def expected_of(config: Config, driver: str, others: Sequence[str]) -> Expected:
+    """What each host must have; `driver` is the name of this one, whose versions are those of all."""
+    hardware, backend = config.hardware, known(config.backend)
+    packages = requirements(backend)
+    devices = hardware.devices_per_host or 1
+    on_cpu = hardware.kind is Kind.cpu
+    return Expected(
+        python=_python(),
+        packages=packages,
+        versions={name: installed(name) for name in packages},
+        python_version=platform.python_version(),
+        driver=driver,
+        backend=backend,
+        gpus=devices if hardware.kind is Kind.gpu and not hardware.rehearse else 0,
+        cores=devices * (hardware.threads_per_device or 1) if on_cpu else 1,
+        on_cpu=on_cpu or hardware.rehearse,
+        others=tuple(others),
+    )
+
+
+def known(backend: str) -> str:
+    """The backend, or TensorFlow for one that a package offers, of which nothing is known.
+
+    >>> known("jax"), known("theirs")
+    ('jax', 'tensorflow')
+    """
+    return backend if backend in BACKENDS else "tensorflow"
+
+
+def requirements(backend: str) -> dict[str, str]:
+    """The packages that this one requires under a backend, with their versions; a few if it is not installed."""
+    chosen = BACKENDS[backend]
+    try:
+        required = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]
+    except metadata.PackageNotFoundError:
+        return dict.fromkeys(chosen.alike, "")
+    return {
+        one.name: _in_order(str(one.specifier))
+        for one in required
+        if one.name not in chosen.spared
+        and (one.marker is None or one.marker.evaluate() or one.marker.evaluate({"extra": chosen.extra}))
+    }
+
+
+def _python() -> str:
+    try:
+        return _in_order(metadata.metadata(PACKAGE)["Requires-Python"])
+    except (metadata.PackageNotFoundError, KeyError):
+        return ""
+
+
+def _is_name(host: str) -> bool:
+    """True for a name, whose address is to be found."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return True
+    return False
+
+
+def _in_order(specifier: str) -> str:
+    """The least version first.
+
+    >>> _in_order("<3.16,>=3.15")
+    '>=3.15,<3.16'
+    """
+    return ",".join(sorted(specifier.split(","), reverse=True))
+
+
+def examine(
+    hosts: Helpers,
+    looks: Mapping[str, Look],
+    expected: Expected,
+    checks: frozenset[str],
+    link_gbps: float | None = None,
+) -> tuple[list[Finding], list[Measured]]:
+    """(Findings on each host, and between those that have an address; the links between these, as measured)."""
+    findings = [
+        Finding("python", name, Severity.FAULT, why, "the pipeline there", REMEDY.format(name))
+        for name, why in hosts.absent.items()
+    ]
+    facts: dict[str, Facts] = {}
+    with ThreadPoolExecutor(max(1, len(hosts.lines))) as threads:
+        reports = {name: threads.submit(_look, line, looks[name]) for name, line in hosts.lines.items()}
+    for name, report in reports.items():
+        try:
+            facts[name] = report.result()
+        except LineError as error:
+            findings.append(_silent("python", name, error))
+    for name, of_host in facts.items():
+        findings += judge(name, of_host, expected, checks)
+    lines = {name: hosts.lines[name] for name in facts if name in hosts.addresses}
+    if "clocks" in checks:
+        findings += _clocks(lines, expected.driver)
+    links: list[Measured] = []
+    for one, other, link in measure_links(lines, hosts.addresses) if "link" in checks else ():
+        findings.append(judge_link(one, other, link, link_gbps))
+        if link.exchanges:
+            links.append(Measured((one, other), link.gbps, 1e3 * link.round_trip))
+    return findings, links
+
+
+def _look(line: Line, look: Look) -> Facts:
+    """The facts of a host. Raises `LineError`."""
+    report = line.ask({"do": "look", "asked": msgspec.to_builtins(look)}, LOOK_SECONDS)
+    try:
+        return msgspec.convert(report, Facts)
+    except msgspec.ValidationError as error:
+        raise LineError(f"an answer of another version of the pipeline: {error}") from error
+
+
+def _clocks(lines: Mapping[str, Line], driver: str) -> Iterator[Finding]:
+    """Findings on the clocks of hosts, which are held against the driver's."""
+    for name, line in lines.items():
+        try:
+            yield judge_clock(name, driver, *clock_of(line))
+        except LineError as error:
+            yield _silent("clocks", name, error)
+
+
+def _silent(check: str, host: str, error: LineError) -> Finding:
+    return Finding(check, host, Severity.FAULT, str(error), "the pipeline there", REMEDY.format(host))
+
+
+def clock_of(line: Line, clock: Callable[[], float] = time.time) -> tuple[float, float]:
+    """(Seconds that a host's clock is ahead of `clock`, give or take how many), by the quickest of some requests
+    (Cristian, 1989). Raises `LineError`."""
+    samples = []
+    for _ in range(CLOCK_SAMPLES):
+        sent = clock()
+        theirs = float(line.ask({"do": "clock"}))
+        received = clock()
+        samples.append((theirs - (sent + received) / 2, abs(received - sent) / 2))
+    return min(samples, key=lambda sample: sample[1])
+
+
+def turns(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Pairs of hosts in turns, in each of which a host is once at most: all pairs, or of many hosts neighbours alone.
+
+    >>> turns(["a", "b", "c"])
+    [[('b', 'c')], [('a', 'c')], [('a', 'b')]]
+    """
+    if len(hosts) > MOST_ALL_PAIRS:
+        ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+        # The last of an odd number is a turn of its own: its neighbours are busy in both others.
+        even = len(ring) // 2 * 2
+        return [turn for turn in (ring[0:even:2], ring[1:even:2], ring[even:]) if turn]
+    # The circle method: one stays, the others move on by a place each turn.
+    places: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    half, pairs_by_turn = len(places) // 2, []
+    for _ in range(len(places) - 1):
+        pairs = zip(places[:half], reversed(places[half:]), strict=True)
+        pairs_by_turn.append([(one, other) for one, other in pairs if one is not None and other is not None])
+        places = [places[0], places[-1], *places[1:-1]]
+    return pairs_by_turn
+
+
+def measure_links(lines: Mapping[str, Line], addresses: Mapping[str, str]) -> Iterator[tuple[str, str, LinkFacts]]:
+    """(One host, another, what they have measured) of pairs of hosts, at their `addresses`."""
+    with ThreadPoolExecutor(max(1, len(lines) // 2)) as threads:
+        for turn in turns(list(lines)):
+            links = threads.map(lambda pair: _measure(lines[pair[0]], lines[pair[1]], addresses[pair[1]]), turn)
+            yield from ((*pair, link) for pair, link in zip(turn, links, strict=True))
+
+
+def _measure(one: Line, other: Line, address: str) -> LinkFacts:
+    token = secrets.token_hex(TOKEN_BYTES)
+    try:
+        # Its own address, where it goes by that; a name that leads back to itself says nothing of what others reach.
+        own = address if address.replace(".", "").isdigit() or ":" in address else ""
+        port = other.ask({"do": "answer", "host": own, "token": token})
+        report = one.ask({"do": "measure", "host": address, "port": port, "token": token}, MEASURE_SECONDS)
+        return msgspec.convert(report, LinkFacts)
+    except LineError as error:
+        return LinkFacts(error=str(error))
