@@ -67,9 +67,11 @@ class Ours:
                 group.joined()
                 timing.build(group)
                 if group.plan.is_checked:
-                    group.ask(commands.Check())
+                    group.request(commands.Check())
             self._pace = max(
-                answer.step_seconds for group in self._groups for answer in group.ask(commands.Calibrate(None)).values()
+                answer.step_seconds
+                for group in self._groups
+                for answer in group.request(commands.Calibrate(None)).values()
             )
         except BaseException as failure:
             self.stop()
@@ -88,9 +90,9 @@ class Ours:
         try:
             first, *rest = self._groups
             for group in rest:
-                group.tell(command)
-            repeats = [measure.slowest(first.ask(command))]
-            repeats += [measure.slowest(group.answers(command)) for group in rest]
+                group.send(command)
+            repeats = [measure.slowest(first.request(command))]
+            repeats += [measure.slowest(group.responses(command)) for group in rest]
         except RunFailed as failure:
             raise ContestantFailed(f"{failure} ({failure.log})") from failure
         self._pace = max(repeat.seconds for repeat in repeats) / steps

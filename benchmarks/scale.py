@@ -162,7 +162,7 @@ def _noticed(cluster: Pretended, plan: Plan, folder: Path, meter: "_Meter") -> f
     group = _Watched(cluster, plan, "point", folder, meter.tell, Preemption())
     try:
         group.joined()
-        group.ask(Train(1, str(folder)))
+        group.request(Train(1, str(folder)))
     except RunFailed as failed:
         if not meter.died or failed.rank != meter.rank:
             raise

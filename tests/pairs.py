@@ -23,8 +23,8 @@ from pipeline.config import config as configs
 from pipeline.config.composing import Composer
 from pipeline.config.schema import Config
 from pipeline.plan import planning
-from pipeline.run.laying_out import lay_out
-from pipeline.run.points import devices
+from pipeline.run.planner import plan_run
+from pipeline.run.requests import devices
 from pipeline.run.session import Session
 
 OWN = Path(__file__).resolve().parent / "own"
@@ -160,7 +160,7 @@ def refusal(row: Row) -> str | None:
             setattr(getattr(config, group), name, value)
     config.data.build = {"_target_": f"crossed.{row['data']}"}
     try:
-        lay_out(planning.on_one_device(config), session(), begin=False)
+        plan_run(planning.on_one_device(config), session(), begin=False)
     except Exception as error:  # whatever it is: what is no refusal is seen when the row is run
         return str(error)
     return None

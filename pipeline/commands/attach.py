@@ -17,12 +17,11 @@ from pipeline.config import config as configs
 from pipeline.errors import UserError
 from pipeline.launch import LaunchError, signals
 from pipeline.record.log import from_here
-from pipeline.run import run, sweep
-from pipeline.run.attach import Attached, attach, found
-from pipeline.run.point import Point
-from pipeline.run.points import devices
+from pipeline.run import sweep
+from pipeline.run.requests import devices
 from pipeline.run.session import Session
-from pipeline.run.views import PointResult
+from pipeline.run.supervisor import Supervisor
+from pipeline.run.takeover import attach, named
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
 
@@ -50,12 +49,12 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError("one run", len(asked.words), f"{VERB.usage}")
         if asked["end"] not in ("true", "false"):
             raise UserError("end to be true or false", asked["end"], "end=true")
-        folder = found(asked.words[0], Path(asked["output_dir"]))
+        folder = named(asked.words[0], Path(asked["output_dir"]))
         with (
-            signals.interrupt(run.leaves_running(session)),
-            attach(folder, session, asked["end"] == "true") as attached,
+            signals.interrupt(session.spares),
+            attach(folder, session, asked["end"] == "true") as supervisor,
         ):
-            code = _gone_on_with(attached, session)
+            code = _trained(supervisor, session)
         return code
     except (UserError, LaunchError) as error:
         show.say_error(str(error))
@@ -68,13 +67,12 @@ def main(arguments: Sequence[str]) -> int:
         session.close(code)
 
 
-def _gone_on_with(attached: Attached, session: Session) -> int:
-    """Conducts a run to its end, and shows what came of it; returns the exit code."""
-    request, step = attached.request, attached.earlier.step
+def _trained(supervisor: Supervisor, session: Session) -> int:
+    """Takes a run to its end, and shows its result; returns the exit code."""
+    request, step = supervisor.request, supervisor.run.step
     session.screen.say(f"attached   {from_here(request.folder)}, at step {step:,}")
-    session.screen.planned(attached.planned, False, None)
-    point = Point(request, attached.planned, session, attached.earlier, attached.under_way.known, attached)
-    ended: PointResult = request.ended(point.run(attached.cluster, attached.baseline))
+    session.screen.planned(supervisor.plan, False, None)
+    ended = request.ended(supervisor.train())
     sweep.note_alone(request.folder, ended)
     tell(ended, False, show.console_on(sys.stdout))
     if ended.result.ending.status == "PREEMPTED":

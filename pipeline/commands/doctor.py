@@ -27,7 +27,7 @@ from pipeline.launch.asking import Helpers
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record import links
-from pipeline.run.laying_out import planned_on
+from pipeline.run.planner import planned_on
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import examined as store
 from pipeline.views.terminal.doctor import doctor_lines

@@ -26,9 +26,9 @@ from pipeline.errors import UserError
 from pipeline.launch import signals
 from pipeline.launch.signals import PREEMPTING
 from pipeline.record.log import from_here
-from pipeline.run import run
-from pipeline.run.points import Points, Served, compose, devices, most_at_once
-from pipeline.run.session import CLOSE_SECONDS, Key, PointRequest, Session
+from pipeline.run import start
+from pipeline.run.requests import Requests, Served, compose, devices, most_at_once
+from pipeline.run.session import CLOSE_SECONDS, Key, RunRequest, Session
 from pipeline.run.views import Ahead, PointResult, Screen
 from pipeline.views import terminal as show
 from pipeline.views.mlflow import Tracker
@@ -96,9 +96,9 @@ def command(composer: Composer, given: argparse.Namespace) -> int:
         track=Tracker,
         options=where_configs_are(given),
     )
-    points, written, unsent, code = Points(), None, None, 1
+    points, written, unsent, code = Requests(), None, None, 1
     try:
-        with signals.interrupt(run.leaves_running(session)):
+        with signals.interrupt(session.spares):
             compose(composer, given, session, points, partial(tell, console=console))
             _run(points, session, console)
             written, unsent = _report(points, session)
@@ -153,15 +153,13 @@ def _refusal(error: Exception) -> str:
 
 def say_left(folder: Path) -> None:
     """Says that a run trains on without this command, and how to come back to it."""
-    from pipeline.run import attach
+    from pipeline.run import handover
 
-    show.say_error(f"{from_here(folder)} trains on: {attach.how(folder)}")
+    show.say_error(f"{from_here(folder)} trains on: {handover.how(folder)}")
 
 
-def _how_to_go_on(points: Points, session: Session) -> str:
+def _how_to_go_on(points: Requests, session: Session) -> str:
     """What is there of the points that a signal has ended, and what goes on with them."""
-    from pipeline.run import resume
-
     configs_of = [request.config for request in points.to_run.values()]
     named = any(config.sweep.name is not None for config in configs_of)
     steps = {from_here(Path(ended.folder)): ended.result.survival.checkpoint_step for ended in session.ended_early}
@@ -173,7 +171,7 @@ def _how_to_go_on(points: Points, session: Session) -> str:
     ]
     there = enumerated(said)
     how = "from there" if any(steps.values()) else f"from {'its' if len(steps) == 1 else 'their'} beginning"
-    if any(config.resume == resume.NEVER for config in configs_of):
+    if any(config.resume == start.NEVER for config in configs_of):
         return f"{there}: {' and '.join(f'resume={folder}' for folder in sorted(steps))} goes on {how}."
     kept = (
         ", and keeps the points that have finished"
@@ -183,10 +181,10 @@ def _how_to_go_on(points: Points, session: Session) -> str:
     return f"{there}: the same command goes on {how}{kept * points.many}."
 
 
-def _run(points: Points, session: Session, console: "Console") -> None:
+def _run(points: Requests, session: Session, console: "Console") -> None:
     """Runs what is to be run, and writes down what became of each."""
     screen = session.screen
-    if points.kept and points.sweep is not None:
+    if points.finished and points.sweep is not None:
         screen.say(_kept_line(points))
     if (most := most_at_once(points, session)) > 1:
         _run_at_once(points, session, console, most)
@@ -206,7 +204,7 @@ def _run(points: Points, session: Session, console: "Console") -> None:
             # Another round of the sweep: what the machine could do in the last one may not hold for it.
             session.baselines.clear()
         before = key[1]
-        ended = session.results[key] = run.run(point, session)
+        ended = session.results[key] = start.run(point, session)
         took.append(time.monotonic() - began)
         if points.sweep is not None and ended.result.ending.status != "PLANNED":
             points.sweep.note(points.entries[key], ended, took[-1])
@@ -216,18 +214,18 @@ def _run(points: Points, session: Session, console: "Console") -> None:
             screen.ended(shown_now, took[-1])
         if session.preemption.asked:
             break
-        session.let_go(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
+        session.release(point.config, [other.config for other in list(points.to_run.values())[done + 1 :]])
 
 
-def _run_at_once(points: Points, session: Session, console: "Console", most: int) -> None:
+def _run_at_once(points: Requests, session: Session, console: "Console", most: int) -> None:
     """The same, with several of them at once, in one table that fills."""
-    from pipeline.run.side_by_side import SideBySide, under_way
+    from pipeline.run.parallel import Parallel
 
-    there = session.results | {key: under_way(request, "WAITING") for key, request in points.to_run.items()}
+    there = session.results | {key: request.unended("WAITING") for key, request in points.to_run.items()}
     with show.Board(console, there) as board:
 
-        def begun(key: Key, request: PointRequest) -> None:
-            board.begun(key, under_way(request, "RUNNING"))
+        def begun(key: Key, request: RunRequest) -> None:
+            board.begun(key, request.unended("RUNNING"))
 
         def ended(key: Key, point: PointResult, seconds: float) -> None:
             session.results[key] = point
@@ -236,7 +234,7 @@ def _run_at_once(points: Points, session: Session, console: "Console", most: int
             board.ended(key, point, seconds)
             tell(point, True, console)
 
-        SideBySide(points, session, most, _opened).run(begun, ended)
+        Parallel(points, session, most, _opened).run(begun, ended)
 
 
 @contextmanager
@@ -246,7 +244,7 @@ def _opened(path: Path) -> Iterator[Screen]:
         yield show.Terminal(show.console_on(file))
 
 
-def _report(points: Points, session: Session) -> "tuple[report.Written | None, str | None]":
+def _report(points: Requests, session: Session) -> "tuple[report.Written | None, str | None]":
     """The report of the sweep that has just ended; what of it is not in MLflow, where its points are tracked."""
     if points.sweep is None or session.preemption.asked:
         return None, None
@@ -258,7 +256,7 @@ def _report(points: Points, session: Session) -> "tuple[report.Written | None, s
         store = report.store_of(written.sweep)
         if store is None:
             return written, None
-        tracker = session.tracker(folder.parents[1] / "tracker.log")
+        tracker = session.tracker(folder.parents[1])
         report.track(folder, written, tracker, store)
     except (UserError, OSError) as error:
         show.say_error(f"The report of the sweep was not written: {error}")
@@ -266,13 +264,13 @@ def _report(points: Points, session: Session) -> "tuple[report.Written | None, s
     return written, report.unsent(folder, tracker, CLOSE_SECONDS)
 
 
-def _kept_line(points: Points) -> str:
-    name, count = points.sweep.folder.name if points.sweep else "", points.kept + len(points.to_run)
-    line = f"Sweep {name}: {points.kept} of {count} points have finished and are kept."
+def _kept_line(points: Requests) -> str:
+    name, count = points.sweep.folder.name if points.sweep else "", points.finished + len(points.to_run)
+    line = f"Sweep {name}: {points.finished} of {count} points have finished and are kept."
     return line if points.to_run else f"{line} Another sweep.name runs them anew."
 
 
-def _done(points: Points, session: Session) -> list[PointResult]:
+def _done(points: Requests, session: Session) -> list[PointResult]:
     """What has become of the points that have ended, by their numbers."""
     return [point for key, point in points.shown(session.results).items() if key in session.results]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.record import log, results, sweeps
 from pipeline.record.results import Result
-from pipeline.run.lock import LOCK, Lock
+from pipeline.run.folders import LOCK, PLAN, Lock
 
 SECONDS = {"h": 3600, "d": 86_400, "w": 604_800}
 AGE = re.compile(r"(\d{1,6})([hdw])")
@@ -132,7 +132,7 @@ def _points(sweep: Path) -> list[Path]:
     """The folders of a sweep's points, of earlier attempts at them, and of runs elsewhere that they went on with."""
     listed = [Path(os.path.normpath(sweep / entry.folder)) for entry in sweeps.read(sweep)]
     inside = [path.parent for path in sorted(sweep.glob("*/plan.json"))]
-    return [path for path in dict.fromkeys([*listed, *inside]) if (path / "plan.json").exists()]
+    return [path for path in dict.fromkeys([*listed, *inside]) if (path / PLAN).exists()]
 
 
 def _folders(place: Path) -> Iterator[Path]:

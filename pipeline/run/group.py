@@ -1,7 +1,9 @@
-"""The processes of one plan, asked and answering, watched meanwhile, and ended when one of them cannot go on."""
+"""The processes of one plan: commanded, watched while they respond, and ended when one of them cannot go on."""
 
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.analyze import energy
@@ -10,22 +12,84 @@ from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
 from pipeline.record.commands import Answer, Command
-from pipeline.record.events import Event, Exited, Finished, Joined, Left, Signalled, Told, Warned
-from pipeline.run.errors import RunFailed
-from pipeline.run.preemption import Preemption
-from pipeline.run.watch import Failure, Watch
+from pipeline.record.events import (
+    PASSING,
+    Event,
+    Exited,
+    Finished,
+    Joined,
+    Left,
+    Restored,
+    Signalled,
+    Told,
+    Warned,
+    to_line,
+)
+from pipeline.run.session import Preemption
+from pipeline.run.watch import Failure, RunFailed, Watch
 
 POLL_SECONDS = 0.2
-
-
-# How it is told of a worker that was started again.
+# What ends the warning that a worker was started again.
 REPLACED = "the steps that it was making are made again, by any worker."
 # Time for processes to write their stacks before they are killed.
 STACK_SECONDS = 0.5
 
 
+class Replay:
+    """The events of an attempt that were logged since it `began`, for a new driver to hear before its processes' own.
+
+    That driver sends the same commands in the same order, and gets the logged events as responses. Commands that
+    processes have are not sent again (`pipeline.launch.agents.remote`), nor are logged events written again. `live` is
+    called once all of them have been replayed.
+    """
+
+    def __init__(self, logged: Sequence[Event], began: float, live: Callable[[], None] = lambda: None) -> None:
+        self.logged = list(logged)
+        self._waiting: dict[str, deque[Event]] = defaultdict(deque)
+        for event in logged:
+            if event.group is not None:
+                self._waiting[event.group].append(event)
+        self._logged = {_line(event) for event in logged if event.group is not None}
+        # The driver emits the same at another time.
+        self._own = Counter(_line(replace(event, time=0.0)) for event in logged if event.group is None)
+        self._time, self._live, self._is_live = began, live, False
+
+    def clock(self) -> float:
+        """Seconds since 1970; while events are replayed, when they were logged."""
+        return time.time() if self._is_live else self._time
+
+    def is_logged(self, event: Event) -> bool:
+        """True for an event that the log has already."""
+        if isinstance(event, PASSING):
+            return False
+        if event.group is not None:
+            return _line(event) in self._logged
+        line = _line(replace(event, time=0.0))
+        self._own[line] -= 1
+        return self._own[line] >= 0
+
+    def next_of(self, group: str) -> Event | None:
+        """The next logged event of a group; None after its last."""
+        if self._waiting[group]:
+            event = self._waiting[group].popleft()
+            self._time = max(self._time, event.time)
+            return event
+        if not self._is_live:
+            self._is_live = True
+            self._live()
+        return None
+
+    def drop(self) -> None:
+        """Drops what is left: another attempt begins."""
+        self._waiting.clear()
+        self._own.clear()
+
+
 class Group:
-    """The processes of one plan: a job, the watch over it, and the plan."""
+    """The processes of one plan: a job, the watch over it, and the plan.
+
+    Their events go to `emit`. Where this driver has taken over, those of `replay` come before those of the job.
+    """
 
     def __init__(
         self,
@@ -33,51 +97,55 @@ class Group:
         plan: Plan,
         name: str,
         folder: Path,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         preemption: Preemption,
-        clock: Callable[[], float] = time.monotonic,
+        replay: Replay | None = None,
     ) -> None:
-        self.plan, self.name, self.folder, self._tell = plan, name, folder, tell
-        self._preemption, self.clock = preemption, clock
+        self.plan, self.name, self.folder, self._emit = plan, name, folder, emit
+        self._preemption, self._replay = preemption, replay
         self._watch = Watch(plan)
         self._stopped = False
-        # What processes told when training was over for them.
+        # The last events of processes whose training was over.
         self._finished: dict[int, Finished] = {}
-        # What was done about workers that were lost, in words.
+        # How lost workers were replaced, in words.
         self.replaced: list[str] = []
-        # How long this group was asked for something, and the others waited.
+        # How long this group worked on commands, and the others waited.
         self.seconds = 0.0
-        # What this host used meanwhile; None where no counter can be read.
-        self.joules: float | None = 0.0
+        # What this host used meanwhile; None if no counter can be read, or the use before a takeover is not known.
+        self.joules: float | None = 0.0 if replay is None else None
         self.job: Job = cluster.start(plan, name, folder)
 
+    def clock(self) -> float:
+        """Seconds; of events that are replayed, those when they were logged."""
+        return time.monotonic() if self._replay is None else self._replay.clock()
+
     def joined(self) -> dict[int, Joined]:
-        """What each process tells once all have joined. Raises `RunFailed`."""
-        return self._answers(Joined, range(len(self.plan.processes)))
+        """The event of each process once all have joined. Raises `RunFailed`."""
+        return self._responses(Joined, range(len(self.plan.processes)))
 
-    def ask(self, command: Command[Answer]) -> dict[int, Answer]:
-        """Gives a command, and returns the answers once all have given theirs. Raises `RunFailed`."""
-        self.tell(command)
-        return self.answers(command)
+    def request(self, command: Command[Answer]) -> dict[int, Answer]:
+        """Sends a command, and returns the responses once all have responded. Raises `RunFailed`."""
+        self.send(command)
+        return self.responses(command)
 
-    def tell(self, command: Command[Told]) -> None:
-        """Gives a command whose answers are to be waited for later."""
+    def send(self, command: Command[Told]) -> None:
+        """Sends a command whose responses are waited for later."""
         self._watch.asked(time.monotonic())
         self.job.send(command)
 
-    def answers(self, command: Command[Answer]) -> dict[int, Answer]:
-        """Each process's answer to a command that was told. Raises `RunFailed`."""
-        return self._answers(command.answered_by(), self.plan.leaders)
+    def responses(self, command: Command[Answer]) -> dict[int, Answer]:
+        """Each process's response to a command that was sent. Raises `RunFailed`."""
+        return self._responses(command.answered_by(), self.plan.leaders)
 
-    def _answers(self, answer: type[Answer], ranks: Sequence[int]) -> dict[int, Answer]:
+    def _responses(self, response: type[Answer], ranks: Sequence[int]) -> dict[int, Answer]:
         began, meter = self.clock(), energy.Meter()
-        answers: dict[int, Answer] = {}
-        while not answers.keys() >= set(ranks):
+        responses: dict[int, Answer] = {}
+        while not responses.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
             meter.joules()
             for event in self._events():
-                if isinstance(event, answer):
-                    answers[event.rank] = event
+                if isinstance(event, response):
+                    responses[event.rank] = event
                     self._watch.answer(event.rank)
             self._preemption.heed()
             self._replace(self._watch.to_replace(time.monotonic()))
@@ -87,17 +155,17 @@ class Group:
         used = meter.joules()
         self.joules = None if self.joules is None or used is None else self.joules + used
         self.seconds += self.clock() - began
-        return answers
+        return responses
 
     def begin(self) -> None:
-        """Has the processes begin training; from now on, asynchronous workers can be replaced."""
+        """Starts training; from now on, asynchronous workers can be replaced."""
         self._watch.replacing = True
         self.job.send(commands.Begin())
 
     def save_and_leave(self) -> dict[int, Finished] | None:
-        """Has the processes write a checkpoint and leave, within `preempt_timeout`, or seconds where a person waits.
+        """Makes processes write a checkpoint and leave, within `preempt_timeout`, or seconds if a person waits.
 
-        Returns what they told where training turned out to be over.
+        Returns their last events if training turned out to be over.
         """
         self.job.send(commands.Leave())
         until = time.monotonic() + self._preemption.patience(self.plan.launch.preempt_timeout)
@@ -121,9 +189,9 @@ class Group:
             self.job.stop(grace)
 
     def _events(self) -> list[Event]:
-        """What has come in, told on."""
-        found = self.job.events(POLL_SECONDS)
-        for event in found:
+        """The next events, emitted."""
+        events = self._next()
+        for event in events:
             self._watch.note(event, time.monotonic())
             number = _scheduled(event)
             if number is not None:
@@ -131,17 +199,25 @@ class Group:
             if isinstance(event, Finished):
                 self._finished[event.rank] = event
             elif isinstance(event, Warned) and event.text.endswith(REPLACED):
-                # By the conductor before this one.
+                # By the driver before this one.
                 self.replaced.append(event.text)
-            self._tell(event)
-        return found
+            self._emit(event)
+        return events
+
+    def _next(self) -> list[Event]:
+        """The next event to be replayed; after the last, those that come in and are not logged."""
+        if self._replay is None:
+            return self.job.events(POLL_SECONDS)
+        if (event := self._replay.next_of(self.name)) is not None:
+            return [event]
+        return [event for event in self.job.events(POLL_SECONDS) if not self._replay.is_logged(event)]
 
     def _replace(self, gone: Mapping[int, str]) -> None:
         for rank, why in gone.items():
             self.job.restart(rank)
             text = f"{why}. It was started again; {REPLACED}"
             self.replaced.append(text)
-            self._tell(Warned(text, time=time.time(), group=self.name, rank=rank))
+            self._emit(Warned(text, time=time.time(), group=self.name, rank=rank))
 
     def _fail(self, failure: Failure) -> None:
         if failure.stuck:
@@ -153,10 +229,15 @@ class Group:
 
 
 def _scheduled(event: Event) -> int | None:
-    """The scheduler's signal that a process got, or, before it could take one, ended by; None for all else."""
+    """The scheduler's signal that a process got, or that ended it before it could take one; None for all else."""
     match event:
         case Signalled(signal=number):
             return number
         case Exited(code=int(code)) if -code in PREEMPTING:
             return -code
     return None
+
+
+def _line(event: Event) -> int:
+    """A number that equal lines of the log share."""
+    return hash(to_line(replace(event, told=()) if isinstance(event, Restored) else event))

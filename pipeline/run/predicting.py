@@ -15,22 +15,20 @@ from pipeline.plan.plan import Plan
 from pipeline.record import predictions
 from pipeline.record.results import Cost, Ending, Result, Speed
 from pipeline.run import model_size
-from pipeline.run.beforehand import chosen, layout_of
-from pipeline.run.errors import RunFailed
-from pipeline.run.estimating import size_of
-from pipeline.run.laying_out import planned_on, with_addresses
-from pipeline.run.session import PointRequest, Session
+from pipeline.run.planner import planned_on, with_addresses
+from pipeline.run.session import RunRequest, Session, choices_of, layout_of
 from pipeline.run.timing import time_steps
 from pipeline.run.views import Foreseen, PointResult, Spread
+from pipeline.run.watch import RunFailed
 
 
-def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: Session) -> PointResult:
-    """Shows how fast a plan would be, from what was logged, and notes it to be scored. Raises what is in `REFUSALS`."""
-    config, output = request.config, Path(request.config.output_dir)
+def predicted(planned: Plan, request: RunRequest, cluster: Cluster, session: Session) -> PointResult:
+    """Shows how fast a plan would be, by earlier runs, and notes that to be scored later. Raises `UserError`."""
+    config, output = request.config, request.output
     sweep = config.predict.sweep
-    for asked in dict.fromkeys((sweep, None)):
-        if asked not in session.histories:
-            session.histories[asked] = history.finished(output, asked)
+    for name in dict.fromkeys((sweep, None)):
+        if name not in session.histories:
+            session.histories[name] = history.finished(output, name)
     logged = session.histories[None]
     basis = predict.basis(planned, session.histories[sweep], sweep or str(output))
     same = [timed_run for timed_run in basis.runs if timed_run.plan.model.build == planned.model.build]
@@ -39,11 +37,10 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
         parameters = same[-1].parameters
     elif timed:
         parameters = timed.case.parameters
-    elif size := size_of(planned, request, session):
-        parameters = size.parameters
+    elif isinstance(size := model_size.learned(planned, request, session), str):
+        raise UserError(f"Expected a model that can be built, to know its size, received: {size} Try another model.")
     else:
-        why = session.unbuilt[model_size.file(planned, output, session.search)]
-        raise UserError(f"Expected a model that can be built, to know its size, received: {why} Try another model.")
+        parameters = size.parameters
     now = time.time()
     known = calibration.of_log(planned, basis, logged)
     made = calibration.calibrated(predict.of_plan(planned, parameters, basis, timed, known.spread), known)
@@ -53,7 +50,7 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
     price = config.hardware.price_per_hour
     result = Result(
         Ending("PREDICTED"),
-        chosen(config),
+        choices_of(config),
         layout_of(planned, None),
         Speed(made.examples_per_second, made.low, made.high, interval_confidence=made.confidence),
         cost=Cost(
@@ -75,9 +72,9 @@ def predicted(planned: Plan, request: PointRequest, cluster: Cluster, session: S
 
 
 def _timed_alone(
-    planned: Plan, basis: predict.Basis, request: PointRequest, cluster: Cluster, session: Session
+    planned: Plan, basis: predict.Basis, request: RunRequest, cluster: Cluster, session: Session
 ) -> step_model.Observed | None:
-    """A step of one worker of a plan, timed here and now; None where that is not asked for, or cannot be done."""
+    """A step of one worker of a plan, timed here and now; None if predict.time_one is false, or it cannot be timed."""
     same = {
         name: metadata.version(name) for name in (*COMPUTING.get(planned.backend, ()), "keras")
     }.items() <= basis.versions.items()
@@ -101,11 +98,11 @@ def _timed_alone(
         )
         try:
             with tempfile.TemporaryDirectory(prefix="pipeline-timed-") as folder:
-                lives = time_steps(cluster, one, Path(folder))
+                starts = time_steps(cluster, one, Path(folder))
         except RunFailed as failure:
             session.screen.say(f"It could not be timed: {failure}")
             session.timed[key] = None
         else:
-            speeds = [[repeat.examples_per_second for repeat in life.point] for life in lives]
-            session.timed[key] = predict.alone(one, lives[0].built.parameters or 0, speeds)
+            speeds = [[repeat.examples_per_second for repeat in start.point] for start in starts]
+            session.timed[key] = predict.alone(one, starts[0].built.parameters or 0, speeds)
     return session.timed[key]

@@ -1,21 +1,104 @@
-"""What `result.json` says of a run, beside its numbers."""
+"""Turns the end of a run into what `result.json` says of it: its figures, and notes on them in words."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.analyze import comparable, explain, measure
+from pipeline.analyze import comparable, explain, measure, outlook, scoring, step_model
+from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
+from pipeline.record import predictions
+from pipeline.record.baselines import Baseline
 from pipeline.record.check import Check
+from pipeline.record.predictions import Scored
 from pipeline.record.profile import Explanation
-from pipeline.record.results import IN_THIS_RUN, MOST_EFFICIENCY, Input, Result, Speed, Staleness, Training
+from pipeline.record.results import (
+    IN_THIS_RUN,
+    MOST_EFFICIENCY,
+    Cost,
+    Ending,
+    Environment,
+    Input,
+    Result,
+    Speed,
+    Staleness,
+    Survival,
+    Training,
+)
 from pipeline.record.training import MODEL, SAMPLE, WEIGHTS, Finished
-from pipeline.run.preemption import Preemption
+from pipeline.run.run import Run
+from pipeline.run.session import Preemption, choices_of, layout_of
 from pipeline.run.timing import Measured
 
 # How many of the examples that were left out are named.
 SKIPPED_NAMED = 3
+
+
+def result_of(
+    run: Run,
+    plan: Plan,
+    config: Config,
+    measured: Measured,
+    ending: Ending,
+    one_device: Plan | None,
+    known: Baseline | None,
+) -> Result:
+    """The result of a run; its baseline, `one_device`, may be `known` from an earlier run."""
+    repeats, source = list[float](), None
+    if one_device is not None:
+        repeats = list(known.examples_per_second) if known is not None else []
+        source = IN_THIS_RUN if known is None else f"reused from {known.folder}"
+    if measured.baseline:
+        repeats = [repeat.examples_per_second for repeat in measured.counted(plan)[1]]
+    speed = speed_of(plan, measured, repeats, source)
+    middle, waited, training = speed.examples_per_second, input_of(plan, measured), training_of(measured, run.folder)
+    timed_workers = measured.timed_workers or plan.workers
+    price = config.hardware.price_per_hour
+    seconds = outlook.seconds_to_finish(plan, middle, measured.built.train_examples) if middle else None
+    return Result(
+        ending,
+        choices_of(plan),
+        layout_of(plan, timed_workers),
+        speed,
+        waited,
+        training,
+        staleness_of(plan, measured.finished),
+        Survival(
+            workers_at_end=measured.workers or plan.workers,
+            resumed=run.goodput.resumed,
+            restarts=measured.restarts,
+            rollbacks=measured.rollbacks,
+            steps_repeated=run.goodput.repeated,
+            goodput=run.goodput.share,
+            checkpoint_step=run.saved_step,
+        ),
+        Cost(seconds, price, outlook.cost(price, plan.hardware.hosts, seconds), measured.energy_joules),
+        environment=Environment(plan.hardware.machine, measured.versions),
+        check=run.check,
+        profile=measured.profile,
+        explained=measured.explained,
+        predictions=_scored(plan, config, middle) if ending.status == "FINISHED" and middle else (),
+        notes=(
+            *plan.notes,
+            *measured.notes,
+            *(measured.built.notes or ()),
+            *ended_early(training),
+            *check_notes(run.check, plan.workers),
+            *timed_with(plan, measured, speed),
+            *bound_by_input(waited),
+            *explained_otherwise(measured.explained, speed, timed_workers),
+            *skipped_notes(measured),
+        ),
+    )
+
+
+def _scored(plan: Plan, config: Config, measured: float) -> tuple[Scored, ...]:
+    """The predictions for this run, and how far off they were."""
+    if plan.hardware.oversubscribed:
+        # Predictions are of devices with cores of their own.
+        return ()
+    lines = predictions.read(Path(config.output_dir))
+    return tuple(scoring.scored(lines, step_model.identity(plan), measured))
 
 
 def speed_of(planned: Plan, measured: Measured, baseline: Sequence[float], source: str | None) -> Speed:
@@ -173,12 +256,6 @@ def explained_otherwise(explained: Explanation | None, speed: Speed, workers: in
     return explain.disagreement(explained, (value / workers, low / workers, high / workers))
 
 
-def unwritten(result: Result, problem: OSError) -> Result:
-    """The result of a run whose folder cannot be written to any more."""
-    error = result.ending.error or f"The run's folder cannot be written to: {problem.strerror}."
-    return dataclasses.replace(result, ending=dataclasses.replace(result.ending, status="FAILED", error=error))
-
-
 def staleness_of(planned: Plan, finished: Finished) -> Staleness:
     """What only an asynchronous training has, from its end."""
     names = [f"worker {rank}" for rank in planned.ranks("worker")]
@@ -192,10 +269,9 @@ def staleness_of(planned: Plan, finished: Finished) -> Staleness:
     )
 
 
-def preempted(preemption: Preemption, measured: Measured) -> str:
-    """What happened, and how to go on."""
-    said = measured.saved_step
+def preempted(preemption: Preemption, saved_step: int | None) -> str:
+    """How the run was preempted, and how to go on, in words."""
     how = "ended by Ctrl-C" if preemption.by_person else f"preempted by {preemption.asked}"
-    if said is None:
+    if saved_step is None:
         return f"The run was {how}. No checkpoint was written yet; the same command begins it anew."
-    return f"The run was {how}. The last checkpoint is of step {said}; the same command goes on from there."
+    return f"The run was {how}. The last checkpoint is of step {saved_step}; the same command goes on from there."

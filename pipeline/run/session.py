@@ -1,62 +1,132 @@
-"""What the points of a command share, and one point as it was asked for."""
+"""What the runs of a command share, one run as it was requested, and results of runs that never start."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config.schema import ClusterConfig, Config
 from pipeline.launch import AT_ONCE, ELSEWHERE, JOBS, Cluster, cluster_of
-from pipeline.plan.plan import Plan
+from pipeline.launch.signals import PREEMPTING, Interrupted
+from pipeline.plan import plan as plans
+from pipeline.plan.backends import COMPUTING, other
+from pipeline.plan.plan import AUTO, Plan
+from pipeline.record import baselines, results
 from pipeline.record.baselines import Baseline
-from pipeline.record.results import Layout, Result
-from pipeline.run.beforehand import chosen
-from pipeline.run.preemption import Preemption
+from pipeline.record.results import Choices, Ending, Layout, Result
 from pipeline.run.views import Ahead, PointResult, Screen, Tracking
 
 if TYPE_CHECKING:
     from pipeline.analyze.history import TimedRun
     from pipeline.analyze.step_model import Observed
 
-# The point's place in the command, and which repeat of it this is.
+# A run's place in the command, and which repeat of it this is.
 Key = tuple[int, int]
+# For a checkpoint after Ctrl-C.
+PERSON_SECONDS = 5.0
 # For the tracker to send what is left, without getting on; `python -m pipeline sync` sends the rest.
 CLOSE_SECONDS, AT_ONCE_SECONDS = 12.0, 0.2
+# Signals by which a person, or a terminal, leaves a run whose processes outlive the command.
+LEAVING = (signal.SIGINT, signal.SIGHUP)
+
+
+class Preempted(Exception):
+    """A scheduler, or a person by Ctrl-C, requested the machine; all processes have left, with a checkpoint if there
+    was time for one."""
+
+
+class Preemption:
+    """A request for the machine, by a scheduler or by a person's Ctrl-C.
+
+    A request to the command is one to all of its runs: `command` is the command's, where this is that of one run.
+    """
+
+    def __init__(self, command: "Preemption | None" = None) -> None:
+        self._signal: str | None = None
+        self._by_person = False
+        self._ending: int | None = None
+        self._command = command
+        self._of_command = False
+
+    @property
+    def of_command(self) -> bool:
+        """True if the command itself got the signal, and ends."""
+        return self._of_command or (self._command is not None and self._command.of_command)
+
+    @property
+    def asked(self) -> str | None:
+        """The signal and who got it, in words; None if there was none."""
+        return self._signal or (self._command.asked if self._command else None)
+
+    @property
+    def by_person(self) -> bool:
+        """True if it was a person's Ctrl-C."""
+        return self._by_person or (self._command is not None and self._command.by_person)
+
+    def ask(self, number: int, whom: str, of_command: bool = False) -> None:
+        """Notes the first signal."""
+        if self._signal is None:
+            self._signal = f"{signal.Signals(number).name} to {whom}"
+            self._by_person = number == signal.SIGINT
+        self._of_command |= of_command
+
+    def patience(self, limit: float) -> float:
+        """Seconds for a last checkpoint: `limit`, or the few that a person waits for."""
+        return min(limit, PERSON_SECONDS) if self.by_person else limit
+
+    def forget(self) -> None:
+        """Drops a request that has been met, so that the next signal is noted."""
+        self._signal = None
+
+    def end(self, number: int) -> None:
+        """Notes a signal that ends the command, for runs in threads that get none."""
+        self._ending = number
+
+    def heed(self) -> None:
+        """Raises `Preempted` once a scheduler has requested the machine, `Interrupted` once the command is to end."""
+        ending = (self._command or self)._ending
+        if ending is not None:
+            raise Interrupted(ending)
+        if self.asked:
+            raise Preempted
 
 
 @dataclass
 class Session:
-    """What all points of a command share: the machine, the cluster with its fork server, and the tracker."""
+    """What all runs of a command share: the machine, the cluster with its fork server, and the tracker."""
 
     search: tuple[str, ...]
     environ: Mapping[str, str]
     screen: Screen
-    # Starts who tracks runs, whose own words go to the log that it is given.
+    # Starts the tracker, whose own output goes to the log that it gets.
     track: Callable[[Mapping[str, str], Path], Tracking]
-    # Those of the command that say where configs are.
+    # The command's options that say where configs are.
     options: tuple[str, ...] = ()
     results: dict[Key, PointResult] = field(default_factory=dict)
     baselines: dict[Path, Baseline] = field(default_factory=dict)
     # Addresses where a TPU has answered.
     tpus: set[str] = field(default_factory=set)
-    # Why a model could not be built, by the file that its size would be in.
+    # Why a model could not be built, by the file for its size.
     unbuilt: dict[Path, str] = field(default_factory=dict)
-    # A step of one worker that was timed to predict from, by what decides it; None where that failed.
+    # Single-worker step timings by step-model key; None if timing failed.
     timed: dict[str, "Observed | None"] = field(default_factory=dict)
-    # What was logged before, by the sweep that is asked for.
+    # Runs that were logged before, by sweep.
     histories: dict[str | None, "list[TimedRun]"] = field(default_factory=dict)
     preemption: Preemption = field(default_factory=Preemption)
-    # Is a point under way, which a scheduler's signal lets end by itself? And a Ctrl-C, too?
+    # A run is under way, which a scheduler's signal leaves to end by itself; so does Ctrl-C if it saves checkpoints.
     busy: bool = False
     saves: bool = False
-    # The points that a signal has ended, of several at once too, and whether a second Ctrl-C has.
+    # Runs that a signal has ended, and whether a second Ctrl-C has.
     ended_early: list[PointResult] = field(default_factory=list)
     at_once: bool = False
-    # The folder of the run under way whose processes a Ctrl-C leaves to train on, and of the one that it has left.
+    # The folder of the run under way that a Ctrl-C leaves training, and of the one that was left.
     leaves: Path | None = None
     left: Path | None = None
-    # How far the sweep is that the point under way belongs to.
+    # How far the sweep of the run under way is.
     ahead: Ahead | None = None
     _clusters: dict[str, Cluster] = field(default_factory=dict)
     _tracker: Tracking | None = None
@@ -69,7 +139,7 @@ class Session:
         return self._clusters[name]
 
     def here(self, config: Config) -> Cluster:
-        """The cluster, or this machine in place of others, for what is built or timed though nothing is to be run."""
+        """The cluster, or this machine in place of others, for models that are built or timed without a run."""
         if config.cluster.name not in ELSEWHERE and not config.launch.detach:
             return self.cluster(config)
         local = dataclasses.replace(
@@ -78,33 +148,60 @@ class Session:
         ends = dataclasses.replace(config.launch, detach=False)
         return self.cluster(dataclasses.replace(config, cluster=local, launch=ends))
 
-    def tracker(self, log: Path) -> Tracking:
-        """The process that writes to MLflow; `log` takes what it says."""
+    def tracker(self, output: Path) -> Tracking:
+        """The process that writes to MLflow; its own output goes to a log in the output folder."""
         if self._tracker is None:
-            self._tracker = self.track(self.environ, log)
+            self._tracker = self.track(self.environ, output / "tracker.log")
         return self._tracker
 
     def serve(self, config: Config) -> int | None:
-        """The exit code once this process has done what a conductor elsewhere said; None where it conducts itself."""
+        """The exit code once this process has served a driver elsewhere; None if this process is the driver."""
         self.busy = True
         try:
             return self.cluster(config).serve(self.screen.say, lambda: self.preemption.asked)
         finally:
             self.busy = False
 
-    def let_go(self, unused: Config, others: Iterable[Config]) -> None:
-        """Ends the job of a point that has ended, where no other point of the command goes on in it."""
-        name = cluster_key(unused)
-        if AT_ONCE.get(unused.cluster.name) != JOBS or any(cluster_key(other) == name for other in others):
+    def release(self, config: Config, others: Iterable[Config]) -> None:
+        """Ends the job of a run that has ended, unless another run of the command goes on in it."""
+        name = cluster_key(config)
+        if AT_ONCE.get(config.cluster.name) != JOBS or any(cluster_key(other) == name for other in others):
             return
         if cluster := self._clusters.pop(name, None):
             cluster.close(0)
 
-    def leave(self, folder: Path) -> None:
-        """Leaves the run in a folder to processes that outlive this command."""
-        self.left = folder
-        for cluster in self._clusters.values():
-            cluster.leave()
+    def spares(self, number: int) -> bool:
+        """True if the run under way ends by itself after a signal: a scheduler's, or a first Ctrl-C.
+
+        A run whose processes outlive this command is left training by Ctrl-C, and by a terminal that is closed.
+        """
+        if number in LEAVING and self.leaves is not None:
+            self.left = self.leaves
+            for cluster in self._clusters.values():
+                cluster.leave()
+            return False
+        if number == signal.SIGINT and self.saves and self.preemption.asked is None:
+            self.preemption.ask(number, "the conductor", of_command=True)
+            return True
+        if number not in PREEMPTING:
+            return False
+        self.preemption.ask(number, "the conductor", of_command=True)
+        return self.busy
+
+    def known_baseline(self, baseline: Plan | None, output: Path) -> Baseline | None:
+        """A baseline that this command, or with `auto` another, has measured before; None if there is none."""
+        if baseline is None:
+            return None
+        path, how, known = _baseline_file(baseline, output), baseline.measurement.baseline, None
+        if how in ("once", "auto"):
+            known = self.baselines.get(path)
+        return baselines.read(path) if known is None and how == "auto" else known
+
+    def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
+        """Keeps what the run in a folder measured of its baseline. Raises `OSError`."""
+        path, known = _baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
+        self.baselines[path] = known
+        baselines.write(path, known)
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""
@@ -119,9 +216,16 @@ def cluster_key(config: Config) -> str:
     return f"{config.cluster} {config.launch.detach}"
 
 
+def _baseline_file(baseline: Plan, output: Path) -> Path:
+    from importlib import metadata
+
+    versions = {name: metadata.version(name) for name in (*COMPUTING.get(baseline.backend, ()), "keras", "numpy")}
+    return output / "baselines" / f"{plans.fingerprint(baseline, versions)}.json"
+
+
 @dataclass(frozen=True)
-class LaidOut:
-    """A point's plan and that of its baseline, if it has one, made once, and the cluster that they are made for."""
+class Planned:
+    """A run's plan and that of its baseline, if it has one, made once, and the cluster that they are made for."""
 
     plan: Plan
     baseline: Plan | None
@@ -129,11 +233,10 @@ class LaidOut:
 
 
 @dataclass(frozen=True)
-class PointRequest:
-    """One point as it was asked for: its config, its folder, what was typed, and the sweep it belongs to.
+class RunRequest:
+    """One run as it was requested: its config, its folder, what was typed, and its sweep.
 
-    The folder may have an earlier attempt at it where it is the point's `own`: it goes on with that and no other.
-    `laid_out` once it was looked over.
+    An `own` folder may hold an earlier attempt: the run resumes that and no other. `planned` is there once validated.
     """
 
     config: Config
@@ -141,14 +244,66 @@ class PointRequest:
     overrides: list[str]
     sweep: str | None
     own: bool = False
-    laid_out: LaidOut | None = None
+    planned: Planned | None = None
 
-    def asked(self) -> PointResult:
-        """What there is to say of it before it has ended."""
-        made = self.laid_out
-        layout = Layout(workers=made.plan.workers if made else self.config.workers)
-        return self.ended(Result(choices=chosen(self.config), layout=layout))
+    @property
+    def output(self) -> Path:
+        """The output folder."""
+        return Path(self.config.output_dir)
+
+    def unended(self, status: str | None = None) -> PointResult:
+        """The result of a run before it has ended; one with a status has its whole layout."""
+        layout = Layout(workers=self.planned.plan.workers if self.planned else self.config.workers)
+        if self.planned is not None and status is not None:
+            layout = layout_of(self.planned.plan, None)
+        return self.ended(Result(Ending(status), choices_of(self.config), layout))
+
+    def unstarted(self, status: str, error: str) -> PointResult:
+        """The result of a run that never starts, written into its folder."""
+        result = Result(Ending(status, error), choices_of(self.config), Layout(workers=self.config.workers))
+        return self.ended(write_unstarted(result, self.folder))
 
     def ended(self, result: Result) -> PointResult:
-        """What became of it."""
+        """The result with the run's folder and what was typed."""
         return PointResult(result, str(self.folder), tuple(self.overrides))
+
+
+def write_unstarted(result: Result, folder: Path) -> Result:
+    """The result of a run that never starts, written into its folder unless that holds an earlier run."""
+    with suppress(OSError):
+        if not (folder / "events.jsonl").exists():
+            results.write(folder, result)
+    return result
+
+
+def choices_of(source: Config | Plan) -> Choices:
+    """The choices of a config or a plan, by name."""
+    collective = source.collective if isinstance(source, Plan) else source.strategy.collective
+    return Choices(
+        source.strategy.name,
+        source.hardware.name,
+        source.model.name,
+        source.data.name,
+        other(source.backend),
+        None if collective == AUTO else other(collective),
+    )
+
+
+def layout_of(plan: Plan, timed_workers: int | None) -> Layout:
+    """How a plan is laid out, and how many of its workers were timed."""
+    each = plan.strategy.devices_per_replica
+    return Layout(
+        workers=plan.workers,
+        timed_workers=timed_workers,
+        hosts=plan.hardware.hosts,
+        processes=len(plan.processes),
+        replicas=plan.workers,
+        replica_batch=plan.training.replica_batch,
+        global_batch=plan.training.global_batch,
+        scaling=plan.training.scaling,
+        precision=plan.training.precision,
+        rehearsal=plan.hardware.rehearsal,
+        oversubscribed=plan.hardware.oversubscribed,
+        asynchronous=plan.strategy.asynchronous,
+        devices=plan.workers * each if each > 1 else None,
+    )

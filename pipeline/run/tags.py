@@ -23,7 +23,7 @@ from pipeline.plan.backends import other
 from pipeline.plan.plan import Plan
 from pipeline.record.results import Choices, Layout
 from pipeline.record.tracking import Store
-from pipeline.run.session import PointRequest
+from pipeline.run.session import RunRequest
 
 PROGRAM = ("python", "-m", "pipeline")
 # The group of ready sweeps, and what makes one run of one.
@@ -119,7 +119,7 @@ def origin() -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
-def tags_of(planned: Plan, request: PointRequest, options: Sequence[str] = ()) -> dict[str, str]:
+def tags_of(planned: Plan, request: RunRequest, options: Sequence[str] = ()) -> dict[str, str]:
     """A run's tags in MLflow, those that there are. `options` are those that say where configs are."""
     known = origin()
     tags = known | {

@@ -1,4 +1,4 @@
-"""Has processes build what they train and time their steps, in turn with a baseline, and keeps what they measured."""
+"""Makes processes build what they train and time their steps, in turn with a baseline, and keeps the measurements."""
 
 import time
 from collections.abc import Iterator
@@ -15,55 +15,55 @@ from pipeline.plan.size import Size
 from pipeline.record import commands
 from pipeline.record.check import Check
 from pipeline.record.commands import Resume
-from pipeline.record.events import Built, Checked, Checkpoint, Event, Finished, Lost, Steps
+from pipeline.record.events import Built, Finished, Lost
 from pipeline.record.profile import Explanation, Profile
-from pipeline.run.errors import RunFailed
 from pipeline.run.group import Group
-from pipeline.run.preemption import Preempted, Preemption
-from pipeline.run.watch import Failure
+from pipeline.run.session import Preempted, Preemption
+from pipeline.run.watch import Failure, RunFailed
 
-# A step that is timed for itself is timed in so many lives of its processes, or as many as begin in so long.
+# A step that is timed for itself is timed in so many starts of its processes, or as many as begin in so long.
 LIVES, LIVES_SECONDS = 3, 20.0
 # Repeats that are disturbed are timed again so many times at most.
 MOST_AGAIN = 3
 
 
+# Examples that were broken and left out, by part of the data.
+Losses = dict[str, list[Lost]]
+
+
 @dataclass
 class Measured:
-    """What a run has measured so far: repeats of the point and of its baseline, and the chief's last words."""
+    """A run's measurements so far: repeats of the run and of its baseline, and the chief's last events.
+
+    `point` has the run's repeats, and `step` and `check` are those of when its attempt began.
+    """
 
     point: list[measure.Repeat] = field(default_factory=list)
     baseline: list[measure.Repeat] = field(default_factory=list)
     built: Built = field(default_factory=Built)
-    # Examples that were broken and left out, by part.
-    lost: dict[str, list[Lost]] = field(default_factory=dict)
+    lost: Losses = field(default_factory=dict)
     finished: Finished = field(default_factory=Finished)
     versions: dict[str, str] = field(default_factory=dict)
     seconds_startup: float | None = None
     seconds_training: float | None = None
-    # What this host used in that time, where its counters can be read.
+    # Of this host while training, if its counters can be read.
     energy_joules: float | None = None
     steps_per_call: int | None = None
     notes: list[str] = field(default_factory=list)
     # How often lost processes were started again, and training went back since it had diverged.
     restarts: int = 0
     rollbacks: int = 0
-    # The last step that was told, and of the last checkpoint.
     step: int = 0
-    saved_step: int | None = None
     # Workers that train, and that were timed.
     workers: int | None = None
     timed_workers: int | None = None
     size: Size | None = None
-    # What the input and the model can do alone, where that was timed.
     profile: Profile | None = None
-    # What came of comparing all replicas with one device, where that was asked for.
     check: Check | None = None
-    # What the lost efficiency is made of, where that was asked for.
     explained: Explanation | None = None
 
     def counted(self, plan: Plan) -> tuple[list[measure.Repeat], list[measure.Repeat]]:
-        """The repeats that the run's figures are of, and those of the baseline that were taken in turn with them."""
+        """The repeats that the run's figures come from, and those of the baseline that were taken in turn with them."""
         devices = (self.timed_workers or plan.workers) * plan.strategy.devices_per_replica
         places = measure.counted(self.point, self.baseline, plan.measurement.repeats, devices)
         return [self.point[place] for place in places], [self.baseline[place] for place in places if self.baseline]
@@ -72,69 +72,49 @@ class Measured:
         """True if other work has disturbed these."""
         return measure.is_disturbed(*self.counted(plan), plan.workers * plan.strategy.devices_per_replica)
 
-    def note(self, event: Event) -> None:
-        """Takes in what the processes of the point tell."""
-        match event:
-            case Steps(step=step):
-                self.step = max(self.step, step)
-            case Checkpoint(step=step):
-                self.saved_step = step
-            case Checked(values=check) if event.rank == 0:
-                self.check = check
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What the first of a plan's processes has built, and what was left out of the data, by part."""
-
-    event: Built
-    lost: dict[str, list[Lost]]
-
-
-def all_measured(plan: Plan, measured: Measured, baseline: Plan | None) -> bool:
-    """Has an earlier attempt timed all that is to be timed?"""
-    timed = [measured.point] if baseline is None else [measured.point, measured.baseline]
-    return plan.measurement.steps == 0 or min(map(len, timed)) >= plan.measurement.repeats
+    def is_whole(self, plan: Plan, baseline: Plan | None) -> bool:
+        """True if all that the plan and its baseline have to time is timed."""
+        timed = [self.point] if baseline is None else [self.point, self.baseline]
+        return plan.measurement.steps == 0 or min(map(len, timed)) >= plan.measurement.repeats
 
 
 def learn_size(cluster: Cluster, plan: Plan, folder: Path) -> Size:
-    """What the one process of `plan` says, which builds the model and ends. Raises `RunFailed`."""
+    """The size from the one process of `plan`, which builds the model and ends. Raises `RunFailed`."""
     with _built(cluster, plan, "size", folder) as (group, _):
-        sized = group.ask(commands.Size())[0]
+        sized = group.request(commands.Size())[0]
         if sized.size is None:
             raise RunFailed(Failure(str(sized.error), 0, lost=False), None)
         return sized.size
 
 
 def time_steps(cluster: Cluster, plan: Plan, folder: Path) -> list[Measured]:
-    """Times a plan's steps as runs of it would, in several lives of its processes, and ends.
+    """Times a plan's steps as runs of it would, in several starts of its processes.
 
-    How fast a process computes differs from one to the next, which repeats in one of them do not show; there are as
-    many of these as in a run, since they become faster until all is warm. Raises `RunFailed` where the first one fails.
+    Processes differ in how fast they compute, which repeats in one of them do not show; there are as many repeats as in
+    a run, since they become faster until all is warm. Raises `RunFailed` if the first one fails.
     """
-    began, lives = time.monotonic(), list[Measured]()
-    while len(lives) < LIVES and (not lives or time.monotonic() - began < LIVES_SECONDS):
+    began, starts = time.monotonic(), list[Measured]()
+    while len(starts) < LIVES and (not starts or time.monotonic() - began < LIVES_SECONDS):
         measured = Measured()
         try:
-            with _built(cluster, plan, "point", folder) as (group, built):
-                measured.built = built.event
+            with _built(cluster, plan, "point", folder) as (group, measured.built):
                 take_measurements(plan, group, None, measured)
         except RunFailed:
-            if lives:
+            if starts:
                 break
             raise
-        lives.append(measured)
-    return lives
+        starts.append(measured)
+    return starts
 
 
 @contextmanager
-def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, Ready]]:
-    """The processes of a plan that is no run, and what they have built; they end with it. Raises `RunFailed`."""
+def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tuple[Group, Built]]:
+    """The processes of a plan that is no run, and what the first one built; they end with it. Raises `RunFailed`."""
     preemption = Preemption()
     group = Group(cluster, plan, name, folder, lambda event: None, preemption)
     try:
         group.joined()
-        yield group, build(group)
+        yield group, build(group)[0]
         group.leave()
     except Preempted:
         raise RunFailed(Failure(f"It was ended by {preemption.asked}.", None, lost=True), None) from None
@@ -142,42 +122,50 @@ def _built(cluster: Cluster, plan: Plan, name: str, folder: Path) -> Iterator[tu
         group.stop()
 
 
-def build(group: Group, resume: Resume | None = None) -> Ready:
-    """Has processes load their data, leave out what any found broken, and build; returns what the first one built."""
-    loaded = group.ask(commands.Load(str(group.folder)))
-    broken = {str(rank): told.broken for rank, told in loaded.items() if any(told.broken.values())}
+def build(group: Group, resume: Resume | None = None) -> tuple[Built, Losses]:
+    """Makes processes load their data and build; returns what the first one built, and what all left out as broken."""
+    loaded = group.request(commands.Load(str(group.folder)))
+    broken = {str(rank): event.broken for rank, event in loaded.items() if any(event.broken.values())}
     if broken:
-        # Each has looked through a share of the data, and trains on what others have found whole.
-        loaded = group.ask(commands.Drop(broken))
+        # Each has looked through a share of the data, and trains on shares of others.
+        loaded = group.request(commands.Drop(broken))
     counts = {}
     for part in SPLITS:
-        own = sorted(loaded) if loaded[group.plan.leaders[0]].sharded[part] else group.plan.leaders[:1]
-        counts[part] = [loaded[rank].examples[part] for rank in own]
-    built = group.ask(commands.Build(counts["train"], counts["validation"], resume))[0]
-    lost = {
-        part: sorted((lost for found in broken.values() for lost in found[part]), key=lambda lost: lost.first)
-        for part in SPLITS
-    }
-    return Ready(built, lost)
+        ranks = sorted(loaded) if loaded[group.plan.leaders[0]].sharded[part] else group.plan.leaders[:1]
+        counts[part] = [loaded[rank].examples[part] for rank in ranks]
+    built = group.request(commands.Build(counts["train"], counts["validation"], resume))[0]
+    by_part = {part: [lost for by_rank in broken.values() for lost in by_rank[part]] for part in SPLITS}
+    return built, {part: sorted(losses, key=lambda lost: lost.first) for part, losses in by_part.items()}
 
 
 def profile(point: Group) -> Profile:
-    """Has the processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
-
+    """Makes processes time the input and the model alone, each as many steps as the slowest makes in two seconds."""
     rates = {}
-    timed: tuple[Literal["model", "input"], ...] = ("model", "input")
-    # In this order: what is read ahead at the end of the input would be made beside the model.
-    for what in timed:
-        pace = max(told.step_seconds or 0.0 for told in point.ask(commands.Profile(what)).values())
+    parts: tuple[Literal["model", "input"], ...] = ("model", "input")
+    # In this order: batches read ahead at the end of the input would be made beside the model.
+    for what in parts:
+        pace = max(event.step_seconds or 0.0 for event in point.request(commands.Profile(what)).values())
         steps = measure.steps_of_piece(pace)
-        rates[what] = measure.slowest_rates(list(point.ask(commands.Profile(what, steps)).values()))
+        rates[what] = measure.slowest_rates(list(point.request(commands.Profile(what, steps)).values()))
     return measure.verdict(rates["input"], rates["model"])
 
 
-def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
-    """Measures in the first steps of training, in turn with the baseline; returns the steps that a call takes.
+def measure_size(point: Group, one: Group | None) -> Size | None:
+    """How large the model is; None if no process has its step compiled, and its graph there to be read.
 
-    What an earlier attempt has timed is not timed again.
+    A coordinator has no such graph, and that of batches of one size does not say what grows with them.
+    """
+    plan = point.plan
+    compiled = plan.measurement.steps != 0 or plan.training.steps_per_call is None
+    if not compiled or plan.strategy.static_batches or (plan.strategy.asynchronous and one is None):
+        return None
+    return (one or point).request(commands.Size())[0].size
+
+
+def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Measured) -> int:
+    """Times the first steps of training, in turn with the baseline; returns the steps that a call takes.
+
+    Repeats of an earlier attempt are not timed again.
     """
     measured.steps_per_call = plan.training.steps_per_call or measured.steps_per_call
     missing = max(0, plan.measurement.repeats - len(measured.point)) if plan.measurement.steps != 0 else 0
@@ -187,15 +175,15 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
         return measured.steps_per_call
     groups = [point] if one is None else [point, one]
     calibrate = commands.Calibrate(plan.training.steps_per_call)
-    pace = {group.name: max(answer.step_seconds for answer in group.ask(calibrate).values()) for group in groups}
+    pace = {group.name: max(event.step_seconds for event in group.request(calibrate).values()) for group in groups}
     per_call = measured.steps_per_call = plan.training.steps_per_call or measure.steps_per_call(
         pace["point"], plan.concurrent_steps
     )
     for repeat in to_time(plan, missing, measured):
         # Who goes first changes with each repeat, so that a machine that slows down or speeds up favours neither.
         for group in groups if repeat % 2 == 0 else groups[::-1]:
-            timed_before = measured.point if group is point else measured.baseline
-            if len(timed_before) > repeat:
+            repeats = measured.point if group is point else measured.baseline
+            if len(repeats) > repeat:
                 continue
             command = commands.Measure(
                 repeat=repeat,
@@ -207,18 +195,14 @@ def take_measurements(plan: Plan, point: Group, one: Group | None, measured: Mea
                 or measure.steps_per_repeat(pace[group.name], per_call, group.plan.concurrent_steps),
                 steps_per_call=per_call,
             )
-            answers = group.ask(command)
-            timed = measure.slowest(answers, others=len(answers) == len(group.plan.processes))
-            timed_before.append(timed)
+            responses = group.request(command)
+            repeats.append(measure.slowest(responses, others=len(responses) == len(group.plan.processes)))
             measured.timed_workers = plan.workers
     return per_call
 
 
 def to_time(plan: Plan, missing: int, measured: Measured) -> Iterator[int]:
-    """The numbers of the repeats to be timed: those that are missing, and more while other work disturbs them.
-
-    Now the processes are there, and the next run's would have to be started.
-    """
+    """Yields the numbers of the repeats to time: those that are missing, and more while other work disturbs them."""
     repeats = plan.measurement.repeats
     yield from range(repeats - missing, repeats)
     until = time.monotonic() + plan.measurement.patience

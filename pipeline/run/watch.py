@@ -6,6 +6,7 @@ of an asynchronous training, once that has begun, is no loss but one that can be
 
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pipeline.plan.plan import DATA_SERVER, Plan
 from pipeline.record.events import (
@@ -46,6 +47,19 @@ class Failure:
     stuck: bool = False
     lost: bool = True
     diverged: bool = False
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on; the message names the process, and `log` is its log."""
+
+    def __init__(self, failure: Failure, log: Path | None) -> None:
+        super().__init__(failure.error)
+        self.failure, self.log = failure, log
+
+    @property
+    def rank(self) -> int | None:
+        """The process that is to blame."""
+        return self.failure.rank
 
 
 @dataclass

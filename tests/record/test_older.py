@@ -88,7 +88,7 @@ def test_resuming_finds_the_run_it_left(tmp_path):
     values = json.loads((OLD / "runs" / "mirrored" / "plan.json").read_text())
     earlier = resume.find(config(resume="auto"), plan.from_json(json.dumps(values)), tmp_path)
     assert earlier is not None
-    earlier.lock.release()
+    earlier.release()
     assert (earlier.folder.name, earlier.status, earlier.saved_step) == ("mirrored", "killed", 60)
 
 
@@ -107,7 +107,7 @@ def test_what_another_machine_has_timed_is_timed_again(tmp_path):
     asked = config(resume="one", resume_changes=["train.epochs"])
     earlier = resume.find(asked, planned, tmp_path)
     assert earlier is not None
-    earlier.lock.release()
+    earlier.release()
     assert len(earlier.measured(planned, None).point) == 2
     elsewhere = plan.from_json(json.dumps(json.loads(planned.to_json()) | {"machine": "another"}))
     assert earlier.measured(elsewhere, None).point == []

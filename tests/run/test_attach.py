@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, with_
+from omegaconf import OmegaConf
 from test_plan import config, machine
 
 from pipeline.analyze.measure import Repeat
@@ -22,6 +23,7 @@ from pipeline.launch.detached import DetachedCluster
 from pipeline.launch.line.handshake import new_token
 from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
+from pipeline.plan.plan import from_json
 from pipeline.record import kept
 from pipeline.record.baselines import Baseline
 from pipeline.record.commands import Begin, Load
@@ -39,11 +41,11 @@ from pipeline.record.events import (
     to_line,
 )
 from pipeline.record.kept import Kept
-from pipeline.run import attach, attempts, resume
-from pipeline.run.attempts import Attempt, UnderWay
-from pipeline.run.lock import Lock
-from pipeline.run.replay import Replay
-from pipeline.run.session import Session
+from pipeline.run import handover, resume, takeover
+from pipeline.run.folders import Lock
+from pipeline.run.group import Group, Replay
+from pipeline.run.handover import Attempt, Handover
+from pipeline.run.session import Preemption, Session
 from pipeline.run.timing import Measured
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Terminal, console_on
@@ -51,7 +53,7 @@ from pipeline.views.terminal import Terminal, console_on
 PLAN = planning.make(config("multi_worker", workers=2), machine())
 
 
-def under_way(directory: str = "/nowhere") -> UnderWay:
+def left(directory: str = "/nowhere") -> Handover:
     measured = Measured(
         point=[Repeat(640.0, 2.0, (0.1, 0.2), (0.0,))],
         built=Built(9610, notes=["Counted."]),
@@ -60,8 +62,9 @@ def under_way(directory: str = "/nowhere") -> UnderWay:
         notes=["It was lost."],
     )
     attempt = Attempt(PLAN.to_json(), 5.0, measured, "last", 2, "point-1.log")
-    kept_config, known = attach.kept(config("multi_worker", workers=2)), Baseline((1.0, 2.0), "there")
-    return UnderWay(kept_config, attempt, 0, directory, ["workers=2"], known=known, ask_size=True)
+    written = OmegaConf.to_yaml(OmegaConf.structured(config("multi_worker", workers=2)))
+    known = Baseline((1.0, 2.0), "there")
+    return Handover(written, attempt, 0, directory, ["workers=2"], known=known, ask_size=True)
 
 
 def run(folder: Path, *more) -> Path:
@@ -78,15 +81,15 @@ def test_what_is_kept_is_read_as_it_was_written_and_the_token_by_nobody_else(tmp
     Kept("127.0.0.1:7", "secret").with_job("point", 1).with_job("baseline", 2).with_job("baseline", 3).write(tmp_path)
     assert Kept.read(tmp_path) == Kept("127.0.0.1:7", "secret", {"point": [1], "baseline": [2, 3]})
     assert (tmp_path / kept.FILE).stat().st_mode & 0o777 == 0o600
-    made = under_way()
-    made.write(tmp_path)
-    assert UnderWay.read(tmp_path) == made
-    assert made.attempt.planned() == PLAN
-    assert attach._config(made) == config("multi_worker", workers=2)
-    attempts.forget(tmp_path)
+    handed = left()
+    handed.write(tmp_path)
+    assert Handover.read(tmp_path) == handed
+    assert from_json(handed.attempt.plan) == PLAN
+    assert takeover._config(handed) == config("multi_worker", workers=2)
+    handover.forget(tmp_path)
     assert not [*tmp_path.iterdir()]
     assert Kept.read(tmp_path) is None
-    assert UnderWay.read(tmp_path) is None
+    assert Handover.read(tmp_path) is None
 
 
 def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(tmp_path):
@@ -102,17 +105,27 @@ def test_a_detached_run_may_train_on_for_as_long_as_its_processes_wait(tmp_path)
 
 
 class Cluster:
-    """One that starts a job which tells what it is given."""
+    """One whose job has some events."""
 
-    def __init__(self, *told):
-        self.told, self.count = list(told), 3
+    def __init__(self, *events):
+        self.waiting = list(events)
 
     def start(self, plan, group, folder):
         return self
 
     def events(self, timeout):
-        told, self.told = self.told, []
-        return told
+        events, self.waiting = self.waiting, []
+        return events
+
+
+def groups(replay, *events):
+    """Returns what the next events of each group of a run are."""
+    cluster = Cluster(*events)
+    both = {
+        name: Group(cluster, PLAN, name, Path(), lambda event: None, Preemption(), replay)
+        for name in ("point", "baseline")
+    }
+    return lambda name: both[name]._next()
 
 
 def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice():
@@ -121,33 +134,30 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
     asked = Signalled(2, time=12.5)
     live: list[bool] = []
     replay = Replay([first, paced, second, asked], 10.0, lambda: live.append(True))
-    under = Cluster(second, late, Exited(0, time=14.0, group="point"))
-    cluster = replay.on(under)
-    assert cluster.count == 3
-    point, baseline = (cluster.start(PLAN, group, Path()) for group in ("point", "baseline"))
+    events = groups(replay, second, late, Exited(0, time=14.0, group="point"))
     assert replay.clock() == 10.0
-    assert point.events(0.0) == [first]
-    assert (replay.clock(), replay.is_known(first)) == (11.0, True)
-    assert baseline.events(0.0) == [paced]
-    assert point.events(0.0) == [second]
+    assert events("point") == [first]
+    assert (replay.clock(), replay.is_logged(first)) == (11.0, True)
+    assert events("baseline") == [paced]
+    assert events("point") == [second]
     assert not live
     # What an agent sends again is not told again; what ends a process is no line of the log.
-    assert point.events(0.0) == [late, Exited(0, time=14.0, group="point")]
+    assert events("point") == [late, Exited(0, time=14.0, group="point")]
     assert live == [True]
     assert replay.clock() > 1e9
-    assert not replay.is_known(late)
-    # The conductor tells the same at another time, as often as it did.
+    assert not replay.is_logged(late)
+    # The driver emits the same at another time, as often as it did.
     again = dataclasses.replace(asked, time=99.0)
-    assert [replay.is_known(again), replay.is_known(again)] == [True, False]
-    assert not replay.is_known(Explained(None, time=99.0))
+    assert [replay.is_logged(again), replay.is_logged(again)] == [True, False]
+    assert not replay.is_logged(Explained(None, time=99.0))
 
 
 def test_what_another_attempt_tells_is_all_new():
-    told = Steps(1, [0.5], time=11.0, group="point")
-    replay = Replay([told, Steps(2, [0.5], time=12.0, group="point")], 10.0)
-    cluster = replay.on(Cluster())
-    assert cluster.start(PLAN, "point", Path()).events(0.0) == [told]
-    assert cluster.start(PLAN, "point", Path()).events(0.0) == []
+    logged = Steps(1, [0.5], time=11.0, group="point")
+    replay = Replay([logged, Steps(2, [0.5], time=12.0, group="point")], 10.0)
+    assert groups(replay)("point") == [logged]
+    replay.drop()
+    assert groups(replay)("point") == []
 
 
 class Lines:
@@ -234,11 +244,11 @@ def test_what_cannot_be_attached_to_is_said_with_what_to_type(asked, tmp_path):
     assert "outputs/runs/mine, on which one still works" in asked("attach", "mine").err
     lock.release()
     # Processes that are gone, and with them what was to be met.
-    under_way(directory=str(tmp_path)).write(folder)
+    left(directory=str(tmp_path)).write(folder)
     told = asked("attach", "outputs/runs/mine")
     assert told.code == 2
     assert "they have ended. Try python -m pipeline workers=2, which goes on from the last checkpoint" in told.err
-    assert not (folder / attempts.FILE).exists()
+    assert not (folder / handover.FILE).exists()
     with (folder / "events.jsonl").open("ab") as log:
         log.write(to_line(Ended("FAILED", "It failed.", time=3.0)))
     told = asked("attach", "mine")
@@ -249,7 +259,7 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     tmp_path, monkeypatch
 ):
     (tmp_path / "there").mkdir()
-    run = dataclasses.replace(under_way(str(tmp_path / "there")), offset=0)
+    run = left(str(tmp_path / "there"))
     folder, here, seen = tmp_path / "run", os.getcwd(), []
     folder.mkdir()
     run.write(folder)
@@ -257,14 +267,14 @@ def test_whoever_attaches_works_in_the_folder_of_the_run_s_command_and_is_back_w
     (folder / "events.jsonl").write_bytes(to_line(Run(time=1.0)))
     session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
     monkeypatch.setattr(LocalCluster, "attach", lambda cluster, folder: bool(seen.append(os.getcwd())) or len(seen) > 1)
-    with pytest.raises(UserError, match="received none of"), attach.attach(folder, session):
+    with pytest.raises(UserError, match="received none of"), takeover.attach(folder, session):
         pass
     assert (os.getcwd(), seen.pop()) == (here, str(tmp_path / "there"))
     run.write(folder)
     seen.append("once")
-    with attach.attach(folder, session) as attached:
+    with takeover.attach(folder, session) as supervisor:
         assert os.getcwd() == str(tmp_path / "there")
-        attached.earlier.lock.release()
+        supervisor.run.release()
     assert os.getcwd() == here
 
 
@@ -311,7 +321,7 @@ def test_a_run_that_trains_on_is_not_gone_on_with_beside_its_processes(tmp_path,
     kept.forget(folder)
     earlier = resume.find(wanted, PLAN, tmp_path / "outputs")
     assert earlier is not None
-    earlier.lock.release()
+    earlier.release()
 
 
 def test_the_token_is_no_part_of_what_is_typed():

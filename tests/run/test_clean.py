@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.commands.clean import main
 from pipeline.run import clean
-from pipeline.run.lock import Lock
+from pipeline.run.folders import Lock
 
 DAY = 86_400
 

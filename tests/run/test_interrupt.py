@@ -12,13 +12,10 @@ from pipeline.commands import train
 from pipeline.config.schema import Config, SweepConfig
 from pipeline.record.events import Signalled
 from pipeline.record.results import Result, Survival
-from pipeline.run import run
-from pipeline.run.points import Points
-from pipeline.run.preemption import PERSON_SECONDS, Preemption
+from pipeline.run.parallel import _own
+from pipeline.run.requests import Requests
 from pipeline.run.results import preempted
-from pipeline.run.session import PointRequest, Session
-from pipeline.run.side_by_side import _own
-from pipeline.run.timing import Measured
+from pipeline.run.session import PERSON_SECONDS, Preemption, RunRequest, Session
 from pipeline.run.views import PointResult
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Terminal, console_on
@@ -26,13 +23,12 @@ from pipeline.views.terminal import Terminal, console_on
 
 def test_a_first_ctrl_c_is_left_to_the_run_and_a_second_ends_it() -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
-    spared = run.leaves_running(session)
-    assert not spared(signal.SIGINT)
+    assert not session.spares(signal.SIGINT)
     session.saves = session.busy = True
-    assert spared(signal.SIGINT)
+    assert session.spares(signal.SIGINT)
     assert session.preemption.by_person
-    assert not spared(signal.SIGINT)
-    assert spared(signal.SIGTERM)
+    assert not session.spares(signal.SIGINT)
+    assert session.spares(signal.SIGTERM)
     assert session.preemption.by_person
 
 
@@ -41,9 +37,7 @@ def test_a_scheduler_is_waited_for_as_long_as_it_says_and_a_person_for_seconds()
     scheduler.ask(signal.SIGTERM, "the conductor")
     person.ask(signal.SIGINT, "the conductor")
     assert (scheduler.patience(25.0), person.patience(25.0), person.patience(1.0)) == (25.0, PERSON_SECONDS, 1.0)
-    assert preempted(person, Measured(saved_step=8)).startswith(
-        "The run was ended by Ctrl-C. The last checkpoint is of step 8;"
-    )
+    assert preempted(person, 8).startswith("The run was ended by Ctrl-C. The last checkpoint is of step 8;")
 
 
 def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
@@ -64,18 +58,18 @@ def test_it_is_said_what_a_ctrl_c_does_and_what_another_would() -> None:
 def test_what_goes_on_is_said(step: int | None, config: dict[str, Any], many: bool, words: str) -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
     session.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=step)), "a"))
-    points = Points(many, {(0, 0): PointRequest(Config(**config), Path("a"), [], None)})
-    assert train._how_to_go_on(points, session).endswith(words)
+    requests = Requests(many, {(0, 0): RunRequest(Config(**config), Path("a"), [], None)})
+    assert train._how_to_go_on(requests, session).endswith(words)
 
 
 def test_of_points_that_were_under_way_at_once_all_are_named() -> None:
     session = Session((), {}, Terminal(console_on(sys.stdout)), Tracker)
-    points = Points(True, {(0, 0): PointRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)})
+    requests = Requests(True, {(0, 0): RunRequest(Config(sweep=SweepConfig("mine")), Path("a"), [], None)})
     own = _own(session, session.screen, {}, Preemption(session.preemption))
     own.ended_early.append(PointResult(Result(survival=Survival(checkpoint_step=8)), "c"))
     for name in ("a", "b"):
         session.ended_early.append(PointResult(Result(), name))
-    assert train._how_to_go_on(points, session) == (
+    assert train._how_to_go_on(requests, session) == (
         "a has no checkpoint yet, b has no checkpoint yet and c has a checkpoint of step 8: the same command goes on "
         "from there, and keeps the points that have finished."
     )

@@ -15,8 +15,8 @@ from pipeline.errors import UserError
 from pipeline.plan import planning
 from pipeline.plan.plan import STEPS_THEN, Plan, as_long_as
 from pipeline.record import log
-from pipeline.run import resume
-from pipeline.run.lock import Lock
+from pipeline.run import folders, resume
+from pipeline.run.folders import Lock
 
 
 def made(
@@ -44,7 +44,7 @@ def found(folder: Path, asked: str = "auto", planned: Plan | None = None, **keys
     earlier = resume.find(config(resume=asked, **keys), planned or wanted(), folder)
     if earlier is None:
         return None
-    earlier.lock.release()
+    earlier.release()
     return earlier.folder.name
 
 
@@ -116,10 +116,10 @@ def test_a_plan_is_read_once_however_many_commands_start_beside_it(tmp_path, mon
     made(tmp_path, "sweep/3", None, planned=wanted(train__seed=99))
     made(tmp_path, "one", "KILLED")
     read = Read(monkeypatch)
-    assert [found(tmp_path), read.plans] == ["one", 12]
     assert [found(tmp_path), read.plans] == ["one", 13]
+    assert [found(tmp_path), read.plans] == ["one", 15]
     made(tmp_path, "two", "KILLED")
-    assert [found(tmp_path), read.plans] == ["two", 15]
+    assert [found(tmp_path), read.plans] == ["two", 18]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_with_another_config_is_found_by_that_one_and_no_more
     run, other = made(tmp_path, "one", "KILLED"), wanted(train__epochs=9)
     assert (found(tmp_path), found(tmp_path, planned=other)) == ("one", None)
     (run / "plan.json").write_text(other.to_json())
-    resume.note(run, other, tmp_path)
+    folders.note(run, other, tmp_path)
     assert (found(tmp_path), found(tmp_path, planned=other)) == (None, "one")
 
 
@@ -222,7 +222,7 @@ def test_repeats_that_all_processes_told_of_are_not_measured_again(tmp_path):
     assert [each.seconds for each in earlier.measured(two, None).point] == [2.0]
     other = dataclasses.replace(two, workers=3)
     assert earlier.measured(other, None).point == []
-    earlier.lock.release()
+    earlier.release()
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from pipeline.config.schema import Config, ModelConfig, Order
 from pipeline.errors import UserError
 from pipeline.record import sweeps
 from pipeline.record.results import Ending, Result
-from pipeline.run import resume, sweep
-from pipeline.run.lock import Lock
+from pipeline.run import folders, resume, sweep
+from pipeline.run.folders import Lock
 from pipeline.run.tags import command_of
 from pipeline.run.views import PointResult
 
@@ -57,37 +57,37 @@ def test_every_point_has_its_turn_early_and_late_where_they_are_interleaved():
 
 
 def test_attempts_at_a_point_are_found_from_any_of_them_on(tmp_path):
-    folders = [tmp_path / name for name in ("0_mirrored", "0_mirrored.2", "0_mirrored.3")]
-    for folder in folders:
+    tries = [tmp_path / name for name in ("0_mirrored", "0_mirrored.2", "0_mirrored.3")]
+    for folder in tries:
         folder.mkdir()
-    assert list(sweep.attempts(folders[0])) == folders
-    assert list(sweep.attempts(folders[1])) == folders[1:]
+    assert list(folders.attempts(tries[0])) == tries
+    assert list(folders.attempts(tries[1])) == tries[1:]
 
 
 @pytest.mark.parametrize("folder", ["sweeps/mine/0_mirrored.2", "sweeps/older/1_mirrored"])
 def test_a_point_is_found_where_it_has_gone_on(tmp_path, folder):
     """In its own sweep, or with an earlier run in another one's."""
     made = sweep.Sweep(tmp_path / "sweeps/mine")
-    entry = made.point(0, "mirrored", "abc", [], 0, None)
+    entry = made.entry(0, "mirrored", "abc", [], 0, None)
     (tmp_path / folder).mkdir(parents=True)
     made.note(entry, PointResult(Result(Ending("FAILED", "It was killed.")), str(tmp_path / folder)))
     made.release()
     (read,) = sweeps.read(made.folder)
     assert (made.folder / read.folder).resolve() == tmp_path / folder
     again = sweep.Sweep(made.folder)
-    found = again.point(0, "mirrored", "abc", [], 0, None)
+    found = again.entry(0, "mirrored", "abc", [], 0, None)
     assert (again.folder / found.folder).resolve() == tmp_path / folder
     again.release()
 
 
 def test_a_point_that_another_command_has_ended_is_noted_in_its_sweep_and_not_run_beside_that(tmp_path):
     made = sweep.Sweep(tmp_path / "sweeps/mine")
-    entry = made.point(0, "mirrored", "abc", [], 0, None)
+    entry = made.entry(0, "mirrored", "abc", [], 0, None)
     made.write()
     made.release()
     folder, done = made.folder / entry.folder, Result(Ending("FINISHED"))
     # A later attempt, and a run that is of no sweep.
-    later = sweep.make_another(folder)
+    later = folders.make_another(folder)
     (tmp_path / "alone").mkdir()
     sweep.note_alone(tmp_path / "alone", PointResult(done, str(tmp_path / "alone")))
     sweep.note_alone(later, PointResult(done, str(later)))

@@ -1,4 +1,4 @@
-"""Refuses a plan that its devices, or its host, have no memory for, naming what would be held there."""
+"""Says what a plan needs, and refuses one that its devices or its host lack the memory for, naming plans that fit."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -6,44 +6,78 @@ from itertools import islice
 
 from pipeline.config.schema import Config, Exchange, StrategyConfig
 from pipeline.errors import UserError
+from pipeline.launch import Cluster
 from pipeline.plan.backends import MODEL_PARALLEL
 from pipeline.plan.estimate import Estimate, estimate
 from pipeline.plan.plan import TENSORFLOW, Plan
 from pipeline.plan.size import Size
+from pipeline.record.results import Ending, Layout, Result
+from pipeline.run import model_size
+from pipeline.run.planner import planned_on
+from pipeline.run.session import RunRequest, Session, choices_of
+from pipeline.run.views import Needs, PointResult
 
 # Devices that a copy of the model is tried over.
 PARTS = (2, 4, 8)
-# Of what would be held, so much is named.
+# Of the plans that fit, so many are named.
 MOST_NAMED = 3
-# Planned anew under a changed config.
-Planned = Callable[[Config], Plan]
+# Plans a changed config, and raises `UserError` where it is refused.
+Replan = Callable[[Config], Plan]
 
 
-def refuse_too_large(plan: Plan, size: Size, config: Config, planned: Planned) -> None:
-    """Refuses a plan that there is too little memory for. Raises `UserError`."""
-    if said := too_large(plan, size, config, planned):
-        raise UserError(said)
+def estimated(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> PointResult:
+    """Shows what a plan needs. Builds its model once if its size is not known."""
+    point = request.ended(Result(Ending("PLANNED"), choices_of(request.config), Layout(workers=plan.workers)))
+    size = model_size.learned(plan, request, session)
+    if isinstance(size, str):
+        session.screen.say(f"\nestimate   none, since the model could not be built: {size}")
+        return point
+    estimation = estimate(plan, size)
+    session.screen.estimated(plan, estimation)
+    if refusal := too_large(plan, size, request.config, _replan(cluster)):
+        session.screen.say(f"\n{refusal}")
+    needs = Needs(
+        device_bytes=estimation.device.total,
+        activations_known=estimation.device.activations is not None,
+        step_bytes=None if estimation.exchanged is None else estimation.exchanged.total,
+        step_examples=plan.training.global_batch,
+    )
+    return dataclasses.replace(point, needs=needs)
 
 
-def too_large(plan: Plan, size: Size, config: Config, planned: Planned) -> str | None:
-    """What is said of a plan that there is too little memory for, and of what would be held; None where it fits.
+def expect_room(plan: Plan, request: RunRequest, cluster: Cluster, session: Session) -> None:
+    """Refuses a plan with too little memory for its model, if the size of that is known. Raises `UserError`."""
+    size = model_size.known(plan, model_size.file(plan, request.output, session.search))
+    if size and (refusal := too_large(plan, size, request.config, _replan(cluster))):
+        raise UserError(refusal)
 
-    `planned` makes the plan of a changed config, and raises `UserError` where there is none.
-    """
-    made = estimate(plan, size)
-    if made.fits:
+
+def show_shards(plan: Plan, request: RunRequest, session: Session) -> None:
+    """Shows which tables are cut and what stays whole, if that is known before the model is built."""
+    if plan.strategy.min_shard_bytes is None:
+        return
+    if size := model_size.known(plan, model_size.file(plan, request.output, session.search)):
+        session.screen.shared(estimate(plan, size))
+
+
+def _replan(cluster: Cluster) -> Replan:
+    """Plans a changed config on the same hosts, whatever devices they have."""
+    return lambda config: planned_on(config, cluster, present=False, begin=False)
+
+
+def too_large(plan: Plan, size: Size, config: Config, replan: Replan) -> str | None:
+    """The refusal of a plan with too little memory, which names plans that fit; None if it fits."""
+    estimation = estimate(plan, size)
+    if estimation.fits:
         return None
-    held = islice(_held(plan, size, config, planned), MOST_NAMED)
-    tried = ", or ".join(held) or "a smaller model: no strategy, train.remat or batch tried holds it"
-    expected, under = _expected(plan, made), f"under strategy={plan.strategy.name}"
-    return f"Expected {expected} {under}, received {_received(made)}. Try {tried}."
+    fitting = islice(_fitting(plan, size, config, replan), MOST_NAMED)
+    tried = ", or ".join(fitting) or "a smaller model: no strategy, train.remat or batch tried holds it"
+    expected, under = _expected(plan, estimation), f"under strategy={plan.strategy.name}"
+    return f"Expected {expected} {under}, received {_received(estimation)}. Try {tried}."
 
 
 def without_room(plan: Plan, state_bytes: int) -> str | None:
-    """What is said of a model whose weights, gradients and slots alone have too little room; None where they have.
-
-    It was built, and its size was not known before.
-    """
+    """The refusal of a built model whose weights, gradients and slots alone exceed the memory; None if they fit."""
     hardware, devices = plan.hardware, [len(process.devices) for process in plan.processes if process.host == 0]
     gib = hardware.memory_gib or hardware.host_memory_gib
     copies = sum(devices) // plan.strategy.devices_per_replica if hardware.memory_gib is None else 1
@@ -58,18 +92,18 @@ def without_room(plan: Plan, state_bytes: int) -> str | None:
     )
 
 
-def _held(plan: Plan, size: Size, config: Config, planned: Planned) -> Iterator[str]:
-    """What is to be typed for plans that are held, those that change the least first."""
+def _fitting(plan: Plan, size: Size, config: Config, replan: Replan) -> Iterator[str]:
+    """Yields what to type for plans that fit, those that change the least first."""
     for typed, changed in _others(plan, size, config):
         try:
-            if estimate(planned(changed), size).fits:
+            if estimate(replan(changed), size).fits:
                 yield typed
         except UserError:
             continue
 
 
 def _others(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
-    """(what to type, the config that it makes)."""
+    """Yields (what to type, the config that it makes)."""
     forgetful = dataclasses.replace(config, train=dataclasses.replace(config.train, remat=True))
     saves = size.forgetful_step is not None and not config.train.remat
     if saves:
@@ -89,7 +123,7 @@ def _others(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Confi
 
 
 def _over_several(plan: Plan, size: Size, config: Config) -> Iterator[tuple[str, Config]]:
-    """Each copy of the model over several devices, where the size says how it is laid over them."""
+    """Yields each copy of the model over several devices, if the size says how it is laid over them."""
     known = size.layers if plan.backend == TENSORFLOW else any(variable.cut for variable in size.variables)
     if plan.strategy.asynchronous or not known:
         return
@@ -114,12 +148,12 @@ def _one_device(config: Config) -> Config:
 
 
 def _of_one_worker(config: Config, strategy: StrategyConfig) -> Config:
-    """Under another strategy, with one copy of the model, which trains the batch that a replica had."""
+    """The config under another strategy, with one copy of the model, which trains the batch that a replica had."""
     return dataclasses.replace(config, workers=1, strategy=strategy)
 
 
 def _smaller(plan: Plan, size: Size) -> int | None:
-    """The largest batch of a replica, of halves of the plan's, that is held; None where none is."""
+    """The largest replica batch that fits, of halves of the plan's; None if none does."""
     batch = plan.training.replica_batch // 2
     while batch:
         training = dataclasses.replace(plan.training, replica_batch=batch)
@@ -129,17 +163,18 @@ def _smaller(plan: Plan, size: Size) -> int | None:
     return None
 
 
-def _expected(plan: Plan, made: Estimate) -> str:
-    if made.too_small:
+def _expected(plan: Plan, estimation: Estimate) -> str:
+    if estimation.too_small:
         return f"a model that fits the {plan.hardware.memory_gib:g} GiB of a device of {plan.hardware.name}"
-    gib = None if made.host is None else made.host.gib
+    gib = None if estimation.host is None else estimation.host.gib
     return f"a model that fits the {gib:g} GiB of a host, which its CPU devices share,"
 
 
-def _received(made: Estimate) -> str:
-    needed = max(place.total for place in made.memory) if made.too_small or made.host is None else made.host.total
-    whose = "on each" if made.too_small else "in all"
-    device = made.device
+def _received(estimation: Estimate) -> str:
+    host, largest = estimation.host, max(place.total for place in estimation.memory)
+    needed = largest if estimation.too_small or host is None else host.total
+    whose = "on each" if estimation.too_small else "in all"
+    device = estimation.device
     parts = (
         (device.parameters, "of parameters"),
         (device.gradients, "of gradients"),
@@ -151,7 +186,7 @@ def _received(made: Estimate) -> str:
 
 
 def _amount(size: int) -> str:
-    """In words.
+    """Bytes in words.
 
     >>> _amount(3 * 2**30), _amount(2**21)
     ('3 GiB', '2 MiB')

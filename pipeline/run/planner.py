@@ -1,4 +1,4 @@
-"""The plans of a point, with what a manifest says of its data, and addresses where what it needs answers."""
+"""Plans a run and its baseline, with the facts of a manifest, and with addresses once its services respond."""
 
 import dataclasses
 import tempfile
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import instead, targets
+from pipeline.config.parts import flat
 from pipeline.config.schema import Config, Mode
 from pipeline.errors import UserError
 from pipeline.launch import Cluster, reach
 from pipeline.plan import planning
 from pipeline.plan.backends import check_installed
 from pipeline.plan.machine import Machine
-from pipeline.plan.plan import Plan
+from pipeline.plan.plan import Plan, as_long_as, with_rate_scale
 from pipeline.record import links
 from pipeline.run import views
-from pipeline.run.session import LaidOut, Session
+from pipeline.run.session import Planned, Session
 from pipeline.worker.collective import check_collective
 from pipeline.worker.engine import check_engine
 
@@ -24,10 +25,10 @@ from pipeline.worker.engine import check_engine
 PREPARED = "pipeline.data.tfrecord"
 
 
-def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
-    """The plans of a point, without ports. Raises where the config is refused; no process is started.
+def plan_run(config: Config, session: Session, begin: bool = True) -> Planned:
+    """The plans of a run, without ports; no process is started. Raises `UserError` for a config that is refused.
 
-    Without `begin`, hosts that would have to come first are taken to have what is asked for.
+    Without `begin`, hosts that would have to come first are assumed to have what the config needs.
     """
     check_targets(config, session.search)
     check_engine(config.backend)
@@ -37,10 +38,35 @@ def lay_out(config: Config, session: Session, begin: bool = True) -> LaidOut:
     if config.mode is Mode.run:
         _expect_needed(config)
     cluster = session.cluster(config)
-    planned = planned_on(config, cluster, config.mode is Mode.run, begin)
-    wanted = planned.measurement.baseline != "none" and planned.measurement.steps != 0
-    one = planning.baseline_of(planned, machine_of(config, cluster, begin)) if wanted else None
-    return LaidOut(planned, one, cluster)
+    plan = planned_on(config, cluster, config.mode is Mode.run, begin)
+    baseline = None
+    if plan.measurement.baseline != "none" and plan.measurement.steps != 0:
+        baseline = planning.baseline_of(plan, machine_of(config, cluster, begin))
+    return Planned(plan, baseline, cluster)
+
+
+def fewer(plan: Plan, config: Config, cluster: Cluster) -> Plan | None:
+    """The plan over the most workers below its own that it can be laid over; None if there are too few."""
+    for workers in range(plan.workers - 1, plan.launch.min_workers - 1, -1):
+        with suppress(UserError):
+            return relaid(plan, config, cluster, workers)
+    return None
+
+
+def batch_rule(plan: Plan) -> str:
+    """The batches that fewer workers train on, in words."""
+    if plan.training.scaling == "strong":
+        return f"on the same global batches of {plan.training.global_batch}"
+    return f"on global batches of {plan.training.global_batch} and {plan.training.rate_scale:.3g} of the learning rate"
+
+
+def relaid(plan: Plan, config: Config, cluster: Cluster, workers: int | None = None) -> Plan:
+    """The plan over the hosts that are there now, with as many workers or others. Raises `UserError`."""
+    config = dataclasses.replace(config, workers=workers or plan.workers)
+    other = as_long_as(with_addresses(planned_on(config, cluster), cluster), flat(plan))
+    # Held fixed, the global batch keeps its rate; a smaller one has a rate that is smaller in proportion.
+    scale = plan.training.rate_scale * other.training.global_batch / plan.training.global_batch
+    return dataclasses.replace(with_rate_scale(other, scale), checkpoint=plan.checkpoint)
 
 
 def _expect_needed(config: Config) -> None:

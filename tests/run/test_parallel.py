@@ -21,9 +21,9 @@ from pipeline.launch.local.share import Part, moved, part_for, whole
 from pipeline.launch.signals import Interrupted
 from pipeline.plan.planning import make
 from pipeline.record.results import Choices, Ending, Layout, Result, Speed
-from pipeline.run import side_by_side
-from pipeline.run.points import Points
-from pipeline.run.session import PointRequest, Session
+from pipeline.run import parallel
+from pipeline.run.requests import Requests
+from pipeline.run.session import RunRequest, Session
 from pipeline.run.views import PointResult
 from pipeline.views.mlflow import Tracker
 from pipeline.views.terminal import Board, Terminal, console_on
@@ -137,22 +137,22 @@ def test_a_point_that_outlasts_the_end_of_its_sweep_leaves_no_job(tmp_path, monk
         return request.ended(Result(Ending("FINISHED")))
 
     monkeypatch.setattr("pipeline.run.session.cluster_of", cluster_of)
-    monkeypatch.setattr(side_by_side.run, "run", ran)
+    monkeypatch.setattr(parallel.start, "run", ran)
     monkeypatch.setattr(Session, "serve", lambda self, config: None)
-    monkeypatch.setattr(side_by_side, "END_SECONDS", 0.1)
+    monkeypatch.setattr(parallel, "END_SECONDS", 0.1)
     session = Session((), {}, Terminal(console_on(io.StringIO())), Tracker)
     requests = {}
     for seed in (0, 1):
         (tmp_path / f"{seed}").mkdir()
         one = config("one_device", workers=1, cluster__name="slurm", train__seed=seed)
-        requests[(seed, 0)] = PointRequest(one, tmp_path / f"{seed}", [], "sweep")
+        requests[(seed, 0)] = RunRequest(one, tmp_path / f"{seed}", [], "sweep")
 
     def ended(*_):
         raise Interrupted(signal.SIGINT)
 
     opened = contextlib.nullcontext(session.screen)
     with pytest.raises(Interrupted):
-        side_by_side.SideBySide(Points(True, requests), session, 2, lambda path: opened).run(lambda *_: None, ended)
+        parallel.Parallel(Requests(True, requests), session, 2, lambda path: opened).run(lambda *_: None, ended)
     assert [job.closed for job in jobs] == [1] * early
     go_on.set()
     assert over.wait(20)

@@ -1,0 +1,183 @@
+"""Folders of runs: those of an output folder, the one that a name means, locks, the next attempt's."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.plan import plan as plans
+from pipeline.plan.plan import Plan
+from pipeline.record import log
+from pipeline.record.tracking import run_id_of
+
+EVENTS, PLAN, LOCK = "events.jsonl", "plan.json", "run.lock"
+# Where Hydra writes the composed config, in a run's folder.
+HYDRA_S = "hydra"
+
+
+class Lock:
+    """Marks a folder as in use for as long as this process lives; the kernel releases it however that ends."""
+
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def release(self) -> None:
+        """Lets others have the folder."""
+        os.close(self._file)
+
+
+def attempts(folder: Path) -> Iterator[Path]:
+    """Yields the folders of a run's attempts, from this one on."""
+    while folder.is_dir():
+        yield folder
+        folder = another(folder)
+
+
+def another(folder: Path) -> Path:
+    """Returns the folder for the attempt after the one in `folder`.
+
+    >>> another(Path("nowhere/0_mirrored.2"))
+    PosixPath('nowhere/0_mirrored.3')
+    """
+    first, _, number = folder.name.rpartition(".")
+    name, last = (first, int(number)) if first and number.isdecimal() else (folder.name, 1)
+    return folder.with_name(f"{name}.{last + 1}")
+
+
+def make_another(folder: Path) -> Path:
+    """Makes a folder for one more attempt, after all that are there."""
+    while True:
+        folder = another([folder, *attempts(folder)][-1])
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
+def remove(folder: Path, output: Path) -> None:
+    """Deletes the folder of a run that starts nothing, and the sweep's when it was the last."""
+    remove_empty(folder)
+    with suppress(OSError):
+        if [path.name for path in folder.parent.iterdir()] == ["multirun.yaml"]:
+            shutil.rmtree(folder.parent)
+    # Those above it that Hydra has made.
+    with suppress(OSError):
+        for parent in folder.resolve().parents:
+            if not parent.is_relative_to(output.resolve()) or parent == Path.cwd():
+                break
+            if parent.exists():
+                parent.rmdir()
+
+
+def remove_empty(folder: Path) -> None:
+    """Deletes a folder that holds only Hydra's files; one that a person has named may hold a run."""
+    if (folder / EVENTS).exists():
+        return
+    shutil.rmtree(folder / HYDRA_S, ignore_errors=True)
+    with suppress(OSError):
+        (folder / "result.json").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def in_order(output: Path) -> list[Path]:
+    """The folders of all runs in the output folder, in the order in which they began or were resumed."""
+    return sorted((output / within for within in all_within(output)), key=began)
+
+
+def began(folder: Path) -> float:
+    """When the run in a folder began, or was resumed last."""
+    return log.written(folder / PLAN)
+
+
+def named(name: str, output: Path, expected: str, typed: str, instead: str) -> Path:
+    """The one run that a folder, its name, or the first letters of an id in MLflow mean.
+
+    Raises `UserError`: `expected` that, with the last run's folder put into what is `typed`, or `instead` of it.
+    """
+    if (Path(name) / PLAN).is_file():
+        return Path(name)
+    runs = in_order(output)
+    matches = [folder for folder in runs if folder.name == name or (run_id_of(folder) or "").startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    count = f"{len(matches) or 'no'} run{'s' * (len(matches) != 1)}"
+    raise UserError(expected, f"{name}, which is that of {count}", typed.format(runs[-1]) if runs else instead)
+
+
+def same_identity(plan: Plan, output: Path) -> list[Path]:
+    """The folders of runs in the output folder whose plan has, or once had, the identity of this one.
+
+    A plan is read once: the index, a file in the output folder, has a line for each. Folders that it lacks, as those of
+    an earlier version or from elsewhere, are read now, and all of them once it is deleted.
+    """
+    index = _index(output)
+    identities = {_identity(json.loads(each.to_json())) for each in (plan, plans.as_long_as_before(plan))}
+    lines = [(str(line.get("run")), str(line.get("identity"))) for line, _ in log.objects(index)]
+    known = {folder for folder, _ in lines}
+    for folder in set(all_within(output, known)) - known:
+        if values := log.read_whole(output / folder / PLAN):
+            lines.append((folder, _identity(values)))
+            _append(index, *lines[-1])
+    return [output / folder for folder, identity in lines if identity in identities]
+
+
+def note(folder: Path, plan: Plan, output: Path) -> None:
+    """Notes in the index of the output folder which plan a run has from now on."""
+    with suppress(ValueError):
+        within = folder.resolve().relative_to(output.resolve()).as_posix()
+        _append(_index(output), within, _identity(json.loads(plan.to_json())))
+
+
+def _index(output: Path) -> Path:
+    """The index of an output folder; another file for a version with other fields in an identity."""
+    fields = json.dumps(plans.identity({}), sort_keys=True)
+    return output / f".runs-{hashlib.sha256(fields.encode()).hexdigest()[:8]}.jsonl"
+
+
+def _append(index: Path, folder: str, identity: str) -> None:
+    """Adds a line in one piece. One that cannot be written is read from the plan again."""
+    with suppress(OSError), open(index, "ab", buffering=0) as file:
+        file.write(json.dumps({"run": folder, "identity": identity}).encode() + b"\n")
+
+
+def _identity(values: Mapping[str, Any]) -> str:
+    """A text that plans of the same identity share."""
+    return hashlib.sha256(json.dumps(_whole(plans.identity(values)), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _whole(value: object) -> object:
+    """The value with whole numbers in place of the floats that equal them."""
+    if isinstance(value, dict):
+        return {name: _whole(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def all_within(output: Path, known: Container[str] = ()) -> Iterator[str]:
+    """Yields the folders of all runs, relative to the output folder: those that are known, and those with a plan."""
+    unread = [path.name for path in output.glob("[rs]*")]
+    while unread:
+        folder = unread.pop()
+        with suppress(OSError), os.scandir(output / folder) as entries:
+            inner = list(entries)
+            if any(entry.name == PLAN for entry in inner):
+                yield folder
+                continue
+            for entry in inner:
+                if entry.is_dir(follow_symlinks=False):
+                    within = f"{folder}/{entry.name}"
+                    if within in known:
+                        yield within
+                    else:
+                        unread.append(within)

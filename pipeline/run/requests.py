@@ -1,0 +1,310 @@
+"""Turns the command line into requests for runs: Hydra composes all, and each is validated before any run starts.
+
+A run that is refused has its result at once, and so has one that an earlier command of the same sweep finished.
+"""
+
+import argparse
+import dataclasses
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config import config as configs
+from pipeline.config.composing import Composed, Composer
+from pipeline.config.schema import COMPOSED, Config, Mode
+from pipeline.errors import UserError
+from pipeline.launch import AT_ONCE, LaunchError, machine
+from pipeline.plan import planning
+from pipeline.record.results import Ending, Result
+from pipeline.record.sweeps import Entry
+from pipeline.run import folders, start
+from pipeline.run import sweep as sweeps
+from pipeline.run.session import Key, RunRequest, Session, write_unstarted
+from pipeline.run.views import PointResult
+
+Show = Callable[[PointResult, bool], None]
+
+
+@dataclass
+class Requests:
+    """The runs of a command: those to start, in order, and their sweep if they have one.
+
+    `finished` of the sweep's runs were finished by earlier commands.
+    """
+
+    many: bool = False
+    to_run: dict[Key, RunRequest] = field(default_factory=dict)
+    sweep: sweeps.Sweep | None = None
+    entries: dict[Key, Entry] = field(default_factory=dict)
+    finished: int = 0
+
+    def shown(self, results: Mapping[Key, PointResult]) -> dict[Key, PointResult]:
+        """The results of all runs so far, in the order of their numbers, which a sweep's report has as well."""
+        listed = sorted(self.sweep.entries, key=lambda entry: (entry.place, entry.repeat)) if self.sweep else []
+        so_far = {key: results.get(key) or self.to_run[key].unended() for key in sorted({*results, *self.to_run})}
+        numbers = {key: place for place, key in enumerate(so_far)}
+        numbers |= {key: listed.index(entry) for key, entry in self.entries.items() if entry in listed}
+        numbered = {key: dataclasses.replace(point, number=numbers[key]) for key, point in so_far.items()}
+        return dict(sorted(numbered.items(), key=lambda item: item[1].number or 0))
+
+    def release(self) -> None:
+        """Lets other commands work on the sweep."""
+        if self.sweep is not None:
+            self.sweep.release()
+
+
+def compose(composer: Composer, given: argparse.Namespace, session: Session, requests: Requests, show: Show) -> None:
+    """Composes all runs of a command into `requests`. The session gets the results that need no run.
+
+    A strategy of one device trains on one, whatever `workers` says, and the terminal says so. In a sweep it has one
+    such run, the control of the others; another is refused.
+    """
+    composing = _Composing(session, requests, show)
+    for composed in composer.points(given.overrides, given.multirun):
+        composing.collect(composed)
+    composing.finish()
+
+
+def devices(environ: Mapping[str, str]) -> int:
+    """This machine's GPUs, or the cores where it has none."""
+    here = machine.detect(environ)
+    return len(here.gpus) or len(here.cores)
+
+
+class Served(BaseException):
+    """This command served another as an agent, and ends with that one's exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def most_at_once(requests: Requests, session: Session) -> int:
+    """How many runs of a command may train at once; says so if that is one though sweep.parallel is more."""
+    first = next(iter(requests.to_run.values()), None)
+    if first is None or not requests.many or first.config.sweep.parallel == 1:
+        return 1
+    if any(request.config.mode is not Mode.run for request in requests.to_run.values()):
+        return 1  # Planning and predicting take too little to be worth processes of their own.
+    names = {request.config.cluster.name for request in requests.to_run.values()}
+    in_turn = sorted(name for name in names if name not in AT_ONCE)
+    if in_turn:
+        session.screen.say(f"Points run one after the other: all of cluster={in_turn[0]} is each one's.")
+        return 1
+    return first.config.sweep.parallel
+
+
+class _Composing:
+    """Collects requests in Hydra's order."""
+
+    def __init__(self, session: Session, requests: Requests, show: Show) -> None:
+        self._session, self._requests, self._show = session, requests, show
+        # None for one that has its result.
+        self._all: list[RunRequest | None] = []
+        # Times that a config came: typed twice, it is two runs.
+        self._times: Counter[str] = Counter()
+        # Folders to delete, with their output folder.
+        self._to_delete: list[tuple[Path, Path]] = []
+        # Strategies that the terminal has said train on one device.
+        self._on_one_device: set[str] = set()
+        # Hydra's folder of all runs.
+        self._folder: Path | None = None
+
+    def collect(self, point: Composed) -> None:
+        """Takes the next run."""
+        composed, overrides, many = point.config, point.overrides, point.sweep is not None
+        self._requests.many = many
+        self._folder = point.folder.parent
+        sweep = point.sweep.name if point.sweep is not None else None
+        place = len(self._all)
+        self._all.append(None)
+        try:
+            config = configs.typed(composed, overrides)
+            _check_sweep(config, many)
+        except UserError as error:
+            request = RunRequest(Config(mode=_mode(composed)), point.folder, overrides, sweep)
+            about = sweeps.fingerprint_of_words(overrides)
+            request = self._in_sweep(place, request, point.sweep or point.folder, about, "unread")
+            result = write_unstarted(Result(Ending("REFUSED", str(error))), request.folder)
+            self._end(place, request.ended(result))
+            # A refused run leaves only its entry in a sweep.
+            if request.config.mode is not Mode.run or not many:
+                self._to_delete.append((request.folder, _output(composed)))
+            return
+        if config.mode is Mode.run:
+            self._serve(config, point.folder)
+        request = RunRequest(config, point.folder, overrides, sweep)
+        self._all[place] = request
+        one = planning.on_one_device(config)
+        if one is config:
+            self._validate(place, request)
+        elif not many:
+            self._validate(place, self._as_one(request, one))
+
+    def _serve(self, config: Config, folder: Path) -> None:
+        """Raises `Served` once this process has served a driver elsewhere, which has the runs."""
+        with suppress(UserError):
+            # A cluster that is missing, or broken, is refused when the run is validated.
+            self._session.cluster(config)
+            try:
+                code = self._session.serve(config)
+            except LaunchError as error:
+                self._session.screen.say(str(error))
+                code = 2
+            if code is not None:
+                folders.remove(folder, Path(config.output_dir))
+                raise Served(code)
+
+    def finish(self) -> None:
+        """Makes what trains on one device a run of its own, once all others are known, and adds the repeats."""
+        for place, request in enumerate(self._all):
+            one = None if request is None or request.sweep is None else planning.on_one_device(request.config)
+            if request is None or one is None or one is request.config:
+                continue
+            if any(other is not None and other.config == one for other in self._all):
+                self._refuse(place, request)
+            else:
+                self._all[place] = self._as_one(request, one)
+                self._validate(place, self._as_one(request, one))
+        for folder, output in self._to_delete:
+            folders.remove(folder, output)
+        accepted = {place: request for place, request in enumerate(self._all) if request is not None}
+        for place, request in accepted.items():
+            # One that starts nothing has no entry.
+            if first := self._requests.entries.get((place, 0)):
+                for repeat in range(1, request.config.sweep.repeats):
+                    self._add(place, repeat, self._named(place, repeat, request, first.fingerprint))
+        for key, point in self._requests.shown(self._session.results).items():
+            if key in self._session.results and point.result.ending.status == "REFUSED":
+                self._show(point, self._requests.many)
+        if not self._all:
+            return
+        (order, repeats) = next(
+            ((request.config.sweep.order, request.config.sweep.repeats) for request in accepted.values()), (None, 1)
+        )
+        keys = sweeps.ordered(len(self._all), repeats, order) if order else []
+        self._requests.to_run = {key: self._requests.to_run[key] for key in keys if key in self._requests.to_run}
+        if self._requests.sweep is not None:
+            self._requests.sweep.write()
+        elif self._folder is not None and self._folder.name == COMPOSED:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            folders.remove(self._folder, self._folder.parents[2])
+
+    def _as_one(self, request: RunRequest, one: Config) -> RunRequest:
+        """The run on the one device of its strategy, which the terminal says once."""
+        name, workers = one.strategy.name, request.config.workers
+        if name not in self._on_one_device:
+            self._on_one_device.add(name)
+            self._session.screen.say(f"{name} trains on one device: workers={workers} is taken as workers=1.")
+        return dataclasses.replace(request, config=one)
+
+    def _refuse(self, place: int, request: RunRequest) -> None:
+        """Refuses a second run of a strategy that trains on one device."""
+        config = request.config
+        name, about = config.strategy.name, sweeps.fingerprint(config)
+        request = self._in_sweep(place, request, request.folder.parent, about, name)
+        error = (
+            f"Expected one point of {name}, which trains on one device whatever workers says, received another with "
+            f"workers={config.workers}. Try workers=1."
+        )
+        self._end(place, request.unstarted("REFUSED", error))
+        if config.mode is not Mode.run:
+            self._to_delete.append((request.folder, Path(config.output_dir)))
+
+    def _validate(self, place: int, request: RunRequest) -> None:
+        request = self._in_sweep(
+            place, request, request.folder.parent, sweeps.fingerprint(request.config), request.config.strategy.name
+        )
+        self._all[place] = request
+        if self._is_finished(place, 0, request):
+            return
+        validated = start.validate(request, self._session)
+        if isinstance(validated, RunRequest):
+            self._all[place] = self._requests.to_run[place, 0] = validated
+        else:
+            self._end(place, validated)
+            if request.sweep is None or request.config.mode is not Mode.run:
+                self._to_delete.append((request.folder, Path(request.config.output_dir)))
+
+    def _in_sweep(self, place: int, request: RunRequest, folder: Path, about: str, name: str) -> RunRequest:
+        """The request in the folder that it has in its sweep; as it is if it has no sweep that trains."""
+        if request.sweep is None or request.config.mode is not Mode.run:
+            return request
+        if folder.name == COMPOSED:
+            folder = folder.parent
+        if self._requests.sweep is None:
+            self._requests.sweep = sweeps.Sweep(folder)
+        self._times[about] += 1
+        about = about if self._times[about] == 1 else f"{about}-{self._times[about]}"
+        return self._named(place, 0, request, about, name)
+
+    def _named(self, place: int, repeat: int, request: RunRequest, about: str, name: str | None = None) -> RunRequest:
+        sweep = self._requests.sweep
+        assert sweep is not None
+        name = name or request.config.strategy.name
+        entry = sweep.entry(place, name, about, request.overrides, repeat, None if repeat else request.folder)
+        self._requests.entries[place, repeat] = entry
+        own = request.config.sweep.name is not None or request.config.sweep.repeats > 1
+        return dataclasses.replace(request, folder=sweep.folder / entry.folder, own=own)
+
+    def _add(self, place: int, repeat: int, request: RunRequest) -> None:
+        if not self._is_finished(place, repeat, request):
+            self._requests.to_run[place, repeat] = request
+
+    def _is_finished(self, place: int, repeat: int, request: RunRequest) -> bool:
+        """True if an earlier command has finished it; the session then has its result."""
+        sweep, entry = self._requests.sweep, self._requests.entries.get((place, repeat))
+        result = None if sweep is None or entry is None else sweep.finished(entry)
+        if result is None or entry is None:
+            return False
+        self._session.results[place, repeat] = request.ended(result)
+        self._requests.finished += 1
+        entry.status, entry.error = "FINISHED", None
+        return True
+
+    def _end(self, place: int, result: PointResult) -> None:
+        self._all[place] = None
+        self._session.results[place, 0] = result
+        if (sweep := self._requests.sweep) is not None:
+            sweep.note(self._requests.entries[place, 0], result)
+
+
+def _mode(composed: DictConfig) -> Mode:
+    """The mode, even of a config that cannot be read."""
+    with suppress(OmegaConfBaseException, KeyError):
+        mode = OmegaConf.select(composed, "mode")
+        return mode if isinstance(mode, Mode) else Mode[str(mode)]
+    return Mode.run
+
+
+def _output(composed: DictConfig) -> Path:
+    """The output folder, even of a config that cannot be read."""
+    with suppress(OmegaConfBaseException):
+        return Path(str(OmegaConf.select(composed, "output_dir")))
+    return Path(Config.output_dir)
+
+
+def _check_sweep(config: Config, many: bool) -> None:
+    """Refuses keys that only a sweep can have. Raises `UserError`."""
+    request = config.sweep
+    if many and config.launch.detach:
+        raise UserError(
+            "one run with launch.detach=true",
+            "a sweep, which needs its command",
+            "launch.detach=false: killed, the same command with sweep.name=mine goes on",
+        )
+    if many:
+        return
+    for key, given in (
+        (f"sweep.name={request.name}", request.name is not None),
+        (f"sweep.repeats={request.repeats}", request.repeats > 1),
+        (f"sweep.parallel={request.parallel}", request.parallel > 1),
+    ):
+        if given:
+            raise UserError(f"a sweep with {key}", "one run", f"python -m pipeline -m {key}")

@@ -1,0 +1,154 @@
+"""Takes a requested run from its config to its result: validate it, plan it, then train, estimate or predict."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.schema import Config, Mode, Store
+from pipeline.errors import UserError
+from pipeline.launch import Cancelled, outlives
+from pipeline.plan.backends import JAX
+from pipeline.plan.plan import Plan, as_long_as
+from pipeline.record import log
+from pipeline.run import folders
+from pipeline.run.memory_check import estimated, expect_room, show_shards
+from pipeline.run.planner import plan_run, reachable
+from pipeline.run.session import Planned, RunRequest, Session
+from pipeline.run.views import PointResult
+
+if TYPE_CHECKING:
+    from pipeline.run.run import Run
+
+AUTO, NEVER = "auto", "never"
+
+
+def validate(request: RunRequest, session: Session) -> RunRequest | PointResult:
+    """The request with its plan, whose imports begin; the result of one that is refused, before any run starts."""
+    config = request.config
+    try:
+        planned = plan_run(config, session, begin=False)
+        if config.mode is Mode.run and config.resume not in (AUTO, NEVER):
+            from pipeline.run import resume
+
+            resume.only_named(config.resume, request.output)
+        arrived = config.mode is not Mode.run or planned.cluster.arrived()
+        if arrived and not _may_be_held(config):
+            reachable(planned.plan, planned.cluster, config, session)
+    except UserError as error:
+        return _refused(error, request)
+    if config.mode is Mode.run:
+        if config.backend != JAX:
+            # Its processes are forked from one that has TensorFlow.
+            planned.cluster.warm_up()
+        if config.tracking.store is not Store.none:
+            session.tracker(request.output).begin()
+    return dataclasses.replace(request, planned=planned if arrived else None)
+
+
+def run(request: RunRequest, session: Session) -> PointResult:
+    """The result of a run that was validated. Raises `Interrupted` if a signal ends the command.
+
+    Its `status` is FINISHED, FAILED, KILLED, PREEMPTED, PLANNED, PREDICTED, or REFUSED if it cannot be planned.
+    """
+    try:
+        planned = request.planned or plan_run(request.config, session)
+        if request.config.mode is not Mode.run:
+            return _without_training(request, planned, session)
+        planned, earlier = _to_train(request, planned, session)
+    except Cancelled as cancelled:
+        return request.unstarted("KILLED", str(cancelled))
+    except UserError as error:
+        return _refused(error, request)
+    from pipeline.run.run import Run
+    from pipeline.run.supervisor import Supervisor
+
+    request = _in_its_folder(request, earlier, session)
+    known = session.known_baseline(planned.baseline, request.output)
+    session.screen.planned(planned.plan, False, None if known is None else str(log.from_here(Path(known.folder))))
+    show_shards(planned.plan, request, session)
+    plan = _with_folder(planned.plan, request, earlier)
+    request = dataclasses.replace(request, planned=dataclasses.replace(planned, plan=plan))
+    return request.ended(Supervisor(request, earlier or Run(request.folder), session, known).train())
+
+
+def _without_training(request: RunRequest, planned: Planned, session: Session) -> PointResult:
+    """Shows a plan, and estimates or predicts it. Raises `UserError`."""
+    config, cluster = request.config, planned.cluster
+    plan = reachable(planned.plan, cluster, config, session)
+    # First, since whoever reads the output may close it in the middle.
+    folders.remove(request.folder, request.output)
+    session.screen.planned(plan, config.mode is Mode.plan, None)
+    if config.mode is Mode.predict:
+        # It brings along NumPy, which a plan does without.
+        from pipeline.run.predicting import predicted
+
+        return predicted(plan, request, session.here(config), session)
+    if typed := cluster.describe(plan):
+        session.screen.described(typed)
+    return estimated(plan, request, cluster, session)
+
+
+def _to_train(request: RunRequest, planned: Planned, session: Session) -> "tuple[Planned, Run | None]":
+    """(The plan with addresses, the earlier run that is resumed). Raises `UserError`."""
+    # What drives processes takes a moment to import.
+    from pipeline.run import resume
+
+    config, cluster, output = request.config, planned.cluster, request.output
+    attempts = list(folders.attempts(request.folder))
+    only = request.folder if request.own else None
+    earlier = resume.find(config, planned.plan, output, only, attempts, session.screen.say)
+    try:
+        if earlier is not None:
+            # Its processes have the ports that are needed, and write the same files.
+            cluster.end_earlier(earlier.folder)
+        elif _may_be_held(config):
+            for folder in resume.in_the_way(planned.plan, config.cluster.base_port, output):
+                cluster.end_earlier(folder)
+        length = planned.plan if earlier is None else as_long_as(planned.plan, earlier.plan)
+        plan = reachable(length, cluster, config, session)
+        expect_room(plan, request, cluster, session)
+    except BaseException:
+        if earlier is not None:
+            earlier.release()
+        raise
+    return dataclasses.replace(planned, plan=plan), earlier
+
+
+def _may_be_held(config: Config) -> bool:
+    """True if a killed command's processes may have the ports that are named; `run` ends them first."""
+    return config.cluster.base_port is not None and outlives(config.cluster.name, config.launch.detach)
+
+
+def _refused(error: Exception, request: RunRequest) -> PointResult:
+    result = request.unstarted("REFUSED", str(error))
+    if request.sweep is None:
+        folders.remove(request.folder, request.output)
+    return result
+
+
+def _in_its_folder(request: RunRequest, earlier: "Run | None", session: Session) -> RunRequest:
+    """The request in the folder of the run that it resumes; its own, new and empty, is deleted.
+
+    One that resumes nothing, and whose folder holds a run, gets another one.
+    """
+    if earlier is None:
+        taken = (request.folder / folders.EVENTS).exists()
+        return dataclasses.replace(request, folder=folders.make_another(request.folder)) if taken else request
+    if request.folder.resolve() != earlier.folder.resolve():
+        folders.remove_empty(request.folder)
+    session.screen.resumed(str(earlier.folder), earlier.status, earlier.step, earlier.saved_step)
+    return dataclasses.replace(request, folder=earlier.folder.resolve())
+
+
+def _with_folder(plan: Plan, request: RunRequest, earlier: "Run | None") -> Plan:
+    """The plan with the folder of this run's checkpoints, and that of an earlier command if it was another."""
+    root, folder = plan.checkpoint.folder, request.folder.resolve()
+    if root is None:
+        checkpoints = str(folder / "checkpoints")
+    else:
+        output = request.output.resolve()
+        parts = (folder.relative_to(output) if folder.is_relative_to(output) else Path(folder.name)).parts
+        checkpoints = f"{root if '://' in root else Path(root).resolve()}/{'_'.join(parts)}"
+    before = None if earlier is None else (earlier.plan.get("checkpoint") or {}).get("folder")
+    before = None if before == checkpoints else before
+    return dataclasses.replace(plan, checkpoint=dataclasses.replace(plan.checkpoint, folder=checkpoints, before=before))
