@@ -7,13 +7,13 @@ by the steps between them.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import record
 
 from pipeline.plan import estimate, plan, size
@@ -98,7 +98,7 @@ def _estimated(point: Path, arguments: Sequence[str]) -> estimate.Estimate:
         with tempfile.TemporaryDirectory() as folder:
             record.typed(folder, *_typed(folder, [*arguments, "mode=plan"]))
             (kept,) = Path(folder).glob("sizes/*.json")
-            known = size.from_plain(json.loads(kept.read_text()))
+            known = msgspec.json.decode(kept.read_bytes(), type=size.Size)
     return estimate.estimate(planned, known)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import record
 
 from pipeline.plan import estimate, plan, size
@@ -139,7 +140,7 @@ def _estimated(folder: Path, run: Path) -> int:
     known = size.shipped(planned)
     if known is None:
         newest = max(folder.glob("sizes/*.json"), key=lambda path: path.stat().st_mtime)
-        known = size.from_plain(json.loads(newest.read_text()))
+        known = msgspec.json.decode(newest.read_bytes(), type=size.Size)
     made = estimate.estimate(planned, known).host
     assert made is not None, "hardware=2cpu"
     return made.beside_import

@@ -25,7 +25,7 @@ from pipeline.launch.line.link import Link
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command, Train
-from pipeline.record.events import Beat, Event, Exited, Joined, Started, Steps, System, Told
+from pipeline.record.events import Beat, Event, EventBase, Exited, Joined, Started, Steps, System
 
 # How often the first process of a host tells the host's load; what a call of the training loop trains.
 SYSTEM_SECONDS, STEPS_PER_CALL = 5.0, 10
@@ -122,7 +122,7 @@ class _Job:
         """None: an agent looks now and then by itself."""
         return []
 
-    def send(self, command: Command[Told]) -> None:
+    def send(self, command: Command[EventBase]) -> None:
         self._training = isinstance(command, Train)
 
     def events(self, timeout: float) -> list[Event]:

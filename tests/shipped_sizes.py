@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import msgspec
+
 from pipeline.config import config
 from pipeline.config.composing import Composer
 from pipeline.config.schema import ClusterConfig, Config
@@ -62,7 +64,7 @@ def main() -> None:
     """Writes the file, choices of one size together."""
     entries: dict[str, list[object]] = {}
     for each, made in built(SHIPPED):
-        entries.setdefault(json.dumps(size.to_plain(made)), []).append(size.facts(each))
+        entries.setdefault(json.dumps(msgspec.to_builtins(made)), []).append(size.facts(each))
     lines = [json.dumps({"of": of, "size": json.loads(made)}) for made, of in entries.items()]
     size.SHIPPED.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.plan.collectives import HOROVOD
 from pipeline.plan.plan import SHARED_MEMORY, Plan
-from pipeline.record.profile import Explanation, Part
+from pipeline.record.findings import Explanation, Part
 
 PARTS = ("input wait", "communication", "batch statistics", "contention", "stragglers", "host overhead", "other")
 # Of the ends of each part, where there are rounds enough for it.

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.analyze.comparable import BUSY, UNSTEADY
 from pipeline.plan.plan import REPEAT_SECONDS
 from pipeline.record.events import Event, Measured, Profiling, Resumed, Run, Steps
-from pipeline.record.profile import Profile
+from pipeline.record.findings import Profile
 from pipeline.record.results import MOST_EFFICIENCY
 
 # One call of the compiled loop is made to last about this long, so that calling it costs nothing to speak of.
@@ -81,7 +81,7 @@ def other_work(measured: Mapping[int, Measured]) -> float | None:
 
     None where one of them did not tell. Processes of one machine may share cores, or have some each.
 
-    >>> from pipeline.record.training import CoreTime
+    >>> from pipeline.record.events import CoreTime
     >>> other_work({0: Measured(0, 64.0, 1.0, core_time=CoreTime("a", [0, 1], busy_seconds=1.5, own_seconds=0.5)),
     ...             1: Measured(0, 64.0, 1.0, core_time=CoreTime("a", [0, 1], busy_seconds=1.5, own_seconds=0.5))})
     0.25

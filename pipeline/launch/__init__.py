@@ -18,7 +18,7 @@ from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
-from pipeline.record.events import Event, Told
+from pipeline.record.events import Event, EventBase
 
 __all__ = ["AT_ONCE", "CLUSTERS", "DEVICES", "JOBS", "Cancelled", "Cluster", "Job", "LaunchError", "cluster_of"]
 
@@ -29,7 +29,7 @@ class Job(Protocol):
     def events(self, timeout: float) -> list[Event]:
         """What has come in; waits up to `timeout` seconds for something."""
 
-    def send(self, command: Command[Told]) -> None:
+    def send(self, command: Command[EventBase]) -> None:
         """Gives every process a command, as `Command.to_json` writes it."""
 
     def restart(self, rank: int) -> None:

@@ -18,7 +18,8 @@ from typing import NoReturn
 from pipeline.launch.computing import Computing
 from pipeline.launch.signals import PREEMPTING, STACKS
 from pipeline.record.commands import Command, Leave, from_json
-from pipeline.record.events import Beat, Event, Failed, Signalled, System, Told, stamped, to_line
+from pipeline.record.events import Beat, Event, EventBase, Failed, Signalled, System
+from pipeline.record.log import stamped, to_line
 
 BEAT_SECONDS = 0.5
 # Linux's number for choosing the signal that a descriptor sends; Python's module has no name for it before 3.13.
@@ -107,13 +108,13 @@ class Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._commands: list[Command[Told]] = []
+        self._commands: list[Command[EventBase]] = []
         self._arrived = threading.Condition()
         # Set as soon as `leave` has come, before it is taken.
         self.leave = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def take(self) -> Command[Told]:
+    def take(self) -> Command[EventBase]:
         """The next command, waiting for it."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._commands)

@@ -5,7 +5,6 @@ and GPUs, which is what `mpirun --bind-to none` leaves it to choose.
 """
 
 import hashlib
-import json
 import os
 import signal
 import socket
@@ -30,9 +29,7 @@ from pipeline.launch.options import options_of
 from pipeline.launch.variables import OPEN_MPI, SLURM, Place, place_of
 from pipeline.plan.machine import Host, Machine, inventory
 from pipeline.plan.plan import Plan
-from pipeline.record import plain
-from pipeline.record.log import SECRET, read_whole, write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record.log import SECRET, read_json, write_json
 
 POLL_SECONDS = 0.2
 # Without its conductor, which mpirun ends all others with, an agent goes on for so long.
@@ -62,16 +59,12 @@ class Meeting:
     def write(self, path: Path) -> None:
         """Puts it there, whole. Raises `OSError`."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(plain.fields_of(self)), SECRET)
+        write_json(path, self, SECRET)
 
     @classmethod
     def read(cls, path: Path) -> "Meeting | None":
         """What is there; None where nothing is."""
-        try:
-            values = read_whole(path)
-            return plain.read(cls, values) if values else None
-        except MismatchError:
-            return None
+        return read_json(cls, path)
 
 
 class MpiCluster(DiallingCluster):

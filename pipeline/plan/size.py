@@ -4,7 +4,6 @@ A process that has built the model tells it. The sizes of the built-in models on
 package, made by `tests/shipped_sizes.py`; those of others are kept under the fingerprint of what they depend on.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -14,7 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.config.json import Json, Object
+import msgspec
+from msgspec import Struct
+
+from pipeline.config.json import Object
 from pipeline.config.parts import Part, flat
 from pipeline.plan.plan import Plan
 
@@ -30,8 +32,7 @@ ONLY_TABLES = "only embeddings can be sharded"
 Moment: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(Struct, frozen=True, array_like=True):
     """One variable of a model, and what the optimizer keeps beside it.
 
     `rows_per_example` are the rows that an example looks up in an embedding's table, and None for other variables;
@@ -64,8 +65,7 @@ class Variable:
         return math.prod(self.shape[1:]) * bytes_each(self.dtype)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Struct, frozen=True, array_like=True):
     """A layer that is placed as a whole: bytes of variables, gradients and slots, multiplications of one example.
 
     `begins`: may a part of the model begin with it? A cut between a kernel and the normalization or activation of what
@@ -109,28 +109,6 @@ class Size:
         )
 
 
-def to_plain(size: Size) -> dict[str, Any]:
-    """The size as plain values for an event or a file: each variable a list, what only an embedding has at its end."""
-    layers = {"layers": [list(dataclasses.astuple(layer)) for layer in size.layers]} if size.layers else {}
-    plain = {name: value for name, value in dataclasses.asdict(size).items() if name != "layers"}
-    return plain | {"variables": [_listed(variable) for variable in size.variables]} | layers
-
-
-def from_plain(values: dict[str, Any]) -> Size:
-    """The size that `to_plain` wrote."""
-    variables = tuple(
-        Variable(path, tuple(shape), *rest[:5], *map(tuple, rest[5:])) for path, shape, *rest in values["variables"]
-    )
-    moments = {
-        name: None if values.get(name) is None else tuple((fixed, growing) for fixed, growing in values[name])
-        for name in ("step", "forgetful_step")
-    }
-    layers = tuple(
-        Layer(name, size, work, begins, tuple(paths)) for name, size, work, begins, paths in values.get("layers", ())
-    )
-    return Size(**values | {"variables": variables, "layers": layers} | moments)
-
-
 def places_layers(plan: Plan) -> bool:
     """Are whole layers laid over the devices of a replica? Then a size is to tell them."""
     return plan.strategy.devices_per_replica > 1 and plan.backend == "tensorflow"
@@ -153,7 +131,7 @@ def shipped(plan: Plan) -> Size | None:
     """
     if places_layers(plan):
         return None
-    return next((from_plain(known["size"]) for known in _shipped() if facts(plan) in known["of"]), None)
+    return next((msgspec.convert(known["size"], Size) for known in _shipped() if facts(plan) in known["of"]), None)
 
 
 def fingerprint(plan: Plan, sources: str, versions: dict[str, str]) -> str:
@@ -170,13 +148,6 @@ def bytes_each(dtype: str) -> int:
     """
     bits = re.search(r"\d+$", dtype)
     return max(1, int(bits.group()) // 8) if bits else 1
-
-
-def _listed(variable: Variable) -> list[Json]:
-    values = list(dataclasses.astuple(variable))
-    if variable.cut:
-        return values
-    return values[:5] if not variable.is_table and variable.whole == ONLY_TABLES else values[:7]
 
 
 def of_shape(data_build: Object) -> Object:

@@ -1,17 +1,19 @@
-"""What the conductor has processes do: a class a command, written and read here alone.
+"""The commands that the driver gives processes, a class a command, written and read here alone.
 
-`Command[Loaded]` is one that a process answers with the event `Loaded` when it has done it; nothing answers the others.
+A process responds to `Command[Loaded]` with the event `Loaded` when it has done it; to `Command[Never]` with none.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, Never, TypeVar, get_args
 
-from pipeline.record import plain
+from msgspec import Struct, field
+
+from pipeline.record import codec
 from pipeline.record.events import (
     Built,
     Calibrated,
     Checked,
+    EventBase,
     Explaining,
     Finished,
     Loaded,
@@ -20,50 +22,45 @@ from pipeline.record.events import (
     Profiling,
     Sized,
     SwitchedOff,
-    Told,
 )
 
-# Which checkpoint training goes on from, see `Build`.
+# The checkpoint that training resumes from, see `Build`.
 Resume = Literal["last", "back"]
-Answer = TypeVar("Answer", bound=Told, covariant=True)
+Response = TypeVar("Response", bound=EventBase, covariant=True)
 
 
-@dataclass(frozen=True)
-class Command(Generic[Answer]):
+class Command(Struct, Generic[Response], frozen=True, tag_field="do", tag=str.lower):
     """One of those below."""
 
     @classmethod
-    def answered_by(cls) -> type[Answer]:
-        """The event that answers it; `Never` where none does."""
-        ((told,),) = map(get_args, cls.__orig_bases__)  # type: ignore[attr-defined]
-        made: type[Answer] = told
-        return made
+    def response_type(cls) -> type[Response]:
+        """Returns the event that responds to it; `Never` where none does."""
+        ((event,),) = map(get_args, cls.__orig_bases__)  # type: ignore[attr-defined]
+        response: type[Response] = event
+        return response
 
     def to_json(self) -> str:
-        """The command as JSON text, its name under `do`."""
-        return json.dumps({"do": type(self).__name__.lower()} | asdict(self))
+        """Returns the command as JSON text, its name under `do`."""
+        return codec.to_json(self).decode()
 
 
-@dataclass(frozen=True)
-class Load(Command[Loaded]):
+class Load(Command[Loaded], frozen=True):
     """Make the data, and look for what is broken in it; `folder` is the run's."""
 
     folder: str
 
 
-@dataclass(frozen=True)
-class Drop(Command[Loaded]):
-    """Leave out what any process has found broken: by the rank that found it, and by part."""
+class Drop(Command[Loaded], frozen=True):
+    """Leave out the examples that any process has found broken: by the rank that found them, and by part."""
 
     broken: dict[str, dict[str, list[Lost]]]
 
 
-@dataclass(frozen=True)
-class Build(Command[Built]):
+class Build(Command[Built], frozen=True):
     """Make the model, on data of which each shard has the given number of examples.
 
-    With `resume` "last", training will go on from the last good checkpoint; with "back", later ones are removed. The
-    chief then tells `restored` as well.
+    With `resume` "last", training resumes from the last good checkpoint; with "back", later ones are removed. The
+    chief then emits `restored` as well.
     """
 
     train_counts: list[int]
@@ -71,38 +68,32 @@ class Build(Command[Built]):
     resume: Resume | None = None
 
 
-@dataclass(frozen=True)
-class Check(Command[Checked]):
-    """Before training, compare what all replicas make of a small batch with what one device makes of it."""
+class Check(Command[Checked], frozen=True):
+    """Before training, compare all replicas with one device on a small batch."""
 
 
-@dataclass(frozen=True)
-class Size(Command[Sized]):
-    """Tell how large the model is; for that the step is compiled, if it was not yet."""
+class Size(Command[Sized], frozen=True):
+    """Measure the size of the model; compiles the step, if it was not yet."""
 
 
-@dataclass(frozen=True)
-class Profile(Command[Profiling]):
+class Profile(Command[Profiling], frozen=True):
     """Before training, time the "model" or the "input" alone: a few steps, or `steps`."""
 
     what: Literal["model", "input"]
     steps: int | None = None
 
 
-@dataclass(frozen=True)
-class Begin(Command[Never]):
+class Begin(Command[Never], frozen=True):
     """Begin training: from here on steps are those of the training while it lasts, before that for nothing but time."""
 
 
-@dataclass(frozen=True)
-class Calibrate(Command[Calibrated]):
+class Calibrate(Command[Calibrated], frozen=True):
     """Trace the step, and time a few: one call of so many, or enough that a call's length can be chosen."""
 
     steps_per_call: int | None
 
 
-@dataclass(frozen=True)
-class Measure(Command[Measured]):
+class Measure(Command[Measured], frozen=True):
     """Time at least `steps` steps after `warmup_steps`, in whole calls."""
 
     repeat: int
@@ -111,16 +102,14 @@ class Measure(Command[Measured]):
     steps_per_call: int
 
 
-@dataclass(frozen=True)
-class Train(Command[Finished]):
-    """Train to the end, and save into `folder`; the chief tells `saved` as well."""
+class Train(Command[Finished], frozen=True):
+    """Train to the end, and save into `folder`; the chief emits `saved` as well."""
 
     steps_per_call: int
     folder: str
 
 
-@dataclass(frozen=True)
-class Explain(Command[Explaining]):
+class Explain(Command[Explaining], frozen=True):
     """Once training is over, or in a baseline: time steps, or what is left of them where a part is switched off.
 
     Of "everything", "no input" and "no statistics" as many steps as `Measure` would; of "no step" one call; of "no
@@ -135,20 +124,18 @@ class Explain(Command[Explaining]):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Leave(Command[Never]):
-    """Write a checkpoint as soon as all agree to, tell `left`, and do nothing more. It is heard at once."""
+class Leave(Command[Never], frozen=True):
+    """Write a checkpoint as soon as all agree to, emit `left`, and do nothing more. It is heard at once."""
 
 
-@dataclass(frozen=True)
-class Exit(Command[Never]):
+class Exit(Command[Never], frozen=True):
     """End with 0."""
 
 
-COMMANDS: dict[str, type[Command[Any]]] = {made.__name__.lower(): made for made in Command.__subclasses__()}
+COMMANDS: dict[str, type[Command[Any]]] = {kind.__name__.lower(): kind for kind in Command.__subclasses__()}
 
 
-def from_json(text: str | bytes) -> Command[Told]:
-    """The command that `Command.to_json` wrote."""
+def from_json(text: str | bytes) -> Command[EventBase]:
+    """Returns the command that `Command.to_json` wrote."""
     values = json.loads(text)
-    return plain.made_of(COMMANDS[values.pop("do")], values)
+    return codec.from_plain(COMMANDS[values["do"]], values)

@@ -1,47 +1,48 @@
-"""What a run tells: a class a kind, written and read here alone, one JSON object a line.
+"""The events of a run, a class a kind: one JSON object a line of the log.
 
-A line has `time`, `event` (the kind), where a process told it `group` and `rank`, and the fields of the class. What
-no other part of the program goes by has a default, so that lines of earlier versions and of other engines need not have
-it; what a later version adds to a kind is passed over. `pipeline.record.log` keeps the lines, but for those of
-`PASSING`, which reach the conductor alone.
+A line has `time`, `event` (the kind), `group` and `rank`, and the fields of the class. Optional fields have defaults so
+that older logs and other engines still parse. `pipeline.record.log` writes and reads lines; those of `PASSING` only
+reach the driver.
 """
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from pipeline.plan import size as sizes
+from msgspec import Struct, field
+
 from pipeline.plan.size import Size
-from pipeline.record import plain
-from pipeline.record.check import Check
-from pipeline.record.plain import MismatchError
-from pipeline.record.profile import Explanation, Profile
-from pipeline.record.told import Told as Told
-from pipeline.record.told import stamped as stamped
-from pipeline.record.told import to_line as to_line
-from pipeline.record.told import to_plain as to_plain
-from pipeline.record.training import Beat as Beat
-from pipeline.record.training import Calibrated as Calibrated
-from pipeline.record.training import Checkpoint as Checkpoint
-from pipeline.record.training import Epoch as Epoch
-from pipeline.record.training import Finished as Finished
-from pipeline.record.training import Left as Left
-from pipeline.record.training import Measured as Measured
-from pipeline.record.training import Saved as Saved
-from pipeline.record.training import Steps as Steps
-from pipeline.record.training import TimedCall as TimedCall
+from pipeline.record.findings import Check, Explanation, Profile
 
-# What is left out of steps that are timed.
+# Parts of a step that are left out when it is timed.
 SwitchedOff = Literal["everything", "no input", "no statistics", "no step", "no communication"]
-# Of the lines; those of 0.1.0 have none.
-VERSION = 1
+# The version of the lines; those of 0.1.0 have none.
+VERSION = 2
+# In the run's folder: a trained model, weights of one that cannot be saved whole, a text that a language model wrote.
+MODEL, WEIGHTS, SAMPLE = "model.keras", "model.weights.h5", "sample.txt"
 
 
-@dataclass(frozen=True)
-class Run(Told):
-    """Conductor: a run begins. `key` is unique for ever; `params` and `tags` are those of MLflow."""
+class EventBase(Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """What every event has. `time` is in seconds since 1970, 0 until whoever passes it on sets it.
+
+    `group` is "point" for the run's own processes, "baseline" for the one-device comparison, None for the driver.
+    """
+
+    time: float = 0.0
+    group: str | None = None
+    rank: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The kind, as a line names it."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def of_point(self) -> bool:
+        """True if it is of the run itself, not of its baseline."""
+        return self.group in (None, "point")
+
+
+class Run(EventBase, frozen=True):
+    """Driver: a run begins. `key` is unique for ever; `params` and `tags` are those of MLflow."""
 
     key: str = ""
     name: str = ""
@@ -54,9 +55,8 @@ class Run(Told):
     version: int = 0
 
 
-@dataclass(frozen=True)
-class Resumed(Told):
-    """Conductor: another command goes on with the run."""
+class Resumed(EventBase, frozen=True):
+    """Driver: another command resumes the run."""
 
     params: dict[str, object] = field(default_factory=dict)
     tags: dict[str, object] = field(default_factory=dict)
@@ -64,34 +64,30 @@ class Resumed(Told):
     host: str | None = None
 
 
-@dataclass(frozen=True)
-class Attached(Told):
-    """Conductor: it takes the place of one that is gone, whose processes go on."""
+class Attached(EventBase, frozen=True):
+    """Driver: it takes over from one that is gone, whose processes live on."""
 
     pid: int | None = None
     host: str | None = None
 
 
-@dataclass(frozen=True)
-class Started(Told):
-    """Conductor: a process was started, on the `host` of that number."""
+class Started(EventBase, frozen=True):
+    """Driver: a process was started, on the `host` of that number."""
 
     pid: int | None = None
     role: str = ""
     host: int = 0
 
 
-@dataclass(frozen=True)
-class Joined(Told):
-    """Process: it has its devices and strategy. `versions` are those of what computes."""
+class Joined(EventBase, frozen=True):
+    """Process: it has its devices and strategy. `versions` are those of the libraries that compute."""
 
     devices: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Lost:
-    """Examples that are broken: so many from number `first` on. See `pipeline.data.examples.Broken`."""
+class Lost(Struct, frozen=True):
+    """Broken examples: so many from number `first` on. See `pipeline.data.examples.Broken`."""
 
     path: str | None
     first: int
@@ -101,20 +97,18 @@ class Lost:
     stop: int | None = None
 
 
-@dataclass(frozen=True)
-class Loaded(Told):
-    """Process: it has its data. By part: was it sharded, how many examples are here, and what it found broken."""
+class Loaded(EventBase, frozen=True):
+    """Process: it has its data. By part: whether it is sharded, the number of examples here, and those broken."""
 
     sharded: dict[str, bool]
     examples: dict[str, int]
     broken: dict[str, list[Lost]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Built(Told):
+class Built(EventBase, frozen=True):
     """Process: it has its model. Shape and dtype are of one example's input, which may be nested.
 
-    `notes` are what the result is to say of data and model, where there is something.
+    `notes` are those on data and model for the result.
     """
 
     parameters: int | None = None
@@ -129,85 +123,114 @@ class Built(Told):
     steps_per_epoch: int | None = None
     epochs: int | None = None
     data_digest: str | None = None
-    notes: list[str] | None = plain.if_told()
+    notes: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class Checked(Told):
-    """Process: what came of comparing all replicas with one device; what the first process told counts."""
+class Checked(EventBase, frozen=True):
+    """Process: the check of all replicas against one device; the first process's counts."""
 
     values: Check
 
 
-@dataclass(frozen=True)
-class Sized(Told):
-    """Process: how large the model is, where that was not known, or why that cannot be told."""
+class Sized(EventBase, frozen=True):
+    """Process: the size of the model, or why it cannot be known."""
 
     size: Size | None = None
-    error: str | None = plain.if_told()
-
-    def own(self) -> dict[str, object]:
-        """An error, or the fields of the size among those of the event."""
-        return {"error": self.error} if self.size is None else sizes.to_plain(self.size)
-
-    @classmethod
-    def made_of(cls, values: Mapping[str, object]) -> Self:
-        """The size of the fields among those of the event."""
-        known = {name: value for name, value in values.items() if name in Size.__dataclass_fields__}
-        made = plain.made_of(cls, {name: value for name, value in values.items() if name not in known})
-        if made.error is not None:
-            return made
-        try:
-            return replace(made, size=sizes.from_plain(known))
-        except (KeyError, TypeError, ValueError) as error:
-            raise MismatchError(str(error)) from None
+    error: str | None = None
 
 
-@dataclass(frozen=True)
-class Profiling(Told):
-    """Process: what it timed before training: `step_seconds` of "model" or "input", roughly, then pieces of them."""
+class Profiling(EventBase, frozen=True):
+    """Process: timings before training: `step_seconds` of "model" or "input", roughly, then pieces of them."""
 
     what: Literal["model", "input"]
-    step_seconds: float | None = plain.if_told()
-    examples: list[float] | None = plain.if_told()
-    seconds: list[float] | None = plain.if_told()
+    step_seconds: float | None = None
+    examples: list[float] | None = None
+    seconds: list[float] | None = None
 
 
-@dataclass(frozen=True)
-class Profiled(Told):
-    """Conductor: what that comes to."""
+class Profiled(EventBase, frozen=True):
+    """Driver: which of input and model sets the pace."""
 
     values: Profile
 
 
-@dataclass(frozen=True)
-class Restored(Told):
-    """Chief: training goes on from `step`; was there a checkpoint?
+class Calibrated(EventBase, frozen=True):
+    """Process: how long a step takes, after tracing."""
 
-    Before it is logged, `told` has what training told last before the checkpoint, of which what no conductor has heard
-    is logged in its place.
+    step_seconds: float = 0.0
+
+
+class TimedCall(NamedTuple):
+    """A call of the compiled loop."""
+
+    steps: int
+    seconds: float
+
+
+class CoreTime(NamedTuple):
+    """Seconds that `cores` of a machine (its boot's id) were busy, and in which they computed for the process."""
+
+    machine: str
+    cores: list[int]
+    busy_seconds: float
+    own_seconds: float
+
+
+class Measured(EventBase, frozen=True):
+    """Process: one timed repeat, of which it waited `input_seconds` for batches; each worker if asynchronous.
+
+    `examples` are those of all replicas. `core_time` is that of the cores it may use, on Linux.
+    """
+
+    repeat: int
+    examples: float
+    seconds: float
+    steps: int = 0
+    calls: list[TimedCall] = field(default_factory=list)
+    input_seconds: list[float] = field(default_factory=list)
+    core_time: CoreTime | None = None
+
+
+class Steps(EventBase, frozen=True):
+    """Chief: one call of the training loop. `losses` are one a step, the last of them at `step`, counted from 1.
+
+    `metrics` run over the epoch; `examples` and `seconds` are of the call.
+    """
+
+    step: int
+    losses: list[float]
+    epoch: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    examples: float | None = None
+    seconds: float | None = None
+    learning_rate: float | None = None
+
+
+class Epoch(EventBase, frozen=True):
+    """Chief: the end of an epoch, counted from 1, at `step`, after validation."""
+
+    epoch: int
+    step: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    val_loss: float | None = None
+    val_metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+class Restored(EventBase, frozen=True):
+    """Chief: training resumes from `step`; `found` says whether there was a checkpoint.
+
+    `recent` are the last events before the checkpoint. The driver logs those that no driver has heard in its place.
     """
 
     step: int = 0
     found: bool = False
-    told: tuple[Told, ...] = ()
-
-    @classmethod
-    def made_of(cls, values: Mapping[str, object]) -> Self:
-        """Its events are read as lines are."""
-        told = plain.read(list[dict[str, object]], values.get("told", []))
-        made = plain.made_of(cls, {name: value for name, value in values.items() if name != "told"})
-        return replace(made, told=tuple(from_plain(event) for event in told))
-
-    def own(self) -> dict[str, object]:
-        """Its events are written as lines are."""
-        told = {"told": [to_plain(event) for event in self.told]} if self.told else {}
-        return {"step": self.step, "found": self.found, **told}
+    recent: tuple[dict[str, Any], ...] = ()
 
 
-@dataclass(frozen=True)
-class Restarted(Told):
-    """Conductor: all processes are started again, for the reason in `text`."""
+class Restarted(EventBase, frozen=True):
+    """Driver: all processes are started again, for the reason in `text`."""
 
     text: str
     workers: int | None = None
@@ -215,32 +238,72 @@ class Restarted(Told):
     leaders: int = 1
 
 
-@dataclass(frozen=True)
-class Signalled(Told):
-    """Process: got a scheduler's signal. Conductor: got a Ctrl-C, upon which processes write a checkpoint and leave."""
+class Checkpoint(EventBase, frozen=True):
+    """Chief: a checkpoint was written."""
+
+    step: int
+    path: str = ""
+    seconds: float = 0.0
+
+
+class Left(EventBase, frozen=True):
+    """Process: it leaves for a scheduler, after the checkpoint of `step`; the chief says whether it was written."""
+
+    step: int | None = None
+    written: bool | None = None
+
+
+class Signalled(EventBase, frozen=True):
+    """Process: got a scheduler's signal. Driver: got a Ctrl-C, upon which processes write a checkpoint and leave."""
 
     signal: int
 
 
-@dataclass(frozen=True)
-class System(Told):
-    """First process of each host: the load of the host, in percent and GiB."""
+class System(EventBase, frozen=True):
+    """First process of each host: its load, in percent and GiB."""
 
     host: str
     values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Warned(Told):
-    """Anyone: something that a person should know."""
+class Warned(EventBase, frozen=True, tag="warning"):
+    """Anyone: something that a user should know."""
 
-    kind = "warning"
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Failed(Told):
-    """Process: `error` is one line for a person. `peer`: it only lost its peers. `diverged`: training has."""
+class Saved(EventBase, frozen=True):
+    """Chief: the path of the trained model, relative to the run's folder."""
+
+    path: str
+
+
+class Finished(EventBase, frozen=True):
+    """Process: training is over, with a hash of the weights of each of its replicas. The chief adds the results.
+
+    A callback may have ended it early, or restored an epoch's weights. `sent_bytes` are a replica's in a step.
+    """
+
+    weights: list[str] = field(default_factory=list)
+    epochs: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float] | None = None
+    val_loss: float | None = None
+    val_metrics: dict[str, float] | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    steps: int | None = None
+    examples: int | None = None
+    updates: int | None = None
+    worker_steps: list[int] | None = None
+    sent_bytes: int | None = None
+    stopped_by: str | None = None
+    stopped_at: int | None = None
+    restored_epoch: int | None = None
+
+
+class Failed(EventBase, frozen=True):
+    """Process: `error` is one line for a user. `peer`: it only lost its peers. `diverged`: training has."""
 
     error: str = ""
     peer: bool = False
@@ -254,83 +317,73 @@ class TimedReplica(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Explaining(Told):
-    """Process: steps timed after training, with parts switched off.
-
-    "no step" has the seconds of a call, "no communication" those of a step by replica, the others examples and seconds.
-    """
+class Explaining(EventBase, frozen=True):
+    """Process: steps timed after training, with parts switched off; "no step" are the seconds of a call."""
 
     what: SwitchedOff
-    examples: float | None = plain.if_told()
-    seconds: float | None = plain.if_told()
-    replicas: list[TimedReplica] | None = plain.if_told()
+    examples: float | None = None
+    seconds: float | None = None
+    replicas: list[TimedReplica] | None = None
 
 
-@dataclass(frozen=True)
-class Explained(Told):
-    """Conductor: what that comes to."""
+class Explained(EventBase, frozen=True):
+    """Driver: where the lost efficiency went."""
 
     values: Explanation
 
 
-@dataclass(frozen=True)
-class Result(Told):
-    """Conductor: the whole of result.json."""
+class Result(EventBase, frozen=True):
+    """Driver: the whole of result.json."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Report(Told):
-    """Conductor: of a sweep, in a log of its own; `files` are paths in the sweep's folder, by the artifacts' folder.
-
-    What earlier versions told besides, the best point's numbers, is passed over.
-    """
+class Report(EventBase, frozen=True):
+    """Driver: of a sweep, in a log of its own; `files` are paths in its folder, by the artifacts' folder."""
 
     files: dict[str, list[str]] = field(default_factory=dict)
     tags: dict[str, str | None] = field(default_factory=dict)
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Ended(Told):
-    """Conductor: FINISHED, FAILED, KILLED or PREEMPTED; the last line, unless another command goes on with the run."""
+class Ended(EventBase, frozen=True):
+    """Driver: FINISHED, FAILED, KILLED or PREEMPTED; the last line, unless another command resumes the run."""
 
     status: str
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class Stopped(Told):
-    """Conductor: a process is stopped, by a signal."""
+class Beat(EventBase, frozen=True):
+    """Process: a heartbeat, with its progress and seconds of cores; in training `step`, or steps validated."""
+
+    progress: int | None = None
+    cpu_seconds: float | None = None
+    step: int | None = None
+    validated: int | None = None
 
 
-@dataclass(frozen=True)
-class Unreachable(Told):
-    """Conductor: the host of a process was not heard of for so many seconds, or has forgotten the process (None)."""
+class Stopped(EventBase, frozen=True):
+    """Driver: a process is stopped, by a signal."""
+
+
+class Unreachable(EventBase, frozen=True):
+    """Driver: the host of a process was silent for so many seconds, or has forgotten the process (None)."""
 
     name: str
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Exited(Told):
-    """Conductor: a process has ended, by a signal where `code` is below 0."""
+class Exited(EventBase, frozen=True):
+    """Driver: a process has ended, by a signal where `code` is below 0."""
 
     code: int | None = None
 
 
-@dataclass(frozen=True)
-class Unknown(Told):
-    """A kind that is not here, or one whose fields are not what they should be: all values of its line, as read."""
+class Unknown(EventBase, frozen=True):
+    """An event of an unknown kind, or with odd fields: all values of its line, as read."""
 
     name: str
     values: dict[str, object]
-
-    def own(self) -> dict[str, object]:
-        """Its values as they were read."""
-        return {"event": self.name} | {name: plain.to_plain(value) for name, value in self.values.items()}
 
 
 Event = (
@@ -339,28 +392,8 @@ Event = (
     | Finished | Explaining | Explained | Result | Report | Ended | Beat | Stopped | Unreachable | Exited | Unknown
 )  # fmt: skip
 
-KINDS: dict[str, type[Event]] = {made.kind: made for made in get_args(Event) if made is not Unknown}
-# Kinds that only the conductor needs.
+KINDS: dict[str, type[Event]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Event) if kind is not Unknown
+}
+# Kinds that only the driver needs.
 PASSING = (Beat, Stopped, Unreachable, Exited)
-
-
-def from_plain(values: Mapping[str, object]) -> Event:
-    """The event whose line has these values; `Unknown` where no class has such ones."""
-    name = values.get("event")
-    if isinstance(name, str) and name in KINDS:
-        with suppress(MismatchError):
-            return KINDS[name].made_of(values)
-    by: dict[str, Any] = {}
-    for part, kind in (("time", float), ("group", str), ("rank", int)):
-        with suppress(MismatchError):
-            by |= {part: plain.read(kind, values[part])} if part in values else {}
-    return Unknown(str(name or ""), dict(values), **by)
-
-
-def from_line(line: bytes) -> Event | None:
-    """The event of a line; None where it holds no JSON object."""
-    with suppress(ValueError):
-        values = json.loads(line)
-        if isinstance(values, dict):
-            return from_plain(values)
-    return None

@@ -3,13 +3,11 @@
 It is there as long as processes are that outlive their conductor.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pipeline.record import plain
-from pipeline.record.log import SECRET, read_made, read_whole, write_whole, written
+from pipeline.record.log import SECRET, read_json, read_whole, write_json, written
 from pipeline.record.tracking import LOG
 
 FILE = "agents.json"
@@ -30,7 +28,7 @@ class Kept:
     @classmethod
     def read(cls, folder: Path) -> "Kept | None":
         """That of the run in a folder; None where nothing outlives its conductor."""
-        return read_made(cls, folder / FILE)
+        return read_json(cls, folder / FILE)
 
     def with_job(self, group: str, number: int, agents: Iterable[str] = ()) -> "Kept":
         """The same, once another job of a group has begun."""
@@ -39,7 +37,7 @@ class Kept:
 
     def write(self, folder: Path) -> None:
         """Notes it, where nobody else can read it. Raises `OSError`."""
-        write_whole(folder / FILE, json.dumps(plain.fields_of(self), indent=2), SECRET)
+        write_json(folder / FILE, self, SECRET)
 
 
 def forget(folder: Path) -> None:

@@ -3,15 +3,11 @@
 `python -m pipeline doctor` measures it; where a config says nothing of the link, what was measured last counts.
 """
 
-import json
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.record import plain
-from pipeline.record.log import write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record.log import read_json, write_json
 
 FILE = "links.json"
 VERSION = 1
@@ -38,18 +34,17 @@ class Links:
 def write(output: Path, links: Sequence[Measured], now: float) -> Path:
     """Keeps what was measured, beside what is known of other hosts' links; the file that has it."""
     anew = {frozenset(link.hosts) for link in links}
-    kept = [link for link in read(output) if frozenset(link.hosts) not in anew]
+    others = [link for link in read(output) if frozenset(link.hosts) not in anew]
     output.mkdir(parents=True, exist_ok=True)
     file = output / FILE
-    write_whole(file, json.dumps(plain.to_plain(Links(VERSION, now, (*kept, *links))), indent=1) + "\n")
+    write_json(file, Links(VERSION, now, (*others, *links)))
     return file
 
 
 def read(output: Path) -> tuple[Measured, ...]:
     """What is known of links; nothing where nothing was measured, or the file is spoilt."""
-    with suppress(OSError, ValueError, MismatchError):
-        return plain.made_of(Links, json.loads((output / FILE).read_text())).links
-    return ()
+    links = read_json(Links, output / FILE)
+    return links.links if links else ()
 
 
 def slowest(links: Collection[Measured], hosts: Collection[str]) -> float | None:

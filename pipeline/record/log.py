@@ -1,29 +1,75 @@
-"""The event log: lines of `pipeline.record.events`, whole. It is the record of a run; all else is a view of it."""
+"""The event log: whole lines of `pipeline.record.events`. It is the record of a run; all else is a view of it.
+
+Here too: files that are written whole.
+"""
 
 import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.record import plain
-from pipeline.record.events import Event, from_plain, to_line
+from msgspec.structs import replace
+
+from pipeline.record import codec
+from pipeline.record.codec import MismatchError
+from pipeline.record.events import KINDS, Event, EventBase, Unknown
 
 # Read at once, from its end, of a log that is opened again.
 BLOCK_BYTES = 65_536
 # The mode of a file that nobody but its owner can read.
 SECRET = 0o600
 
-Made = TypeVar("Made")
+T = TypeVar("T")
+Kind = TypeVar("Kind", bound=EventBase)
+
+
+def stamped(event: Kind, time: float, group: str | None = None, rank: int | None = None) -> Kind:
+    """Returns the event with a rank, and with a time and a group unless it has them."""
+    return replace(
+        event, time=event.time or time, group=event.group or group, rank=event.rank if rank is None else rank
+    )
+
+
+def to_line(event: EventBase) -> bytes:
+    """Returns the event as a line of JSON."""
+    return codec.to_json(_values(event)) + b"\n"
+
+
+def to_plain(event: EventBase) -> dict[str, Any]:
+    """Returns the values of the event's line."""
+    return dict(codec.to_plain(_values(event)))
+
+
+def from_line(line: bytes) -> Event | None:
+    """Returns the event of a line; None where it holds no JSON object."""
+    with suppress(ValueError):
+        values = json.loads(line)
+        if isinstance(values, dict):
+            return from_plain(values)
+    return None
+
+
+def from_plain(values: Mapping[str, object]) -> Event:
+    """Returns the event whose line has these values; `Unknown` where no class has such ones."""
+    name = values.get("event")
+    if isinstance(name, str) and name in KINDS:
+        with suppress(MismatchError):
+            return codec.from_plain(KINDS[name], _in_this_version(name, values))
+    stamp: dict[str, Any] = {}
+    for field, kind in EventBase.__annotations__.items():
+        with suppress(MismatchError):
+            stamp |= {field: codec.from_plain(kind, values[field])} if field in values else {}
+    return Unknown(str(name or ""), dict(values), **stamp)
 
 
 class EventLog:
-    """Appends events to a file, one line each, written whole. What a crash has left of a last line is removed.
+    """Appends events to a file, one line each, written whole. A last line that a crash cut short is removed.
 
-    While the disk is full, lines are kept here and written once there is space again.
+    While the disk is full, lines wait in memory and are written once there is space again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,55 +102,6 @@ class EventLog:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 
 
-def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
-    """Writes a file so that a reader or a crash sees all of `text` or what was there before. Raises `OSError`.
-
-    Threads, processes and hosts may write one path at once: each fills a file of its own first. `mode` is that of a new
-    file, less the umask; SECRET for one that nobody else can read.
-    """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    # What no encoding has, such as a byte of a path, is written as "?".
-    data = text.encode(errors="replace")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def read_whole(path: Path) -> dict[str, Any]:
-    """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
-    with suppress(OSError, ValueError):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(values, dict):
-            return values
-    return {}
-
-
-def read_made(kind: Callable[..., Made], path: Path) -> Made | None:
-    """The dataclass whose `plain.fields_of` are a whole file; None where there is no such file, or something else."""
-    values = read_whole(path)
-    with suppress(plain.MismatchError):
-        return plain.made_of(kind, values) if values else None
-    return None
-
-
-def written(path: Path) -> float:
-    """When a file or folder was written last, in seconds since the epoch; 0 where there is none any more."""
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
-
-
-def from_here(path: Path) -> Path:
-    """A file or folder as a person would type it: from the folder where they are, if it is in there."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
     """Yields (event, offset after it) for each whole line from byte `start`; a line cut short is left for later."""
     for values, end in objects(path, start):
@@ -112,7 +109,7 @@ def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
 
 
 def objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The same for any file of a JSON object a line: (its values, offset after it)."""
+    """Yields (values, offset after it) for each JSON object of any file that has one a line."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -125,6 +122,73 @@ def objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
                 values = json.loads(line)
                 if isinstance(values, dict):
                     yield values, start
+
+
+def write_whole(path: Path, text: str | bytes, mode: int = 0o666) -> None:
+    """Writes a file so that a reader or a crash sees all of `text` or what was there before. Raises `OSError`.
+
+    Threads, processes and hosts may write one path at once: each fills a file of its own first. `mode` is that of a new
+    file, less the umask; SECRET for one that nobody else can read.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    # What no encoding has, such as a byte of a path, is written as "?".
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: object, mode: int = 0o666) -> None:
+    """Writes a typed value as a whole JSON file. Raises `OSError`."""
+    write_whole(path, codec.pretty(value), mode)
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """The values of a JSON object that is a whole file; empty where there is no such file, or something else in it."""
+    with suppress(OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict):
+            return values
+    return {}
+
+
+def read_json(kind: type[T], path: Path) -> T | None:
+    """The typed value that is a whole file; None where there is no such file, or something else in it."""
+    values = read_whole(path)
+    with suppress(MismatchError):
+        return codec.from_plain(kind, values) if values else None
+    return None
+
+
+def written(path: Path) -> float:
+    """When a file or folder was written last, in seconds since the epoch; 0 where there is none any more."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def from_here(path: Path) -> Path:
+    """A file or folder as a user would type it: from the working directory, if it is in there."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _values(event: EventBase) -> object:
+    """What the line of an event holds: for an unknown one all that was read."""
+    if not isinstance(event, Unknown):
+        return event
+    stamp = {"time": event.time, "event": event.name, "group": event.group, "rank": event.rank}
+    return stamp | event.values
+
+
+def _in_this_version(name: str, values: Mapping[str, object]) -> Mapping[str, object]:
+    """The values as this version writes them: until version 2 the fields of a size stood beside those of the event."""
+    return {**values, "size": values} if name == "sized" and "variables" in values else values
 
 
 def _end_of_lines(file: int, size: int) -> int:

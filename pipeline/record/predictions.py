@@ -1,13 +1,11 @@
 """Predictions as `predictions.jsonl` has them, a line each, and as `result.json` has them once a run scored them."""
 
-import dataclasses
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.record import log, plain
-from pipeline.record.plain import MismatchError
+from pipeline.record import codec, log
+from pipeline.record.codec import MismatchError
 
 # In the output folder.
 FILE = "predictions.jsonl"
@@ -76,8 +74,8 @@ class Scored(Predicted):
 def append(output: Path, line: Line) -> None:
     """Keeps a prediction, to be scored by a run that comes after it."""
     output.mkdir(parents=True, exist_ok=True)
-    with (output / FILE).open("a") as lines:
-        lines.write(json.dumps(dataclasses.asdict(line)) + "\n")
+    with (output / FILE).open("ab") as lines:
+        lines.write(codec.to_json(line) + b"\n")
 
 
 def read(output: Path) -> list[Line]:
@@ -85,5 +83,5 @@ def read(output: Path) -> list[Line]:
     lines: list[Line] = []
     for values, _ in log.objects(output / FILE):
         with suppress(MismatchError):
-            lines.append(plain.made_of(Line, values))
+            lines.append(codec.from_plain(Line, values))
     return lines

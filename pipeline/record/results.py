@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from pipeline.config.parts import flat, leaves, part_of, unflat
-from pipeline.record import plain
-from pipeline.record.check import Check
+from pipeline.record import codec
+from pipeline.record.codec import MismatchError
+from pipeline.record.findings import Check, Explanation, Profile
 from pipeline.record.log import read_whole, write_whole
-from pipeline.record.plain import MismatchError
 from pipeline.record.predictions import Scored
-from pipeline.record.profile import Explanation, Profile
 
 FILE = "result.json"
 # Of result.json. The first, which had none written, held the same values.
@@ -29,6 +29,15 @@ ENDED_EARLY = ("stopped_by", "stopped_at", "planned_epochs", "restored_epoch")
 MOST_EFFICIENCY = 1.1
 # The source of a baseline that was timed in turn with its run.
 IN_THIS_RUN = "measured in this run"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A measured baseline, in a file of its own: examples per second of each repeat on one device, the run's folder."""
+
+    examples_per_second: tuple[float, ...]
+    folder: str
+    time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +261,7 @@ def from_values(values: Mapping[str, object]) -> Result:
     known: dict[str, object] = {}
     for name, leaf in leaves(Result).items():
         with suppress(MismatchError, KeyError):
-            known[name] = plain.read(leaf.type, values[name])
+            known[name] = codec.from_plain(cast(Any, leaf.type), values[name])
     # A training that diverged says so by a loss that is no number; any other value that is none is not known.
     finite = {name for name, value in known.items() if not isinstance(value, float) or math.isfinite(value)}
     made: Result = unflat(Result, {name: known[name] for name in known if name in finite | leaves(Training).keys()})
@@ -263,7 +272,7 @@ def _as_json_has_it(value: object) -> object:
     """A loss that is no number stays so, alone and among metrics."""
     if isinstance(value, Mapping):
         return {name: _as_json_has_it(inner) for name, inner in value.items()}
-    return value if isinstance(value, float) else plain.to_plain(value)
+    return value if isinstance(value, float) else codec.to_plain(value)
 
 
 def read(folder: Path) -> Result | None:

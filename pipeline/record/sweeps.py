@@ -1,15 +1,13 @@
 """The points of a sweep and what became of each, as `sweep.json` in its folder has them."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.record import plain
-from pipeline.record.log import read_whole, write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record import codec
+from pipeline.record.codec import MismatchError
+from pipeline.record.log import read_whole, write_json
 
 FILE = "sweep.json"
 
@@ -32,13 +30,12 @@ class Entry:
 
 def read(folder: Path) -> list[Entry]:
     """The points of the sweep in a folder; none where it does not list them, or a file that is broken."""
-    entries: list[Entry] = []
     with suppress(MismatchError):
-        entries = plain.read(list[Entry], read_whole(folder / FILE).get("points"))
-    return entries
+        return codec.from_plain(list[Entry], read_whole(folder / FILE).get("points"))
+    return []
 
 
 def write(folder: Path, entries: Sequence[Entry]) -> None:
     """Writes the points of the sweep in a folder, whole. Raises `OSError`."""
-    points = [dataclasses.asdict(entry) for entry in sorted(entries, key=lambda entry: (entry.place, entry.repeat))]
-    write_whole(folder / FILE, json.dumps({"name": folder.name, "points": points}, indent=2))
+    points = sorted(entries, key=lambda entry: (entry.place, entry.repeat))
+    write_json(folder / FILE, {"name": folder.name, "points": points})

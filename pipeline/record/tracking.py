@@ -1,14 +1,13 @@
 """Turns what a run's folder knows of where it is tracked into `tracking.json`, and back."""
 
 import dataclasses
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.record import plain
-from pipeline.record.log import read_whole, write_whole
-from pipeline.record.plain import MismatchError
+from pipeline.record import codec
+from pipeline.record.codec import MismatchError
+from pipeline.record.log import read_whole, write_json
 
 LOG, STATE = "events.jsonl", "tracking.json"
 
@@ -69,8 +68,8 @@ def recall(folder: Path) -> State:
     values = read_whole(folder / STATE)
     with suppress(MismatchError):
         # Beside the store stands what is there.
-        copied = plain.made_of(Copied, values)
-        return dataclasses.replace(plain.made_of(State, values), copied=copied)
+        copied = codec.from_plain(Copied, values)
+        return dataclasses.replace(codec.from_plain(State, values), copied=copied)
     return State()
 
 
@@ -81,7 +80,5 @@ def run_id_of(folder: Path) -> str | None:
 
 def write(folder: Path, state: State) -> None:
     """Makes `state` what `recall` returns: a reader sees the old values or these."""
-    values = dataclasses.asdict(state)
-    copied = values.pop("copied")
-    kept = {"store": values["store"], **copied, "copies": values["copies"]}
-    write_whole(folder / STATE, json.dumps(kept, indent=2))
+    copied = dataclasses.asdict(state.copied)
+    write_json(folder / STATE, {"store": state.store, **copied, "copies": state.copies})

@@ -7,7 +7,7 @@ from pipeline.analyze import explain, measure
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Explain
 from pipeline.record.events import Explaining, SwitchedOff
-from pipeline.record.profile import Explanation
+from pipeline.record.findings import Explanation
 from pipeline.run.group import Group
 from pipeline.run.session import Preempted
 from pipeline.run.timing import Measured, build

@@ -3,28 +3,29 @@
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from pipeline.analyze import energy
 from pipeline.launch import Cluster, Job
 from pipeline.launch.signals import PREEMPTING
 from pipeline.plan.plan import Plan
 from pipeline.record import commands
-from pipeline.record.commands import Answer, Command
+from pipeline.record.commands import Command, Response
 from pipeline.record.events import (
     PASSING,
     Event,
+    EventBase,
     Exited,
     Finished,
     Joined,
     Left,
     Restored,
     Signalled,
-    Told,
     Warned,
-    to_line,
 )
+from pipeline.record.log import to_line
 from pipeline.run.session import Preemption
 from pipeline.run.watch import Failure, RunFailed, Watch
 
@@ -123,23 +124,23 @@ class Group:
         """The event of each process once all have joined. Raises `RunFailed`."""
         return self._responses(Joined, range(len(self.plan.processes)))
 
-    def request(self, command: Command[Answer]) -> dict[int, Answer]:
+    def request(self, command: Command[Response]) -> dict[int, Response]:
         """Sends a command, and returns the responses once all have responded. Raises `RunFailed`."""
         self.send(command)
         return self.responses(command)
 
-    def send(self, command: Command[Told]) -> None:
+    def send(self, command: Command[EventBase]) -> None:
         """Sends a command whose responses are waited for later."""
         self._watch.asked(time.monotonic())
         self.job.send(command)
 
-    def responses(self, command: Command[Answer]) -> dict[int, Answer]:
+    def responses(self, command: Command[Response]) -> dict[int, Response]:
         """Each process's response to a command that was sent. Raises `RunFailed`."""
-        return self._responses(command.answered_by(), self.plan.leaders)
+        return self._responses(command.response_type(), self.plan.leaders)
 
-    def _responses(self, response: type[Answer], ranks: Sequence[int]) -> dict[int, Answer]:
+    def _responses(self, response: type[Response], ranks: Sequence[int]) -> dict[int, Response]:
         began, meter = self.clock(), energy.Meter()
-        responses: dict[int, Answer] = {}
+        responses: dict[int, Response] = {}
         while not responses.keys() >= set(ranks):
             # Often enough for a counter that begins anew.
             meter.joules()
@@ -240,4 +241,4 @@ def _scheduled(event: Event) -> int | None:
 
 def _line(event: Event) -> int:
     """A number that equal lines of the log share."""
-    return hash(to_line(replace(event, told=()) if isinstance(event, Restored) else event))
+    return hash(to_line(replace(event, recent=()) if isinstance(event, Restored) else event))

@@ -3,14 +3,13 @@
 The measurements since the attempt began are in the event log; those before stand in `attempt.json`.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.record import kept, plain
-from pipeline.record.baselines import Baseline
+from pipeline.record import kept
 from pipeline.record.commands import Resume
-from pipeline.record.log import from_here, read_made, write_whole
+from pipeline.record.log import from_here, read_json, write_json
+from pipeline.record.results import Baseline
 from pipeline.run.timing import Measured
 
 FILE = "attempt.json"
@@ -52,11 +51,11 @@ class Handover:
     @classmethod
     def read(cls, folder: Path) -> "Handover | None":
         """That of the run in a folder; None if its processes end with their driver."""
-        return read_made(cls, folder / FILE)
+        return read_json(cls, folder / FILE)
 
     def write(self, folder: Path) -> None:
         """Writes it, before the attempt starts any process. Raises `OSError`."""
-        write_whole(folder / FILE, json.dumps(plain.fields_of(self), indent=2))
+        write_json(folder / FILE, self)
 
 
 def forget(folder: Path) -> None:

@@ -1,10 +1,8 @@
 """Finds out how large a plan's model is: the package has it, an earlier command kept it, or it is built once."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from pipeline.config import targets
@@ -14,7 +12,7 @@ from pipeline.plan import size as sizes
 from pipeline.plan.backends import COMPUTING
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
-from pipeline.record.log import write_whole
+from pipeline.record.log import read_json, write_json
 from pipeline.run.session import RunRequest, Session
 from pipeline.run.watch import RunFailed
 
@@ -23,8 +21,7 @@ def known(plan: Plan, path: Path) -> Size | None:
     """The size that comes with the package, or that is in the file `path`; None if neither."""
     size = sizes.shipped(plan)
     if size is None:
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            size = sizes.from_plain(json.loads(path.read_text()))
+        size = read_json(Size, path)
     return size
 
 
@@ -58,7 +55,7 @@ def learn(plan: Plan, cluster: Cluster) -> Size:
 def keep(size: Size, path: Path) -> Size:
     """The size, written to a file for later commands."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(sizes.to_plain(size)))
+    write_json(path, size)
     return size
 
 

@@ -8,13 +8,13 @@ from pipeline.config.schema import Config
 from pipeline.data.errors import first_of
 from pipeline.plan.plan import Plan
 from pipeline.record import predictions
-from pipeline.record.baselines import Baseline
-from pipeline.record.check import Check
+from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Finished
+from pipeline.record.findings import Check, Explanation
 from pipeline.record.predictions import Scored
-from pipeline.record.profile import Explanation
 from pipeline.record.results import (
     IN_THIS_RUN,
     MOST_EFFICIENCY,
+    Baseline,
     Cost,
     Ending,
     Environment,
@@ -25,7 +25,6 @@ from pipeline.record.results import (
     Survival,
     Training,
 )
-from pipeline.record.training import MODEL, SAMPLE, WEIGHTS, Finished
 from pipeline.run.run import Run
 from pipeline.run.session import Preemption, choices_of, layout_of
 from pipeline.run.timing import Measured

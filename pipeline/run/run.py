@@ -10,25 +10,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.analyze import measure
 from pipeline.plan import plan as plans
 from pipeline.plan.plan import Plan
 from pipeline.record import events, log, results
-from pipeline.record.check import Check
 from pipeline.record.events import (
     Checked,
     Checkpoint,
     Ended,
     Epoch,
     Event,
+    EventBase,
     Profiled,
     Restarted,
     Resumed,
     Steps,
-    Told,
 )
+from pipeline.record.findings import Check, Profile
 from pipeline.record.log import EventLog, write_whole
-from pipeline.record.profile import Profile
 from pipeline.record.results import Result
 from pipeline.run import folders
 from pipeline.run.folders import EVENTS, PLAN, Lock
@@ -104,10 +105,10 @@ class Run:
             case events.Measured() if event.group is not None:
                 self._repeats.setdefault(event.group, {}).setdefault(event.repeat, {})[event.rank] = event
 
-    def missed(self, earlier: Sequence[Told]) -> list[Event]:
+    def missed(self, earlier: Sequence[EventBase]) -> list[Event]:
         """Of the events before a checkpoint, those that the log lacks: its driver was killed meanwhile."""
         return [
-            dataclasses.replace(event, group="point", rank=0)
+            msgspec.structs.replace(event, group="point", rank=0)
             for event in earlier
             if (isinstance(event, Steps) and event.step > self.step)
             or (isinstance(event, Epoch) and event.epoch > self.epoch)

@@ -15,9 +15,9 @@ from pipeline.launch.signals import PREEMPTING, Interrupted
 from pipeline.plan import plan as plans
 from pipeline.plan.backends import COMPUTING, other
 from pipeline.plan.plan import AUTO, Plan
-from pipeline.record import baselines, results
-from pipeline.record.baselines import Baseline
-from pipeline.record.results import Choices, Ending, Layout, Result
+from pipeline.record import results
+from pipeline.record.log import read_json, write_json
+from pipeline.record.results import Baseline, Choices, Ending, Layout, Result
 from pipeline.run.views import Ahead, PointResult, Screen, Tracking
 
 if TYPE_CHECKING:
@@ -195,13 +195,14 @@ class Session:
         path, how, known = _baseline_file(baseline, output), baseline.measurement.baseline, None
         if how in ("once", "auto"):
             known = self.baselines.get(path)
-        return baselines.read(path) if known is None and how == "auto" else known
+        return read_json(Baseline, path) if known is None and how == "auto" else known
 
     def keep_baseline(self, baseline: Plan, output: Path, repeats: Sequence[float], folder: Path) -> None:
         """Keeps what the run in a folder measured of its baseline. Raises `OSError`."""
         path, known = _baseline_file(baseline, output), Baseline(tuple(repeats), str(folder), time.time())
         self.baselines[path] = known
-        baselines.write(path, known)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known)
 
     def close(self, code: int) -> None:
         """Ends the tracker and the clusters; `code` is what the command ends with."""

@@ -11,6 +11,7 @@ import signal
 import time
 from contextlib import suppress
 
+import msgspec
 from omegaconf import OmegaConf
 
 from pipeline.errors import UserError
@@ -20,10 +21,10 @@ from pipeline.plan import planning
 from pipeline.plan.backends import JAX
 from pipeline.plan.plan import Plan, from_json, with_rate_scale
 from pipeline.record import commands, events, results
-from pipeline.record.baselines import Baseline
 from pipeline.record.commands import Resume
 from pipeline.record.events import PASSING, Ended, Event, Explained, Finished, Profiled, Restarted, Restored, Signalled
-from pipeline.record.results import Ending, Result
+from pipeline.record.log import from_plain
+from pipeline.record.results import Baseline, Ending, Result
 from pipeline.run import handover, model_size
 from pipeline.run.explaining import explain_loss
 from pipeline.run.folders import EVENTS
@@ -101,9 +102,9 @@ class Supervisor:
         if self._replay is not None and self._replay.is_logged(event):
             return
         if isinstance(event, Restored):
-            for missed in self.run.missed(event.told):
+            for missed in self.run.missed([from_plain(values) for values in event.recent]):
                 self.emit(missed)
-            event = dataclasses.replace(event, told=())
+            event = msgspec.structs.replace(event, recent=())
         now = time.monotonic()
         self._progress.update(event, now)
         if not isinstance(event, PASSING):

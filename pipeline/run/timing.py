@@ -13,10 +13,9 @@ from pipeline.launch import Cluster
 from pipeline.plan.plan import Plan
 from pipeline.plan.size import Size
 from pipeline.record import commands
-from pipeline.record.check import Check
 from pipeline.record.commands import Resume
 from pipeline.record.events import Built, Finished, Lost
-from pipeline.record.profile import Explanation, Profile
+from pipeline.record.findings import Check, Explanation, Profile
 from pipeline.run.group import Group
 from pipeline.run.session import Preempted, Preemption
 from pipeline.run.watch import Failure, RunFailed

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from pipeline.record.training import CoreTime
+from pipeline.record.events import CoreTime
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 # What a core did nothing in, and what Linux counts twice: guests are in `user` and `nice` already.

@@ -6,7 +6,7 @@ from typing import Protocol
 from pipeline.config.offers import check, find
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
-from pipeline.record.events import Event, Failed, Told
+from pipeline.record.events import Event, EventBase, Failed
 
 # Tells the conductor an event; when, and by whom, is added on the way.
 Tell = Callable[[Event], None]
@@ -18,7 +18,7 @@ class Engine(Protocol):
     def join(self) -> dict[str, str]:
         """Takes the process's devices, and returns, once every process has joined, the versions of what computes."""
 
-    def obey(self, command: Command[Told]) -> None:
+    def obey(self, command: Command[EventBase]) -> None:
         """Does what a command says, and tells the event that answers it."""
 
     def failure(self, error: BaseException) -> Failed:

@@ -47,8 +47,7 @@ def survival(
         if resume == "back":
             checkpointer.drop_after(-1 if state is None else state.values["step"])
         values = {} if state is None else state.values
-        told = tuple(events.from_plain(event) for event in values.get("told", []))
-        tell(events.Restored(values.get("step", 0), state is not None, told))
+        tell(events.Restored(values.get("step", 0), state is not None, tuple(values.get("told", ()))))
     if state is None:
         return made, Position()
     check_same_data(state.values["data"], data)

@@ -12,9 +12,8 @@ import keras
 import numpy as np
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import Beat
+from pipeline.record.events import SAMPLE, Beat
 from pipeline.record.log import write_whole
-from pipeline.record.training import SAMPLE
 from pipeline.worker.engine import Tell
 
 # Where nobody said how many.

@@ -7,8 +7,7 @@ from typing import Any
 import keras
 
 from pipeline.plan.plan import Plan
-from pipeline.record.events import Warned
-from pipeline.record.training import MODEL, WEIGHTS
+from pipeline.record.events import MODEL, WEIGHTS, Warned
 from pipeline.worker.engine import Tell
 from pipeline.worker.loop import TrainingError
 

@@ -4,8 +4,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from pipeline.record import events
 from pipeline.record.events import Beat, Event
+from pipeline.record.log import stamped
 from pipeline.worker.engine import Tell
 
 
@@ -21,7 +21,7 @@ class Telling:
         if self._held is None or isinstance(event, Beat):
             self._tell(event)
         else:
-            self._held.append(events.stamped(event, time.time()))
+            self._held.append(stamped(event, time.time()))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

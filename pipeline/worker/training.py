@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from pipeline.record.events import Beat, Epoch, Event, Left, Steps, from_plain, stamped, to_plain
+from pipeline.record.events import Beat, Epoch, Event, Left, Steps
+from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import State, Survival, grouped
 from pipeline.worker.engine import Tell

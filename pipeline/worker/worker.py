@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from pipeline.plan.plan import from_json
 from pipeline.record.commands import Command, Exit
-from pipeline.record.events import Joined, System, Told
+from pipeline.record.events import EventBase, Joined, System
 from pipeline.worker.engine import Tell, engine_of
 
 
@@ -25,7 +25,7 @@ def main(
     plan_text: str,
     rank: int,
     tell: Tell,
-    take: Callable[[], Command[Told]],
+    take: Callable[[], Command[EventBase]],
     asked_to_leave: Callable[[], bool],
     leave: Callable[[int], NoReturn],
 ) -> NoReturn:

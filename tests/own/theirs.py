@@ -9,6 +9,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+import msgspec
 import numpy as np
 
 from pipeline.launch import machine
@@ -26,9 +27,8 @@ from pipeline.record.events import (
     Started,
     Steps,
     TimedCall,
-    from_line,
-    stamped,
-)  # fmt: skip
+)
+from pipeline.record.log import from_line, stamped
 
 BOOT = """
 import socket, sys
@@ -197,7 +197,7 @@ class Mean:
 
     def obey(self, command):
         if not self.left:
-            getattr(self, type(command).__name__.lower())(**vars(command))
+            getattr(self, type(command).__name__.lower())(**msgspec.structs.asdict(command))
 
     def load(self, folder):
         self.data = np.arange(96.0)

@@ -1,7 +1,6 @@
 """What a plan says it needs: bytes by place, bytes that travel, and sizes that are those of the built models."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import keras
@@ -15,7 +14,8 @@ from shipped_sizes import CHOICES, SHIPPED, built, planned
 from pipeline.errors import UserError
 from pipeline.plan.estimate import Estimate, estimate, rows_of_shards
 from pipeline.plan.plan import Plan
-from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, from_plain, shipped, to_plain
+from pipeline.plan.size import Layer, Size, Variable, facts, fingerprint, shipped
+from pipeline.record import codec
 from pipeline.views.terminal import estimate_lines
 from pipeline.worker.input import batches
 from pipeline.worker.input.layout import Layout
@@ -137,7 +137,7 @@ def test_a_plan_says_which_layers_are_on_which_devices_where_whole_ones_are_plac
     layers = tuple(
         Layer(path[:-7], 4 * one.bytes, 9, True, (path,)) for path, one in zip(paths, variables, strict=True)
     )
-    size = from_plain(json.loads(json.dumps(to_plain(Size(variables, 0, ((0, 0),), 0, layers=layers)))))
+    size = codec.from_json(Size, codec.to_json(Size(variables, 0, ((0, 0),), 0, layers=layers)))
     assert size.layers == layers
     made = estimate(plan, size)
     assert [(memory.place, memory.parameters, memory.slots) for memory in made.memory] == [
@@ -229,7 +229,7 @@ def test_many_servers_are_told_as_the_fullest_and_the_emptiest():
 def test_a_size_survives_being_written():
     variables = (Variable("a/b", (3, 4), "float32", True, 96, 2, None), Variable("c", (), "int64", False, 0))
     size = Size(variables, 12, ((1, 2), (0, 3)), 4, operations=5, forgetful_step=((1, 1),))
-    assert from_plain(json.loads(json.dumps(to_plain(size)))) == size
+    assert codec.from_json(Size, codec.to_json(size)) == size
 
 
 def test_every_built_in_model_has_a_size_on_every_data_set_it_takes():
@@ -366,7 +366,7 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     (kept,) = kept_sizes(ran)
     assert str(kept.relative_to(ran.folder)) in ran.out
     parameters = 8 * 8 * 10 + 10
-    size = from_plain(json.loads(kept.read_text()))
+    size = codec.from_json(Size, kept.read_bytes())
     assert sum(each.bytes for each in size.variables) == 4 * parameters
     assert size.example_bytes == 8 * 8 * 4 + 4
     again: Ran = pipeline("mode=plan", "strategy=parameter_server", "workers=2", *OWN)
@@ -377,7 +377,7 @@ def test_a_model_of_ones_own_is_built_once_and_then_known(pipeline):
     kept.unlink()
     ran = pipeline(*QUICK, *OWN, "workers=2", "train.steps=2")
     assert ran.code == 0, ran.err
-    told = from_plain(json.loads(kept.read_text()))
+    told = codec.from_json(Size, kept.read_bytes())
     assert told.variables == size.variables
     assert told.step[-1] == pytest.approx(size.step[-1], rel=0.2)
     assert len(ran.events("sized")) == 1

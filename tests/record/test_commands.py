@@ -1,6 +1,5 @@
 """Commands travel as JSON, and come out as they went in."""
 
-import dataclasses
 import json
 from typing import Never
 
@@ -33,12 +32,12 @@ def test_every_command_is_here():
 def test_a_command_comes_out_as_it_went_in(command):
     assert commands.from_json(command.to_json()) == command
     assert json.loads(command.to_json())["do"] == type(command).__name__.lower()
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         command.folder = "other"
 
 
 def test_what_answers_a_command_is_a_kind_of_event():
-    answers = {name: made.answered_by() for name, made in commands.COMMANDS.items()}
+    answers = {name: made.response_type() for name, made in commands.COMMANDS.items()}
     assert {name for name, answer in answers.items() if answer is Never} == {"begin", "leave", "exit"}
     assert {answer for answer in answers.values() if answer is not Never} <= set(events.KINDS.values())
     assert answers["measure"] is events.Measured

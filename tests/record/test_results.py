@@ -10,12 +10,12 @@ from conftest import QUICK, ROOT
 from test_older import OLD
 
 from pipeline.config.parts import flat, leaves
-from pipeline.record import baselines, predictions, results, sweeps, tracking
-from pipeline.record.baselines import Baseline
-from pipeline.record.check import Check, Difference
+from pipeline.record import predictions, results, sweeps, tracking
+from pipeline.record.findings import Check, Difference, Explanation, Part, Profile
+from pipeline.record.log import read_json, write_json
 from pipeline.record.predictions import FittedOn, Line, Scored
-from pipeline.record.profile import Explanation, Part, Profile
 from pipeline.record.results import (
+    Baseline,
     Choices,
     Cost,
     Ending,
@@ -141,13 +141,13 @@ def test_a_point_that_is_refused_leaves_why_and_what_was_chosen(asked):
 
 
 def test_a_baseline_is_read_as_it_was_written_and_one_that_is_broken_not_at_all(tmp_path):
-    path = tmp_path / "baselines" / "abc.json"
+    path = tmp_path / "abc.json"
     kept = Baseline((100.0, 101.0), "outputs/runs/one", 8.0)
-    baselines.write(path, kept)
-    assert baselines.read(path) == kept
+    write_json(path, kept)
+    assert read_json(Baseline, path) == kept
     for text in ("", "{}", '{"examples_per_second": [1.0]}'):
         path.write_text(text)
-        assert baselines.read(path) is None
+        assert read_json(Baseline, path) is None
 
 
 def test_predictions_are_read_as_they_were_written_and_what_is_none_is_passed_over(tmp_path):

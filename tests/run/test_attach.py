@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from conftest import QUICK, with_
 from omegaconf import OmegaConf
@@ -25,22 +26,11 @@ from pipeline.launch.local import LocalCluster
 from pipeline.plan import planning
 from pipeline.plan.plan import from_json
 from pipeline.record import kept
-from pipeline.record.baselines import Baseline
 from pipeline.record.commands import Begin, Load
-from pipeline.record.events import (
-    Built,
-    Calibrated,
-    Ended,
-    Exited,
-    Explained,
-    Lost,
-    Run,
-    Signalled,
-    Steps,
-    Unreachable,
-    to_line,
-)
+from pipeline.record.events import Built, Calibrated, Ended, Exited, Explained, Lost, Run, Signalled, Steps, Unreachable
 from pipeline.record.kept import Kept
+from pipeline.record.log import to_line
+from pipeline.record.results import Baseline
 from pipeline.run import handover, resume, takeover
 from pipeline.run.folders import Lock
 from pipeline.run.group import Group, Replay
@@ -147,7 +137,7 @@ def test_what_is_in_the_log_is_told_again_in_its_order_and_never_written_twice()
     assert replay.clock() > 1e9
     assert not replay.is_logged(late)
     # The driver emits the same at another time, as often as it did.
-    again = dataclasses.replace(asked, time=99.0)
+    again = msgspec.structs.replace(asked, time=99.0)
     assert [replay.is_logged(again), replay.is_logged(again)] == [True, False]
     assert not replay.is_logged(Explained(None, time=99.0))
 
@@ -187,7 +177,7 @@ def test_a_job_that_is_taken_over_gives_no_command_twice_and_misses_who_has_no_p
     job.send(Begin())
     assert [(name, json.loads(message.command)["do"]) for name, message in lines.said] == [("a", "begin")]
     job._look_at_lines()
-    told = {event.rank: dataclasses.replace(event, time=0.0) for event in job._waiting}
+    told = {event.rank: msgspec.structs.replace(event, time=0.0) for event in job._waiting}
     assert told == {
         0: Exited(3, group="point", rank=0),
         1: Unreachable("b", PLAN.launch.heartbeat_timeout, group="point", rank=1),

@@ -8,19 +8,8 @@ from conftest import with_
 from test_plan import config, machine
 
 from pipeline.plan.planning import make
-from pipeline.record.events import (
-    Beat,
-    Event,
-    Exited,
-    Failed,
-    Finished,
-    Joined,
-    Started,
-    Steps,
-    Stopped,
-    System,
-    stamped,
-)
+from pipeline.record.events import Beat, Event, Exited, Failed, Finished, Joined, Started, Steps, Stopped, System
+from pipeline.record.log import stamped
 from pipeline.run.watch import BLAME_SECONDS, BUSY_PATIENCE, SILENT_SECONDS, TRACING_PATIENCE, Failure, Watch
 
 STARTUP, HEARTBEAT, PROGRESS = 60.0, 30.0, 50.0

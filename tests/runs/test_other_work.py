@@ -9,8 +9,7 @@ from conftest import Ran
 
 from pipeline.analyze import measure
 from pipeline.analyze.measure import BUSY
-from pipeline.record.events import Measured
-from pipeline.record.training import CoreTime
+from pipeline.record.events import CoreTime, Measured
 
 TIMED = ("tracking=none", "measure.baseline=none", "measure.repeats=2", "measure.steps=400", "train.steps=900",
          "model=mlp", "train.check=off")  # fmt: skip

@@ -42,10 +42,8 @@ from pipeline.record.events import (
     Steps,
     TimedCall,
     Warned,
-    from_plain,
-    stamped,
-    to_plain,
 )
+from pipeline.record.log import from_plain, stamped, to_plain
 from pipeline.run.views import PointResult
 from pipeline.views.terminal import Progress, console_on, error_text, plan_lines, result_table, sweep_table
 from pipeline.views.terminal.run_state import RunState

@@ -33,9 +33,9 @@ from pipeline.analyze import history
 from pipeline.commands.sync import main
 from pipeline.launch.signals import Interrupted
 from pipeline.record import kept
-from pipeline.record.events import Ended, Resumed, Run, Warned, from_plain, to_line
+from pipeline.record.events import Ended, Resumed, Run, Warned
 from pipeline.record.kept import Kept
-from pipeline.record.log import EventLog
+from pipeline.record.log import EventLog, from_plain, to_line
 from pipeline.record.results import Result
 from pipeline.record.tracking import Store, recall
 from pipeline.run.tracked import Tracked
@@ -644,7 +644,7 @@ def test_a_conductor_killed_with_9_leaves_killed_and_no_process(tmp_path: Path) 
     code = """
 import json, os, sys, time
 from pathlib import Path
-from pipeline.record.events import from_plain
+from pipeline.record.log import from_plain
 from pipeline.launch.signals import Interrupted
 from pipeline.record.kept import Kept
 from pipeline.record.log import EventLog

@@ -14,7 +14,7 @@ from conftest import sampled
 from keras import layers, ops
 
 from pipeline import models, strategies
-from pipeline.record.check import Check
+from pipeline.record.findings import Check
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input.layout import Layout
 from pipeline.worker.input.passes import Place

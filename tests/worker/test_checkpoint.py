@@ -20,7 +20,8 @@ from conftest import sampled
 from tensorflow.python.framework.config import disable_op_determinism
 
 from pipeline.plan.plan import Checkpoints
-from pipeline.record.events import Event, to_plain
+from pipeline.record.events import Event
+from pipeline.record.log import to_plain
 from pipeline.worker import rates
 from pipeline.worker.checkpoint import Checkpointer, State, Survival, grouped
 from pipeline.worker.input.layout import BEGINNING, Layout, Position

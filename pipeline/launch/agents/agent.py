@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import msgspec
+
 from pipeline.launch import machine
 from pipeline.launch.agents.alike import alike
 from pipeline.launch.agents.messages import (
@@ -48,9 +50,9 @@ from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan, from_json
 from pipeline.record import commands
 from pipeline.record.commands import Command, Leave
-from pipeline.record.events import Beat, Event, Exited, Left, Signalled, Started, to_plain
-from pipeline.record.events import Told as Record
-from pipeline.record.training import MODEL, SAMPLE, WEIGHTS
+from pipeline.record.events import MODEL, SAMPLE, WEIGHTS, Beat, Event, Exited, Left, Signalled, Started
+from pipeline.record.events import EventBase as Record
+from pipeline.record.log import to_plain
 
 POLL_SECONDS, PULSE_SECONDS = 0.2, 1.0
 LOG_BYTES = 1 << 20
@@ -347,7 +349,7 @@ def in_folder(command: Command[Record], folder: Path) -> Command[Record]:
     """
     match command:
         case commands.Load(folder=named) | commands.Train(folder=named) if not Path(named).is_dir():
-            return replace(command, folder=str(folder))
+            return msgspec.structs.replace(command, folder=str(folder))
     return command
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pipeline.plan.machine import Machine
-from pipeline.record import plain
+from pipeline.record import codec
 
 # What agents call the other end of their line.
 CONDUCTOR = "conductor"
@@ -18,7 +18,7 @@ class Message:
 
     def to_bytes(self) -> bytes:
         """The message as JSON, its name under `say`."""
-        return json.dumps({"say": type(self).__name__.lower()} | plain.fields_of(self)).encode()
+        return json.dumps({"say": type(self).__name__.lower()} | codec.to_plain(self)).encode()
 
 
 @dataclass(frozen=True)
@@ -216,4 +216,4 @@ def from_bytes(data: bytes) -> Message:
     kind = MESSAGES.get(str(values.get("say")))
     if kind is None:
         raise ValueError(f"Expected a message of this version, received {values.get('say')}.")
-    return plain.made_of(kind, {name: value for name, value in values.items() if name != "say"})
+    return codec.from_plain(kind, {name: value for name, value in values.items() if name != "say"})

@@ -26,8 +26,9 @@ from pipeline.launch.errors import LaunchError
 from pipeline.launch.local import LocalCluster, LocalJob
 from pipeline.plan.plan import Plan
 from pipeline.record.commands import Command
-from pipeline.record.events import Beat, Event, Exited, Started, Unreachable, Warned, from_plain, stamped
-from pipeline.record.events import Told as Record
+from pipeline.record.events import Beat, Event, Exited, Started, Unreachable, Warned
+from pipeline.record.events import EventBase as Record
+from pipeline.record.log import from_plain, stamped
 
 # Before it is said that others are waited for; for how long an agent that was told to stop is waited for, and one to
 # whom there is no line.

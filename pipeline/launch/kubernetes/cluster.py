@@ -5,7 +5,6 @@ it where `cluster.options.conductor` names an address of it that they reach.
 """
 
 import hashlib
-import json
 import os
 import secrets
 import socket
@@ -37,9 +36,8 @@ from pipeline.launch.kubernetes.pods import Follower
 from pipeline.launch.options import options_of
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import LaunchPart, Plan
-from pipeline.record import plain
 from pipeline.record.kept import Kept, forget
-from pipeline.record.log import read_made, write_whole
+from pipeline.record.log import read_json, write_json
 
 # The file in a run's folder that names its pods: a command that is killed leaves them for a while.
 FILE = "kubernetes.json"
@@ -299,9 +297,9 @@ class KubernetesCluster(DiallingCluster):
 
 def write(folder: Path, pods: Pods) -> None:
     """Notes the pods of the run in a folder. Raises `OSError`."""
-    write_whole(folder / FILE, json.dumps(plain.fields_of(pods)))
+    write_json(folder / FILE, pods)
 
 
 def read(folder: Path) -> Pods | None:
     """The pods of the run in a folder; None if it has none."""
-    return read_made(Pods, folder / FILE)
+    return read_json(Pods, folder / FILE)

@@ -27,7 +27,8 @@ from pipeline.launch.steady import Steady
 from pipeline.plan.machine import Machine
 from pipeline.plan.plan import Plan, Process
 from pipeline.record.commands import Command
-from pipeline.record.events import Event, Exited, Started, Stopped, Told, Warned, from_line, stamped
+from pipeline.record.events import Event, EventBase, Exited, Started, Stopped, Warned
+from pipeline.record.log import from_line, stamped
 
 # How often to ask the system whether a process is stopped.
 LOOK_SECONDS = 1.0
@@ -167,7 +168,7 @@ class LocalJob:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def send(self, command: Command[Told]) -> None:
+    def send(self, command: Command[EventBase]) -> None:
         """Gives every process a command; one that is gone is left to its `exited` event."""
         for connection in self._commands.values():
             with contextlib.suppress(OSError):

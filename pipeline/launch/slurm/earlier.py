@@ -1,14 +1,12 @@
 """Which job a run's processes are in, noted in its folder: a command that is killed leaves it running for a while."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.launch.slurm.queue import Slurm
-from pipeline.record import plain
-from pipeline.record.log import read_made, write_whole
+from pipeline.record.log import read_json, write_json
 
 FILE = "slurm.json"
 # For it to end.
@@ -26,11 +24,11 @@ class Earlier:
     @classmethod
     def read(cls, folder: Path) -> "Earlier | None":
         """That of the run in a folder; None where it has none."""
-        return read_made(cls, folder / FILE)
+        return read_json(cls, folder / FILE)
 
     def write(self, folder: Path) -> None:
         """Notes it. Raises `OSError`."""
-        write_whole(folder / FILE, json.dumps(plain.fields_of(self)))
+        write_json(folder / FILE, self)
 
     def end(self, slurm: Slurm, say: Callable[[str], None]) -> None:
         """Ends it, if it still runs, and waits until it has: two that train one run would write each other's files."""

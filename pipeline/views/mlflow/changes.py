@@ -21,6 +21,7 @@ from pipeline.record.events import (
     Ended,
     Epoch,
     Event,
+    EventBase,
     Exited,
     Explained,
     Explaining,
@@ -45,11 +46,11 @@ from pipeline.record.events import (
     Steps,
     Stopped,
     System,
-    Told,
     Unknown,
     Unreachable,
     Warned,
-)  # fmt: skip
+)
+from pipeline.record.log import to_plain
 from pipeline.views.mlflow import names
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
 from pipeline.views.mlflow.description import About, sentence
@@ -208,7 +209,7 @@ def _attached(event: Attached, seen: Replay) -> Iterator[Change]:
 def _built(event: Built, seen: Replay) -> Iterator[Change]:
     if "built" in seen.speakers:
         return
-    seen.speakers["built"], plain = event.rank, event.own()
+    seen.speakers["built"], plain = event.rank, to_plain(event)
     for name in ("parameters", "input_shape", "num_classes"):
         if plain.get(name) is not None:
             yield Tag(name, text(plain[name], TAG_CHARACTERS))
@@ -266,7 +267,7 @@ def _learnt(
     metrics: Mapping[str, float],
     val_loss: float | None,
     val_metrics: Mapping[str, float],
-    event: Told,
+    event: EventBase,
     step: int,
     seen: Replay,
 ) -> Iterator[Point]:
@@ -277,7 +278,7 @@ def _learnt(
         yield from _curve(name, value, event, step, seen)
 
 
-def _curve(name: str, value: object, event: Told, step: int, seen: Replay) -> Iterator[Point]:
+def _curve(name: str, value: object, event: EventBase, step: int, seen: Replay) -> Iterator[Point]:
     """A point of a curve that has none of that step, or of a later one."""
     for point in _point(name, value, event, step):
         if seen.told.get(point.name, -1) < step:
@@ -388,7 +389,7 @@ def _ended(event: Ended, seen: Replay) -> Iterator[Change]:
     yield End(status, ms(event))
 
 
-def _point(name: str, value: object, event: Told, step: int, seconds_before: float = 0.0) -> Iterator[Point]:
+def _point(name: str, value: object, event: EventBase, step: int, seconds_before: float = 0.0) -> Iterator[Point]:
     number, called = names.number(value), safe_name(name)
     if number is not None:
         yield Point(called, names.significant(called, number), ms(event) - round(1000 * seconds_before), step)

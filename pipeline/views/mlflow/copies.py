@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from pipeline.analyze.history import ID_LETTERS
 from pipeline.errors import UserError
 from pipeline.record import log, tracking
-from pipeline.record.events import Ended, Resumed, Run
+from pipeline.record.events import SAMPLE, Ended, Resumed, Run
 from pipeline.record.tracking import LOG, Copied, Store
-from pipeline.record.training import SAMPLE
 from pipeline.views.mlflow import page
 from pipeline.views.mlflow.change import Begin, Change, Data, End, Param, Point, Tag
 from pipeline.views.mlflow.changes import Replay, changes

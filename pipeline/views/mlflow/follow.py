@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.record import kept, plain
+from pipeline.record import codec, kept
 from pipeline.record.events import Attached, Resumed
 from pipeline.record.tracking import Store
 from pipeline.views.mlflow.copies import Copy, Deleted
@@ -53,7 +53,7 @@ def follow(commands: IO[bytes], tell: Callable[[dict[str, object]], None]) -> No
             if command is None:
                 break
             if "follow" in command:
-                follower.add(Path(command["follow"]), plain.made_of(Store, command["store"]))
+                follower.add(Path(command["follow"]), codec.from_plain(Store, command["store"]))
             # Training is over, and someone waits.
             if "hurry" in command:
                 with niceness(-NICENESS):

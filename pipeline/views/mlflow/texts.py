@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.record.told import Told
+from pipeline.record.events import EventBase
 
 # What MLflow takes.
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS, DIGEST_CHARACTERS = 6000, 5000, 250, 36
@@ -30,7 +30,7 @@ def text(value: object, most: int) -> str:
     return whole.encode(errors="replace").decode().replace("\0", "")[:most]
 
 
-def ms(event: Told) -> int:
+def ms(event: EventBase) -> int:
     """The time of `event` in milliseconds since 1970."""
     return round(1000 * event.time)
 

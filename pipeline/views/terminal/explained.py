@@ -1,6 +1,6 @@
 """Turns what the lost efficiency is made of, the `explained` of result.json, into lines for a person."""
 
-from pipeline.record.profile import Explanation, Part
+from pipeline.record.findings import Explanation, Part
 from pipeline.views.terminal.words import brackets, clean, listed, percent, span
 
 # Parts with a smaller share are not told in a sweep's table.

@@ -1,6 +1,6 @@
 """Turns what the input and the model can do alone, the `profile` of result.json, into lines for a person."""
 
-from pipeline.record.profile import Profile
+from pipeline.record.findings import Profile
 from pipeline.views.terminal.words import rate
 
 

@@ -17,6 +17,7 @@ from pipeline.record.events import (
     Ended,
     Epoch,
     Event,
+    EventBase,
     Exited,
     Explained,
     Explaining,
@@ -41,11 +42,10 @@ from pipeline.record.events import (
     Steps,
     Stopped,
     System,
-    Told,
     Unknown,
     Unreachable,
     Warned,
-)  # fmt: skip
+)
 from pipeline.views.terminal.explained import explained_lines
 from pipeline.views.terminal.profile import profile_lines
 from pipeline.views.terminal.training_state import TrainingState, View
@@ -189,10 +189,10 @@ class RunState:
                 assert_never(event)
         return []
 
-    def _is_chief(self, event: Told) -> bool:
+    def _is_chief(self, event: EventBase) -> bool:
         return event.group != "baseline" and event.rank == 0
 
-    def _group(self, event: Told) -> Group:
+    def _group(self, event: EventBase) -> Group:
         return self._groups["baseline" if event.group == "baseline" else "point"]
 
     def _stage(self, event: Started | Joined | Built | Calibrated, now: float) -> list[Line]:

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from pipeline.data.examples import rows
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
-from pipeline.record.check import Check
 from pipeline.record.commands import Command
-from pipeline.record.events import Failed, Told
+from pipeline.record.events import EventBase, Failed
+from pipeline.record.findings import Check
 from pipeline.worker import rates, variables
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import State, Survival
@@ -52,7 +52,7 @@ class JaxEngine:
         self._work = Work(self._plan, self._process, mesh, self._tell, self._asked_to_leave)
         return versions()
 
-    def obey(self, command: Command[Told]) -> None:
+    def obey(self, command: Command[EventBase]) -> None:
         """Does what a command says; one that has left does nothing more."""
         if self._work is None:
             return
@@ -85,7 +85,7 @@ class Work:
         self._survival: Survival | None = None
         self._writing: Writing | None = None
 
-    def obey(self, command: Command[Told]) -> None:
+    def obey(self, command: Command[EventBase]) -> None:
         """Does what a command says, and tells the event that answers it."""
         match command:
             case commands.Load():

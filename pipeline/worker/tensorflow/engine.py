@@ -15,9 +15,9 @@ from pipeline.config import targets
 from pipeline.plan.batches import left_out
 from pipeline.plan.plan import BUILDER, Plan, Process
 from pipeline.record import commands, events
-from pipeline.record.check import Check
 from pipeline.record.commands import Command
-from pipeline.record.events import Beat, Failed, Told, Warned
+from pipeline.record.events import Beat, EventBase, Failed, Warned
+from pipeline.record.findings import Check
 from pipeline.worker import rates, variables
 from pipeline.worker.callbacks import Callbacks
 from pipeline.worker.checkpoint import Survival
@@ -88,7 +88,7 @@ class TensorFlowEngine:
             self._server = start_server(plan, process, self._tell)
         return versions()
 
-    def obey(self, command: Command[Told]) -> None:
+    def obey(self, command: Command[EventBase]) -> None:
         """Does what a command says; one that serves others, or has left, does nothing more."""
         work = self._work
         if work is None:
@@ -139,7 +139,7 @@ class Work:
         # Makes the same model again, under another strategy.
         self._make: Callable[[tf.distribute.Strategy], keras.Model] = keras.Model
 
-    def obey(self, command: Command[Told]) -> None:
+    def obey(self, command: Command[EventBase]) -> None:
         """Does what a command says, and tells the event that answers it."""
         match command:
             case commands.Load():

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import tensorflow as tf
 
-from pipeline.record.check import Check, Difference
+from pipeline.record.findings import Check, Difference
 from pipeline.worker.checkpoint import State, grouped
 from pipeline.worker.collective import Pausable
 from pipeline.worker.input.part import Batch

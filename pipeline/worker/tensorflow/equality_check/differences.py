@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from pipeline.record.check import Difference, What
+from pipeline.record.findings import Difference, What
 from pipeline.worker.tensorflow.collective import Addend
 from pipeline.worker.tensorflow.equality_check.trial import Trial
 

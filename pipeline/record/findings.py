@@ -1,0 +1,104 @@
+"""What a run finds out beside its speed, as result.json has it: its check, its profile and its explanation."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+What = Literal["loss", "metric", "gradient", "state", "output"]
+# So many differences are named in a sentence; all are in result.json.
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that differs between all replicas and one device: relative to its size, and both values of a scalar.
+
+    A `gradient` and a `state` are named by their variable, an `output` by its layer.
+    """
+
+    what: What
+    name: str
+    relative: float | None
+    replicas: float | None = None
+    one_device: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Returns the difference in words.
+
+        >>> Difference("loss", "loss", 0.5, 74.2, 145.6).text, Difference("gradient", "out/kernel", 0.035).text
+        ('loss 74.2 in place of 145.6', 'gradient of out/kernel by 3.5% of its size')
+        """
+        kind = "" if self.what in ("loss", "metric") and self.name.endswith("loss") else f"{self.what} "
+        if self.replicas is not None and self.one_device is not None:
+            return f"{kind}{self.name} {self.replicas:.4g} in place of {self.one_device:.4g}"
+        if self.relative is None:
+            return f"{kind}of {self.name}, which is no number"
+        percent = 100 * self.relative
+        return f"{kind}of {self.name} by {percent:{'.0f' if percent >= 10 else '.2g'}}% of its size"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of comparing all replicas with one device: differences, their likely cause, advice, and its seconds.
+
+    `unsaid` is why nothing was compared, or what was left out. `noted`: a note of the model names the cause already.
+    """
+
+    outcome: Literal["equal", "different", "not made"]
+    differences: list[Difference] = field(default_factory=list)
+    cause: str = ""
+    advice: str = ""
+    unsaid: str = ""
+    seconds: float | None = None
+    noted: bool = False
+
+    @property
+    def largest(self) -> float:
+        """The largest relative difference; 0 where there is none."""
+        return max((each.relative for each in self.differences if each.relative is not None), default=0.0)
+
+    def said(self, replicas: int) -> str:
+        """Returns the differences and their cause in a sentence or two."""
+        named = ", ".join(difference.text for difference in self.differences[:NAMED])
+        more = len(self.differences) - NAMED
+        others = f", and {more} more" if more > 0 else ""
+        return f"on a small batch {replicas} replicas differ from one device in {named}{others}. {self.cause}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which of input and model sets the pace, from the rate of each alone, and how fast training could be without it.
+
+    `ceiling_examples_per_second` is None where neither clearly does.
+    """
+
+    input_examples_per_second: float
+    model_examples_per_second: float
+    bound: Literal["input", "model", "neither"]
+    ceiling_examples_per_second: float | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the lost efficiency: its share of the step time, and the ends of its interval."""
+
+    name: str
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How much of the efficiency is lost, to what, and what to change.
+
+    `bound` is the part whose loss is worth a change, `straggler` the worker that others wait for, if any.
+    """
+
+    lost: float
+    lost_low: float
+    lost_high: float
+    parts: list[Part]
+    bound: str | None = None
+    straggler: str | None = None
+    advice: str = ""
